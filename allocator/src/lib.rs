@@ -1,0 +1,1 @@
+//! What is decided: which device serves which claim. Pure.

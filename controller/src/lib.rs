@@ -1,0 +1,1 @@
+//! The allocating controller: one leader per cluster.

@@ -1,0 +1,2 @@
+//! tessera-controller
+fn main() {}

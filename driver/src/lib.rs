@@ -1,0 +1,1 @@
+//! The DRA kubelet plugin: one per node.

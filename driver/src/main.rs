@@ -1,0 +1,2 @@
+//! tessera-driver
+fn main() {}

@@ -1,0 +1,1 @@
+//! End-to-end tests: the scenario runner and the tests that take any KUBECONFIG.

@@ -1,0 +1,1 @@
+//! A fake libcuda.so.1 over the fake world.

@@ -1,0 +1,1 @@
+//! A fake libnvidia-ml.so.1 over the fake world.

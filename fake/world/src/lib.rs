@@ -1,0 +1,1 @@
+//! The fake world: GPUs, links, time, from one YAML file.

@@ -1,0 +1,1 @@
+//! What GPU hardware is there: the GpuLibrary trait, NVML, sysfs.

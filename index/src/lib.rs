@@ -1,0 +1,1 @@
+//! Kubernetes objects in, allocator snapshot out; one writer.

@@ -1,0 +1,1 @@
+//! Shared layouts of the interceptor: grant and ledger.

@@ -1,0 +1,1 @@
+//! The interceptor library that holds a container to its grants.

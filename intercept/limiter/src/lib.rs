@@ -1,0 +1,1 @@
+//! The interceptor's accounting as a pure machine.

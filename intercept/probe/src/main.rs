@@ -1,0 +1,2 @@
+//! tessera-probe
+fn main() {}

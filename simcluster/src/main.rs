@@ -1,0 +1,2 @@
+//! tessera-simcluster
+fn main() {}
