@@ -1,1 +1,51 @@
-//! Shared layouts of the interceptor: grant and ledger.
+//! The two files a container gets with every share of a GPU, byte for byte.
+//!
+//! ```text
+//!  host (tessera-driver)                       container (libtessera_intercept.so)
+//!  ---------------------                       -----------------------------------
+//!  Grant::encode ----> grant   (read-only) --> Grant::parse        what may be taken
+//!  ledger::initial --> ledger  (read-write) <- LedgerPage atomics  what is taken
+//!  LedgerReport::parse <-- pread --------------+
+//! ```
+//!
+//! * [`Grant`]: which GPU, how many bytes, which percent of its compute. One page, written by the host only, changed in
+//!   place under a sequence number ([`GrantUpdate`]).
+//! * [`LedgerPage`]: what every process of the claim has taken. Atomics only, so that no process can leave it locked.
+//!   The host reads a copy of the bytes and believes nothing in it ([`LedgerReport`]).
+//!
+//! Both carry a magic number, an ABI version and their length. A library that meets another version refuses the share and
+//! gives no memory; it never guesses. All numbers are little-endian; memory is in bytes, compute in percent of a GPU, GPU
+//! time in nanoseconds. The reasons for this layout are in `docs/adr/0010-grant-and-ledger-layout.md`.
+#![no_std]
+#![forbid(unsafe_code)]
+
+mod grant;
+pub mod ledger;
+mod text;
+mod uuid;
+
+pub use grant::{ComputePolicy, Grant, GrantError, GrantPage, GrantUpdate, grant_offset};
+pub use ledger::{LedgerError, LedgerPage, LedgerReport, ProcessReport, SlotPage};
+pub use text::{Text, TextError};
+pub use uuid::{GpuUuid, UuidError};
+
+/// The version of both layouts. A library and a driver that differ here do not work together: no memory is given.
+pub const ABI_VERSION: u32 = 1;
+
+/// Length of a grant file in bytes: one page, so that a later version can add fields without a longer mapping.
+pub const GRANT_LEN: usize = 4096;
+
+/// Length of a ledger file in bytes, and the `size=` of the tmpfs that holds it: a whole number of 4 KiB pages.
+pub const LEDGER_LEN: usize = ledger::HEADER_LEN + ledger::SLOTS * ledger::SLOT_LEN;
+
+/// The largest memory limit a grant can carry, in bytes (8 TiB less one): the ledger counts in 43 bits.
+pub const MAX_MEMORY_BYTES: u64 = ledger::Total::MAX_USED;
+
+/// Where the shares of a container are: `/dev/tessera/<id>/{grant,ledger}`.
+pub const SHARES_DIR: &str = "/dev/tessera";
+
+/// The name of the grant in a share's directory.
+pub const GRANT_FILE: &str = "grant";
+
+/// The name of the ledger in a share's directory.
+pub const LEDGER_FILE: &str = "ledger";

@@ -1,0 +1,349 @@
+//! What the processes of a claim have taken of one GPU.
+//!
+//! One page of totals, then [`SLOTS`] slots of [`SLOT_LEN`] bytes, one for each process that uses the GPU. Slots never
+//! move. Whoever holds the lock on byte [`LOCK_OFFSET`]` + index` of the file (an open file description lock, on bytes
+//! that the file need not have) owns the slot; the kernel lets go of it when the owner dies, however it dies.
+
+use core::fmt;
+use core::mem::{offset_of, size_of};
+use core::sync::atomic::{AtomicU32, AtomicU64};
+
+use crate::{ABI_VERSION, LEDGER_LEN};
+
+/// `TESLEDGR` in the first eight bytes of the file.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"TESLEDGR");
+
+/// Processes of one claim that can use its GPU at the same time.
+pub const SLOTS: usize = 512;
+
+/// Bytes of the page of totals.
+pub const HEADER_LEN: usize = 4096;
+
+/// Bytes of a slot: two cache lines, so that neighbours do not disturb each other.
+pub const SLOT_LEN: usize = 128;
+
+/// The byte whose lock owns slot 0. Far behind the end of the file: locks need no bytes under them.
+pub const LOCK_OFFSET: u64 = 1 << 32;
+
+/// Nobody's slot.
+pub const SLOT_FREE: u32 = 0;
+/// A process's slot, if its lock is held; otherwise what a dead process left.
+pub const SLOT_LIVE: u32 = 1;
+
+/// A ledger as it is mapped by the processes of a claim.
+#[repr(C)]
+#[derive(Debug)]
+pub struct LedgerPage {
+    /// [`MAGIC`].
+    pub magic: AtomicU64,
+    /// [`ABI_VERSION`].
+    pub abi_version: AtomicU32,
+    /// [`LEDGER_LEN`].
+    pub length: AtomicU32,
+    /// [`SLOTS`].
+    pub slots: AtomicU32,
+    /// [`SLOT_LEN`].
+    pub slot_length: AtomicU32,
+    reserved0: [u64; 5],
+    /// Bytes taken by all processes, and the change that made it so: a [`Total`].
+    pub total: AtomicU64,
+    /// The most bytes that were taken at one time.
+    pub peak_bytes: AtomicU64,
+    /// Requests for memory refused by the limit.
+    pub refused: AtomicU64,
+    /// Kernel launches of processes that are gone.
+    pub past_launches: AtomicU64,
+    /// GPU time in nanoseconds of processes that are gone.
+    pub past_gpu_ns: AtomicU64,
+    reserved1: [u64; (HEADER_LEN - 104) / 8],
+    /// One for each process.
+    pub slot: [SlotPage; SLOTS],
+}
+
+/// A process's part of the ledger.
+///
+/// A change of `used_bytes` is numbered: `next_used_bytes` and `begun` say what is about to happen, `total` takes it
+/// together with slot and number, `settled` closes it. Whoever finds the slot of a dead process can tell from these how
+/// far it came, and finishes or drops the change.
+#[repr(C)]
+#[derive(Debug)]
+pub struct SlotPage {
+    /// [`SLOT_FREE`] or [`SLOT_LIVE`]; for readers, the lock is what counts.
+    pub state: AtomicU32,
+    /// The process, as it sees itself in its own PID namespace.
+    pub pid: AtomicU32,
+    /// Start of the process in clock ticks since boot (field 22 of `/proc/<pid>/stat`).
+    pub start_ticks: AtomicU64,
+    /// Inode of the PID namespace.
+    pub pid_namespace: AtomicU64,
+    /// Bytes taken, as of change `settled`.
+    pub used_bytes: AtomicU64,
+    /// Bytes taken once change `begun` is done.
+    pub next_used_bytes: AtomicU64,
+    /// Number of the last change that was begun.
+    pub begun: AtomicU64,
+    /// Number of the last change known to be in the total.
+    pub applied: AtomicU64,
+    /// Number of the last change that is in `used_bytes`.
+    pub settled: AtomicU64,
+    /// Kernel launches.
+    pub launches: AtomicU64,
+    /// GPU time in nanoseconds.
+    pub gpu_ns: AtomicU64,
+    reserved: [u64; 6],
+}
+
+const _: () = {
+    assert!(LEDGER_LEN % 4096 == 0);
+    assert!(SLOTS >= 256 && SLOTS <= 1 << Total::SLOT_BITS);
+    assert!(Total::USED_BITS + Total::SLOT_BITS + Total::CHANGE_BITS == 64);
+    assert!(size_of::<LedgerPage>() == LEDGER_LEN);
+    assert!(offset_of!(LedgerPage, magic) == 0);
+    assert!(offset_of!(LedgerPage, abi_version) == 8);
+    assert!(offset_of!(LedgerPage, length) == 12);
+    assert!(offset_of!(LedgerPage, slots) == 16);
+    assert!(offset_of!(LedgerPage, slot_length) == 20);
+    assert!(offset_of!(LedgerPage, total) == 64);
+    assert!(offset_of!(LedgerPage, peak_bytes) == 72);
+    assert!(offset_of!(LedgerPage, refused) == 80);
+    assert!(offset_of!(LedgerPage, past_launches) == 88);
+    assert!(offset_of!(LedgerPage, past_gpu_ns) == 96);
+    assert!(offset_of!(LedgerPage, slot) == HEADER_LEN);
+    assert!(size_of::<SlotPage>() == SLOT_LEN);
+    assert!(offset_of!(SlotPage, state) == 0);
+    assert!(offset_of!(SlotPage, pid) == 4);
+    assert!(offset_of!(SlotPage, start_ticks) == 8);
+    assert!(offset_of!(SlotPage, pid_namespace) == 16);
+    assert!(offset_of!(SlotPage, used_bytes) == 24);
+    assert!(offset_of!(SlotPage, next_used_bytes) == 32);
+    assert!(offset_of!(SlotPage, begun) == 40);
+    assert!(offset_of!(SlotPage, applied) == 48);
+    assert!(offset_of!(SlotPage, settled) == 56);
+    assert!(offset_of!(SlotPage, launches) == 64);
+    assert!(offset_of!(SlotPage, gpu_ns) == 72);
+};
+
+/// The word that everything turns on: bytes taken, and the last change's slot and number.
+///
+/// Both are in one word so that a change and the knowledge of who made it are one step: a process killed right after it
+/// leaves no doubt whether it happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Total {
+    /// Bytes taken by all processes.
+    pub used_bytes: u64,
+    /// Slot of the process that made the last change.
+    pub slot: usize,
+    /// The low bits of that change's number.
+    pub change: u64,
+}
+
+impl Total {
+    const USED_BITS: u32 = 43;
+    const SLOT_BITS: u32 = 9;
+    const CHANGE_BITS: u32 = 12;
+
+    /// The most bytes that can be counted.
+    pub const MAX_USED: u64 = (1 << Self::USED_BITS) - 1;
+    /// The bits of a change's number that are kept.
+    pub const CHANGE_MASK: u64 = (1 << Self::CHANGE_BITS) - 1;
+
+    /// Takes the word apart.
+    #[must_use]
+    pub const fn unpack(word: u64) -> Self {
+        let slot = word >> Self::CHANGE_BITS & ((1 << Self::SLOT_BITS) - 1);
+        Self {
+            used_bytes: word >> (Self::SLOT_BITS + Self::CHANGE_BITS),
+            slot: slot as usize,
+            change: word & Self::CHANGE_MASK,
+        }
+    }
+
+    /// Makes the word; bytes above [`Total::MAX_USED`] count as that.
+    #[must_use]
+    pub const fn pack(self) -> u64 {
+        let used = if self.used_bytes > Self::MAX_USED { Self::MAX_USED } else { self.used_bytes };
+        let slot = self.slot as u64 & ((1 << Self::SLOT_BITS) - 1);
+        used << (Self::SLOT_BITS + Self::CHANGE_BITS)
+            | slot << Self::CHANGE_BITS
+            | self.change & Self::CHANGE_MASK
+    }
+}
+
+/// The first bytes of an empty ledger. The rest of the file is zero: write these, and set the length to [`LEDGER_LEN`].
+#[must_use]
+pub fn initial() -> [u8; 24] {
+    let mut bytes = [0; 24];
+    bytes[..8].copy_from_slice(&MAGIC.to_le_bytes());
+    bytes[8..12].copy_from_slice(&ABI_VERSION.to_le_bytes());
+    bytes[12..16].copy_from_slice(&(LEDGER_LEN as u32).to_le_bytes());
+    bytes[16..20].copy_from_slice(&(SLOTS as u32).to_le_bytes());
+    bytes[20..].copy_from_slice(&(SLOT_LEN as u32).to_le_bytes());
+    bytes
+}
+
+/// Why the bytes of a ledger say nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LedgerError {
+    /// Not [`LEDGER_LEN`] bytes, or says that it is not: truncated by the tenant, or another layout.
+    Length {
+        /// Bytes found.
+        found: usize,
+    },
+    /// It does not begin with the magic number: overwritten by the tenant.
+    Magic,
+    /// Another version of Tessera wrote it.
+    AbiVersion {
+        /// The version found.
+        found: u32,
+    },
+    /// Another number or length of slots.
+    Slots {
+        /// Slots found.
+        slots: u32,
+        /// Their length found.
+        slot_length: u32,
+    },
+}
+
+impl fmt::Display for LedgerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Length { found } => write!(f, "ledger has {found} bytes, not {LEDGER_LEN}"),
+            Self::Magic => f.write_str("not a ledger: it does not begin with TESLEDGR"),
+            Self::AbiVersion { found } => {
+                write!(
+                    f,
+                    "ledger has ABI version {found}, this program speaks {ABI_VERSION}: use driver and library of one release"
+                )
+            }
+            Self::Slots { slots, slot_length } => {
+                write!(f, "ledger has {slots} slots of {slot_length} bytes, not {SLOTS} of {SLOT_LEN}")
+            }
+        }
+    }
+}
+
+impl core::error::Error for LedgerError {}
+
+/// What a copy of a ledger's bytes says. The tenant can write every byte of it: these are its claims, to be checked
+/// against NVML, and nothing may depend on them being sane.
+#[derive(Debug, Clone, Copy)]
+pub struct LedgerReport<'a> {
+    bytes: &'a [u8],
+}
+
+/// What a ledger says of one process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProcessReport {
+    /// Index of the slot.
+    pub slot: usize,
+    /// The process in its own PID namespace.
+    pub pid: u32,
+    /// Its start in clock ticks since boot.
+    pub start_ticks: u64,
+    /// Inode of its PID namespace.
+    pub pid_namespace: u64,
+    /// Bytes taken.
+    pub used_bytes: u64,
+    /// Kernel launches.
+    pub launches: u64,
+    /// GPU time in nanoseconds.
+    pub gpu_ns: u64,
+}
+
+impl<'a> LedgerReport<'a> {
+    /// Reads a copy of the file: `pread` of [`LEDGER_LEN`] bytes, never a mapping (the tenant can truncate the file).
+    ///
+    /// # Errors
+    /// Names the first thing that is wrong.
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, LedgerError> {
+        if bytes.len() != LEDGER_LEN {
+            return Err(LedgerError::Length { found: bytes.len() });
+        }
+        let report = Self { bytes };
+        if report.word(offset_of!(LedgerPage, magic)) != MAGIC {
+            return Err(LedgerError::Magic);
+        }
+        let found = report.half(offset_of!(LedgerPage, abi_version));
+        if found != ABI_VERSION {
+            return Err(LedgerError::AbiVersion { found });
+        }
+        let length = report.half(offset_of!(LedgerPage, length)) as usize;
+        if length != LEDGER_LEN {
+            return Err(LedgerError::Length { found: length });
+        }
+        let (slots, slot_length) =
+            (report.half(offset_of!(LedgerPage, slots)), report.half(offset_of!(LedgerPage, slot_length)));
+        if (slots as usize, slot_length as usize) != (SLOTS, SLOT_LEN) {
+            return Err(LedgerError::Slots { slots, slot_length });
+        }
+        Ok(report)
+    }
+
+    /// Bytes taken by all processes, dead ones included until somebody needs what they held.
+    #[must_use]
+    pub fn used_bytes(&self) -> u64 {
+        Total::unpack(self.word(offset_of!(LedgerPage, total))).used_bytes
+    }
+
+    /// The most bytes that were taken at one time.
+    #[must_use]
+    pub fn peak_bytes(&self) -> u64 {
+        self.word(offset_of!(LedgerPage, peak_bytes))
+    }
+
+    /// Requests for memory refused by the limit.
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        self.word(offset_of!(LedgerPage, refused))
+    }
+
+    /// Kernel launches of all processes, also of those that are gone.
+    #[must_use]
+    pub fn launches(&self) -> u64 {
+        self.processes().fold(self.word(offset_of!(LedgerPage, past_launches)), |sum, process| {
+            sum.saturating_add(process.launches)
+        })
+    }
+
+    /// GPU time in nanoseconds of all processes, also of those that are gone.
+    #[must_use]
+    pub fn gpu_ns(&self) -> u64 {
+        self.processes().fold(self.word(offset_of!(LedgerPage, past_gpu_ns)), |sum, process| {
+            sum.saturating_add(process.gpu_ns)
+        })
+    }
+
+    /// The processes with a slot, dead ones included until their slot is used again.
+    pub fn processes(&self) -> impl Iterator<Item = ProcessReport> + use<'a> {
+        let report = *self;
+        (0..SLOTS).filter_map(move |slot| {
+            let at = HEADER_LEN + slot * SLOT_LEN;
+            (report.half(at + offset_of!(SlotPage, state)) == SLOT_LIVE).then(|| ProcessReport {
+                slot,
+                pid: report.half(at + offset_of!(SlotPage, pid)),
+                start_ticks: report.word(at + offset_of!(SlotPage, start_ticks)),
+                pid_namespace: report.word(at + offset_of!(SlotPage, pid_namespace)),
+                used_bytes: report.word(at + offset_of!(SlotPage, used_bytes)),
+                launches: report.word(at + offset_of!(SlotPage, launches)),
+                gpu_ns: report.word(at + offset_of!(SlotPage, gpu_ns)),
+            })
+        })
+    }
+
+    fn word(&self, at: usize) -> u64 {
+        let mut word = [0; 8];
+        word.copy_from_slice(&self.bytes[at..at + 8]);
+        u64::from_le_bytes(word)
+    }
+
+    fn half(&self, at: usize) -> u32 {
+        let mut half = [0; 4];
+        half.copy_from_slice(&self.bytes[at..at + 4]);
+        u32::from_le_bytes(half)
+    }
+}
+
+#[cfg(test)]
+mod tests;
