@@ -1,0 +1,74 @@
+# shellcheck shell=bash
+#
+# The control plane: etcd, kube-apiserver, kube-controller-manager, kube-scheduler on one machine.
+
+control_plane_start() {
+  local directory=$rundir/$control_plane component
+  machine_start "$control_plane"
+  machine_connect "$control_plane"
+  # The service address lies on this machine and the API server listens on 443, so pods reach it without kube-proxy.
+  machine_exec "$control_plane" ip address add "$service_address/32" dev lo
+  routes_add machine_exec "$control_plane"
+  for component in controller-manager scheduler; do pki_kubeconfig "$component" "$directory/$component.kubeconfig"; done
+  pki_kubeconfig admin "$kubeconfig"
+  etcd_script "$directory"
+  apiserver_script "$directory"
+  controller_manager_script "$directory"
+  scheduler_script "$directory"
+
+  component_start "$control_plane" etcd
+  component_start "$control_plane" kube-apiserver
+  wait_for "the API server" 60 kubectl_admin get --raw /readyz
+  component_start "$control_plane" kube-controller-manager
+  component_start "$control_plane" kube-scheduler
+  wait_for "the default service account" 60 kubectl_admin get serviceaccount default
+}
+
+kubectl_admin() { "$bin/kubectl" --kubeconfig "$kubeconfig" "$@"; }
+
+etcd_script() { # directory
+  # Nothing here survives the run: fsync would only cost time.
+  cat >"$1/etcd.sh" <<END
+exec "$bin/etcd" --data-dir "$1/etcd" --unsafe-no-fsync --log-level warn \\
+  --listen-client-urls http://127.0.0.1:2379 --advertise-client-urls http://127.0.0.1:2379 \\
+  --listen-peer-urls http://127.0.0.1:2380
+END
+}
+
+apiserver_script() { # directory
+  # InternalIP first: otherwise logs and exec look the node's name up in a DNS that does not know it.
+  cat >"$1/kube-apiserver.sh" <<END
+exec "$bin/kube-apiserver" --etcd-servers http://127.0.0.1:2379 \\
+  --bind-address 0.0.0.0 --secure-port 443 --advertise-address ${address[$control_plane]} \\
+  --service-cluster-ip-range $service_subnet \\
+  --service-account-issuer https://kubernetes.default.svc \\
+  --service-account-key-file "$pki/service-account.pub" \\
+  --service-account-signing-key-file "$pki/service-account.key" \\
+  --client-ca-file "$pki/ca.crt" --tls-cert-file "$pki/apiserver.crt" --tls-private-key-file "$pki/apiserver.key" \\
+  --authorization-mode Node,RBAC --enable-admission-plugins NodeRestriction --allow-privileged=true \\
+  --kubelet-client-certificate "$pki/apiserver-kubelet.crt" --kubelet-client-key "$pki/apiserver-kubelet.key" \\
+  --kubelet-certificate-authority "$pki/ca.crt" --kubelet-preferred-address-types InternalIP \\
+  --max-requests-inflight 3000 --max-mutating-requests-inflight 1500
+END
+}
+
+controller_manager_script() { # directory
+  cat >"$1/kube-controller-manager.sh" <<END
+exec "$bin/kube-controller-manager" --kubeconfig "$1/controller-manager.kubeconfig" --leader-elect=false \\
+  --service-account-private-key-file "$pki/service-account.key" --root-ca-file "$pki/ca.crt" \\
+  --use-service-account-credentials --bind-address 127.0.0.1 --cert-dir "$1/kube-controller-manager" \\
+  --kube-api-qps $kube_api_qps --kube-api-burst $kube_api_qps
+END
+}
+
+scheduler_script() { # directory
+  cat >"$1/scheduler.yaml" <<END
+apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+clientConnection: {kubeconfig: "$1/scheduler.kubeconfig", qps: $kube_api_qps, burst: $kube_api_qps}
+leaderElection: {leaderElect: false}
+END
+  cat >"$1/kube-scheduler.sh" <<END
+exec "$bin/kube-scheduler" --config "$1/scheduler.yaml" --bind-address 127.0.0.1 --cert-dir "$1/kube-scheduler"
+END
+}

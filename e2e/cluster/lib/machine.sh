@@ -1,0 +1,101 @@
+# shellcheck shell=bash
+#
+# Machines: the control plane and each node run in namespaces of their own (see machine-init.sh), joined by a bridge.
+# A machine is one process on the host, recorded in $rundir/machines/NAME as "PID START_TIME PID_NAMESPACE".
+
+machine_record() { echo "$rundir/machines/$1"; }
+
+# Whether the process of the record is still the one that was recorded.
+machine_alive() { # name
+  local pid start stat
+  [ -f "$(machine_record "$1")" ] || return 1
+  read -r pid start _ <"$(machine_record "$1")"
+  read -r -a stat 2>/dev/null <"/proc/$pid/stat" || return 1
+  [ "${stat[21]}" = "$start" ]
+}
+
+machine_start() { # name
+  local name=$1
+  mkdir -p "$rundir/machines" "$rundir/$name/pids" "$logs"
+  setsid unshare --mount --propagation private --net --pid --ipc --uts --fork --kill-child \
+    "$cluster_dir/lib/machine-init.sh" "$name" "$rundir/$name" "$(machine_record "$name")" \
+    </dev/null >"$logs/$name-init.log" 2>&1 &
+  wait_for "machine $name" 10 machine_alive "$name"
+}
+
+# Runs a command inside a machine.
+machine_exec() { # name command...
+  local name=$1 pid
+  shift
+  machine_alive "$name" || fail "machine $name is not running"
+  read -r pid _ <"$(machine_record "$name")"
+  nsenter --target "$pid" --mount --net --pid --ipc --uts -- "$@"
+}
+
+# Joins a machine to the bridge. The link's host end is named after the mark so that a leak can be recognised; both
+# ends go with the machine's network namespace.
+machine_connect() { # name
+  local name=$1 pid link=$mark-$1
+  read -r pid _ <"$(machine_record "$name")"
+  link=${link:0:15}
+  ip link add "$link" type veth peer name eth0 netns "$pid"
+  ip link set "$link" master "$bridge" up
+  machine_exec "$name" ip address add "${address[$name]}/24" dev eth0
+  machine_exec "$name" ip link set eth0 up
+}
+
+bridge_start() {
+  if ip link show "$bridge" >/dev/null 2>&1; then
+    fail "the link $bridge exists already: another e2e cluster? Run down.sh with its TESSERA_E2E_RUNDIR first"
+  fi
+  touch "$rundir/bridge"
+  ip link add "$bridge" type bridge
+  ip address add "${address[host]}/24" dev "$bridge"
+  ip link set "$bridge" up
+}
+
+# Every machine, and the host, reaches the service address at the control plane and the pods of a node at that node:
+# the cluster needs no kube-proxy, and no packet leaves the bridge.
+routes_add() { # command prefix, for example: machine_exec node-a
+  local node
+  "$@" ip route replace "$service_address/32" via "${address[$control_plane]}"
+  for node in "${node_names[@]}"; do
+    if [ "${2:-}" = "$node" ]; then continue; fi
+    "$@" ip route replace "${pod_subnet[$node]}" via "${address[$node]}"
+  done
+}
+
+# A component is a process inside a machine, started by the script $rundir/MACHINE/COMPONENT.sh, which execs it. It is
+# adopted by the machine's PID 1; its number inside the machine is kept in $rundir/MACHINE/pids/COMPONENT.
+component_start() { # machine component
+  local machine=$1 component=$2
+  # shellcheck disable=SC2016  # expanded by the inner shell
+  machine_exec "$machine" bash -c 'setsid bash -c "echo \$\$ >\"$1\"; exec bash \"$2\"" _ "$1" "$2" </dev/null >>"$3" 2>&1 &' \
+    _ "$rundir/$machine/pids/$component" "$rundir/$machine/$component.sh" "$logs/$machine-$component.log"
+}
+
+component_alive() { # machine component
+  local pid
+  pid=$(cat "$rundir/$1/pids/$2" 2>/dev/null) || return 1
+  machine_exec "$1" test -d "/proc/$pid"
+}
+
+component_gone() { ! component_alive "$@"; }
+
+component_stop() { # machine component signal
+  local pid
+  component_alive "$1" "$2" || return 0
+  pid=$(cat "$rundir/$1/pids/$2")
+  machine_exec "$1" kill "-$3" "$pid"
+  wait_for "$2 of $1 to end" 30 component_gone "$1" "$2"
+}
+
+# Polls: the processes waited for here offer no other way.
+wait_for() { # what seconds command...
+  local what=$1 deadline=$((SECONDS + $2))
+  shift 2
+  until "$@" >/dev/null 2>&1; do
+    if [ "$SECONDS" -ge "$deadline" ]; then fail "gave up waiting for $what (logs in $logs)"; fi
+    sleep 0.1
+  done
+}

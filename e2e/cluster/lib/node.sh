@@ -1,0 +1,106 @@
+# shellcheck shell=bash
+#
+# A node: containerd and kubelet on one machine, with the files of a fake NVIDIA driver where a real one would have its.
+
+node_start() { # node
+  local node=$1 directory=$rundir/$1
+  cgroup_create "$node"
+  machine_start "$node"
+  machine_connect "$node"
+  routes_add machine_exec "$node"
+  pki_kubeconfig "$node" "$directory/kubelet.kubeconfig"
+  containerd_config "$node" "$directory"
+  kubelet_config "$node" "$directory"
+
+  component_start "$node" containerd
+  wait_for "containerd of $node" 30 machine_exec "$node" "$bin/ctr" version
+  node_import "$node" pause
+  component_start "$node" kubelet
+}
+
+containerd_config() { # node directory
+  local directory=$2
+  mkdir -p "$directory/cni"
+  # restrict_oom_score_adj: without CAP_SYS_RESOURCE (containers, some virtual machines) runc cannot lower the value.
+  # The opt plugin would make /opt/containerd, which is the host's here.
+  cat >"$directory/containerd.toml" <<END
+version = 3
+[plugins.'io.containerd.internal.v1.opt']
+path = '/var/lib/containerd-opt'
+[plugins.'io.containerd.cri.v1.images'.pinned_images]
+sandbox = 'docker.io/tessera/pause:e2e'
+[plugins.'io.containerd.cri.v1.runtime']
+enable_cdi = true
+cdi_spec_dirs = ['/var/run/cdi']
+restrict_oom_score_adj = true
+[plugins.'io.containerd.cri.v1.runtime'.cni]
+bin_dirs = ['$bin']
+conf_dir = '$directory/cni'
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
+runtime_type = 'io.containerd.runc.v2'
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
+SystemdCgroup = false
+BinaryName = '$bin/runc'
+END
+  cat >"$directory/cni/10-ptp.conflist" <<END
+{"cniVersion": "1.0.0", "name": "e2e", "plugins": [{"type": "ptp",
+  "ipam": {"type": "host-local", "dataDir": "/run/cni", "ranges": [[{"subnet": "${pod_subnet[$1]}"}]],
+           "routes": [{"dst": "0.0.0.0/0"}]}}]}
+END
+  cat >"$directory/containerd.sh" <<END
+export PATH="$bin:\$PATH"
+exec "$bin/containerd" --config "$directory/containerd.toml" --log-level info
+END
+}
+
+kubelet_config() { # node directory
+  local node=$1 directory=$2
+  # There is no DNS in the cluster; an empty file keeps the host's out of the pods.
+  : >"$directory/resolv.conf"
+  # Thresholds: the host's own disk and memory are no concern of the tests. failCgroupV1: the host may still be v1.
+  cat >"$directory/kubelet.yaml" <<END
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+authentication: {anonymous: {enabled: false}, webhook: {enabled: true}, x509: {clientCAFile: "$pki/ca.crt"}}
+authorization: {mode: Webhook}
+tlsCertFile: "$pki/$node.crt"
+tlsPrivateKeyFile: "$pki/$node.key"
+containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
+resolvConf: "$directory/resolv.conf"
+cgroupDriver: cgroupfs
+cgroupRoot: /$(cgroup_name "$node")
+enforceNodeAllocatable: []
+failSwapOn: false
+failCgroupV1: false
+imageGCHighThresholdPercent: 100
+imageGCLowThresholdPercent: 99
+evictionHard: {memory.available: 10Mi, nodefs.available: 1%, imagefs.available: 1%}
+kubeAPIQPS: 200
+kubeAPIBurst: 400
+syncFrequency: 5s
+END
+  cat >"$directory/kubelet.sh" <<END
+export PATH="$bin:\$PATH"
+exec "$bin/kubelet" --config "$directory/kubelet.yaml" --kubeconfig "$directory/kubelet.kubeconfig" \\
+  --hostname-override $node --node-ip ${address[$node]} --node-labels e2e.tessera.dev/world=${world[$node]}
+END
+}
+
+node_ready() { # node
+  [ "$(kubectl_admin get node "$1" -o 'jsonpath={.status.conditions[?(@.type=="Ready")].status}')" = True ]
+}
+
+# Loads an image archive ($rundir/images/NAME.tar, made by images.sh) into a node's containerd.
+node_import() { # node image
+  machine_exec "$1" "$bin/ctr" --namespace k8s.io images import --local "$rundir/images/$2.tar" >/dev/null
+}
+
+# Restarting a component as systemd would: SIGTERM, then the same command again.
+node_restart() { # node component
+  component_stop "$1" "$2" TERM
+  component_start "$1" "$2"
+  case $2 in
+    containerd) wait_for "containerd of $1" 30 machine_exec "$1" "$bin/ctr" version ;;
+    kubelet) wait_for "kubelet of $1" 60 machine_exec "$1" "$bin/kubectl" get --raw /healthz --server http://127.0.0.1:10248 ;;
+  esac
+}

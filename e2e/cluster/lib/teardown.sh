@@ -1,0 +1,55 @@
+# shellcheck shell=bash
+#
+# Ends the cluster by what was recorded, then looks for anything that is left, independently of the records.
+
+cluster_stop() {
+  local record node
+  for record in "$rundir"/machines/*; do
+    if [ -f "$record" ]; then machine_stop "$(basename "$record")"; fi
+  done
+  for node in "${node_names[@]}"; do cgroup_remove "$node"; done
+  if [ -f "$rundir/bridge" ]; then
+    if ip link show "$bridge" >/dev/null 2>&1; then ip link delete "$bridge"; fi
+    rm "$rundir/bridge"
+  fi
+  host_settings_restore
+}
+
+# Ends PID 1 of a machine; the kernel then ends every other process of its PID namespace, and with the last process go
+# the mounts and the network.
+machine_stop() { # name
+  local name=${1%.part} pid namespace
+  read -r pid _ namespace <"$(machine_record "$1")"
+  if machine_alive "$1"; then
+    kill -KILL "$pid"
+    wait_for "the processes of $name to end" 60 namespace_is_empty "$namespace"
+  fi
+}
+
+namespace_is_empty() { [ -z "$(processes_of_namespace "$1")" ]; }
+
+# Host process numbers of every process in a PID namespace (as readlink names it: pid:[4026532207]).
+processes_of_namespace() {
+  local link
+  for link in /proc/[0-9]*/ns/pid; do
+    if [ "$(readlink "$link" 2>/dev/null)" = "$1" ]; then basename "${link%/ns/pid}"; fi
+  done
+}
+
+# Prints one line for each thing that the cluster left on the host; nothing when all is gone.
+cluster_leftovers() {
+  local record namespace pid
+  for record in "$rundir"/machines/*; do
+    [ -f "$record" ] || continue
+    read -r _ _ namespace <"$record"
+    for pid in $(processes_of_namespace "$namespace"); do
+      echo "process $pid of $(basename "$record"): $(tr '\0' ' ' <"/proc/$pid/cmdline")"
+    done
+  done
+  for pid in $(pgrep --full -- "^(unshare|nsenter) .*$rundir/" || true); do echo "process $pid holds a namespace"; done
+  awk -v directory="$rundir/" 'index($2, directory) == 1 { print "mount " $2 }' /proc/mounts
+  ip -o link show | awk -F': ' -v mark="$mark" '$2 == mark "0" || index($2, mark "-") == 1 { print "network link " $2 }'
+  ip netns list 2>/dev/null | awk -v mark="$mark" 'index($1, mark) == 1 { print "network namespace " $1 }'
+  cgroup_leftovers | sed 's/^/cgroup /'
+  host_settings_leftovers | sed 's/^/kernel setting /'
+}

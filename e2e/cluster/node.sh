@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# Does something to a machine of the running e2e cluster (node-a, node-b, control-plane), for tests and for a look.
+#
+#   node.sh exec MACHINE COMMAND...      run a command inside
+#   node.sh root MACHINE                 print a path on the host that is the machine's file system
+#   node.sh restart NODE COMPONENT       kubelet or containerd: SIGTERM, start again, wait until it answers
+#   node.sh stop NODE COMPONENT          SIGTERM, wait until it is gone
+#   node.sh kill NODE COMPONENT          the same with SIGKILL
+#   node.sh start NODE COMPONENT         start again
+#   node.sh restart-kubelet NODE, node.sh restart-containerd NODE   short for restart
+#   node.sh import NODE IMAGE            load $TESSERA_E2E_RUNDIR/images/IMAGE.tar
+#   node.sh residue NODE                 print what Tessera and the pods left: CDI files, grants, journal entries, mounts
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=lib/cluster.sh
+source "$here/lib/cluster.sh"
+
+usage() {
+  sed -n '2,/^set /s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2
+  exit 2
+}
+
+# One line for each thing that belongs to a claim. The driver's base CDI spec and its library are not residue: they are
+# there as long as the driver is.
+residue() { # node
+  # shellcheck disable=SC2016  # expanded by the inner shell
+  machine_exec "$1" bash -c '
+    find /var/run/cdi -name "k8s.gpu.tessera.dev-claim_*" -printf "CDI file %p\n" 2>/dev/null
+    find /run/tessera/grants /run/tessera/ledgers -mindepth 1 -printf "state %p\n" 2>/dev/null
+    awk "index(\$2, \"/run/tessera/ledgers/\") == 1 { print \"mount \" \$2 }" /proc/mounts
+    if [ -f /run/tessera/journal.json ]; then
+      jq -r ".claims // {} | keys[] | \"journal entry \" + ." /run/tessera/journal.json
+    fi'
+}
+
+main() {
+  bin=${bin:-$(cat "$rundir/bin" 2>/dev/null)} || fail "no cluster in $rundir: run $here/up.sh"
+  local action=${1:-} machine=${2:-}
+  if [ -z "$machine" ]; then usage; fi
+  shift 2
+  case $action in
+    exec) machine_exec "$machine" "$@" ;;
+    root)
+      read -r pid _ <"$(machine_record "$machine")"
+      echo "/proc/$pid/root"
+      ;;
+    restart) node_restart "$machine" "$1" ;;
+    restart-*) node_restart "$machine" "${action#restart-}" ;;
+    stop) component_stop "$machine" "$1" TERM ;;
+    kill) component_stop "$machine" "$1" KILL ;;
+    start) component_start "$machine" "$1" ;;
+    import) node_import "$machine" "$1" ;;
+    residue) residue "$machine" ;;
+    *) usage ;;
+  esac
+}
+
+main "$@"
