@@ -1,0 +1,167 @@
+//! A GPU product: everything that is the same for all boards of one model.
+
+use serde::{Deserialize, Serialize};
+
+use crate::pci::PciDeviceId;
+
+/// NVIDIA's architecture names, as `nvmlDeviceGetArchitecture` counts them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum Architecture {
+    Kepler,
+    Maxwell,
+    Pascal,
+    Volta,
+    Turing,
+    Ampere,
+    Ada,
+    Hopper,
+    Blackwell,
+}
+
+impl Architecture {
+    /// The value of `nvmlDeviceArchitecture_t`.
+    pub fn nvml_value(self) -> u32 {
+        match self {
+            Self::Kepler => 2,
+            Self::Maxwell => 3,
+            Self::Pascal => 4,
+            Self::Volta => 5,
+            Self::Turing => 6,
+            Self::Ampere => 7,
+            Self::Ada => 8,
+            Self::Hopper => 9,
+            Self::Blackwell => 10,
+        }
+    }
+}
+
+/// Brand names, as `nvmlDeviceGetBrand` knows them (the ones that data centres meet).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum Brand {
+    Quadro,
+    Tesla,
+    GeForce,
+    NvidiaRtx,
+    #[default]
+    Nvidia,
+}
+
+impl Brand {
+    /// The value of `nvmlBrandType_t`.
+    pub fn nvml_value(self) -> u32 {
+        match self {
+            Self::Quadro => 1,
+            Self::Tesla => 2,
+            Self::GeForce => 5,
+            Self::NvidiaRtx => 12,
+            Self::Nvidia => 14,
+        }
+    }
+}
+
+/// A CUDA compute capability, written `major.minor`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct ComputeCapability {
+    /// The number before the dot.
+    pub major: u32,
+    /// The number after the dot.
+    pub minor: u32,
+}
+
+impl TryFrom<String> for ComputeCapability {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        let refused = || format!("compute capability `{text}` is not `major.minor`, for example \"9.0\"");
+        let (major, minor) = text.split_once('.').ok_or_else(refused)?;
+        Ok(Self {
+            major: major.parse().map_err(|_| refused())?,
+            minor: minor.parse().map_err(|_| refused())?,
+        })
+    }
+}
+
+impl From<ComputeCapability> for String {
+    fn from(value: ComputeCapability) -> Self {
+        format!("{}.{}", value.major, value.minor)
+    }
+}
+
+/// One GPU product.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct Model {
+    /// Product name as NVML and CUDA report it, for example `NVIDIA H100 80GB HBM3`.
+    pub name: String,
+    /// Chip generation.
+    pub architecture: Architecture,
+    /// Brand.
+    #[serde(default)]
+    pub brand: Brand,
+    /// CUDA compute capability.
+    pub compute_capability: ComputeCapability,
+    /// PCI vendor and device ids of the chip, `10de:2330`.
+    pub pci_id: PciDeviceId,
+    /// Total memory in MiB, as `nvidia-smi` shows it.
+    #[serde(rename = "memoryMiB")]
+    pub memory_mib: u64,
+    /// MiB of it that driver and firmware keep for themselves: nobody can allocate them.
+    #[serde(default, rename = "reservedMiB")]
+    pub reserved_mib: u64,
+    /// MiB that one CUDA context takes on the GPU.
+    #[serde(rename = "contextMiB")]
+    pub context_mib: u64,
+    /// Streaming multiprocessors.
+    pub multiprocessors: u32,
+    /// Threads that one multiprocessor holds at a time.
+    pub threads_per_multiprocessor: u32,
+    /// Highest SM clock in MHz.
+    #[serde(rename = "smClockMHz")]
+    pub sm_clock_mhz: u32,
+    /// Memory clock in MHz.
+    #[serde(rename = "memoryClockMHz")]
+    pub memory_clock_mhz: u32,
+    /// Width of the memory bus in bits.
+    pub memory_bus_bits: u32,
+    /// Board power limit in watts.
+    pub power_watts: u32,
+    /// Has ECC memory, switched on.
+    #[serde(default)]
+    pub ecc: bool,
+    /// How many MIG devices it can be cut into; 0 = it cannot do MIG.
+    #[serde(default)]
+    pub max_mig_devices: u32,
+    /// NVLink generation (1 to 5); absent = it has no NVLink.
+    #[serde(default)]
+    pub nvlink_version: Option<u32>,
+    /// How many NVLinks the chip has.
+    #[serde(default)]
+    pub nvlinks: u32,
+}
+
+const MIB: u64 = 1024 * 1024;
+
+impl Model {
+    /// Total memory in bytes.
+    pub fn memory_bytes(&self) -> u64 {
+        self.memory_mib * MIB
+    }
+
+    /// Bytes that driver and firmware keep.
+    pub fn reserved_bytes(&self) -> u64 {
+        self.reserved_mib * MIB
+    }
+
+    /// Bytes that processes can have between them.
+    pub fn usable_bytes(&self) -> u64 {
+        self.memory_bytes() - self.reserved_bytes()
+    }
+
+    /// Bytes that one CUDA context takes.
+    pub fn context_bytes(&self) -> u64 {
+        self.context_mib * MIB
+    }
+}
