@@ -1,0 +1,204 @@
+//! The directory of specs: atomic, idempotent, and polite to the files of others.
+
+use std::{collections::BTreeSet, fs, path::Path};
+
+use tessera_cdi::{
+    ContainerEdits, Device, Kind, Mount, Spec, SpecFile, SpecStore, StoreError, ValidationError, Version,
+    Written,
+};
+
+fn kind() -> Kind {
+    Kind::new("k8s.gpu.example", "claim").expect("a kind")
+}
+
+fn spec(entry: &str) -> Spec {
+    let container_edits = ContainerEdits { env: vec![entry.to_owned()], ..Default::default() };
+    let device =
+        Device { name: "d".parse().expect("a name"), annotations: Default::default(), container_edits };
+    Spec::new(kind(), vec![device], ContainerEdits::default())
+}
+
+fn names(directory: &Path) -> BTreeSet<String> {
+    let entries = fs::read_dir(directory).expect("a directory");
+    entries.map(|entry| entry.expect("an entry").file_name().into_string().expect("UTF-8")).collect()
+}
+
+fn set<const N: usize>(names: [&str; N]) -> BTreeSet<String> {
+    names.map(str::to_owned).into()
+}
+
+#[test]
+fn a_write_creates_the_directory_and_leaves_no_temporary_file() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let deep = directory.path().join("var/run/cdi");
+    let store = SpecStore::new(&deep);
+
+    assert_eq!(store.write(&SpecFile::of(kind(), "u1"), &spec("A=1")).expect("written"), Written::Changed);
+    assert_eq!(names(&deep), set(["k8s.gpu.example-claim_u1.json"]));
+}
+
+#[test]
+fn writing_the_same_again_does_not_touch_the_file() {
+    use std::os::unix::fs::MetadataExt;
+    let directory = tempfile::tempdir().expect("a directory");
+    let store = SpecStore::new(directory.path());
+    let file = SpecFile::of(kind(), "u1");
+    store.write(&file, &spec("A=1")).expect("written");
+    let before = fs::metadata(store.path(&file)).expect("the file").ino();
+
+    assert_eq!(store.write(&file, &spec("A=1")).expect("written"), Written::Unchanged);
+    assert_eq!(fs::metadata(store.path(&file)).expect("the file").ino(), before);
+    assert_eq!(store.write(&file, &spec("A=2")).expect("written"), Written::Changed);
+    assert_eq!(store.read(&file).expect("read"), Some(spec("A=2")));
+}
+
+#[test]
+fn a_reader_never_sees_a_half_written_file() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let store = SpecStore::new(directory.path());
+    let file = SpecFile::of(kind(), "u1");
+    let long = |letter: &str| spec(&format!("A={}", letter.repeat(300_000)));
+    store.write(&file, &long("x")).expect("written");
+
+    let path = store.path(&file);
+    let writer = std::thread::spawn(move || {
+        for round in 0..40 {
+            store.write(&file, &long(if round % 2 == 0 { "y" } else { "x" })).expect("written");
+        }
+    });
+    while !writer.is_finished() {
+        let content = fs::read(&path).expect("the file is always there");
+        serde_json::from_slice::<Spec>(&content).expect("and always whole");
+    }
+    writer.join().expect("the writer");
+}
+
+#[test]
+fn removing_what_is_not_there_is_no_error() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let store = SpecStore::new(directory.path());
+    let file = SpecFile::of(kind(), "u1");
+    assert!(!store.remove(&file).expect("no error"));
+    store.write(&file, &spec("A=1")).expect("written");
+    assert!(store.remove(&file).expect("removed"));
+    assert!(names(directory.path()).is_empty());
+}
+
+#[test]
+fn only_files_that_are_ours_by_name_and_kind_are_cleaned_up() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let store = SpecStore::new(directory.path());
+    for id in ["kept", "gone"] {
+        store.write(&SpecFile::of(kind(), id), &spec("A=1")).expect("written");
+    }
+    let foreign = [
+        // Named like ours, of another kind, of no kind, and not JSON at all.
+        (
+            "k8s.gpu.example-claim_other.json",
+            r#"{"cdiVersion":"0.6.0","kind":"nvidia.com/gpu","devices":[]}"#,
+        ),
+        ("k8s.gpu.example-claim_nokind.json", "{}"),
+        ("k8s.gpu.example-claim_text.json", "hello"),
+        // Of our kind, named by somebody else.
+        ("vendor.json", r#"{"cdiVersion":"0.6.0","kind":"k8s.gpu.example/claim","devices":[]}"#),
+        ("k8s.gpu.example-claim_gone.yaml", "kind: k8s.gpu.example/claim"),
+    ];
+    for (name, content) in foreign {
+        fs::write(directory.path().join(name), content).expect("a file");
+    }
+    fs::create_dir(directory.path().join("k8s.gpu.example-claim_dir.json")).expect("a directory");
+    fs::write(directory.path().join(".k8s.gpu.example-claim_gone.7-0.tmp"), "{\"cdi").expect("a file");
+
+    let cleaned = store.retain(&kind(), &set(["kept"])).expect("cleaned");
+
+    assert_eq!(cleaned.removed, ["gone"]);
+    let suspicious: BTreeSet<_> = cleaned
+        .foreign
+        .iter()
+        .map(|path| path.file_name().expect("a name").to_str().expect("UTF-8"))
+        .collect();
+    assert_eq!(
+        suspicious,
+        BTreeSet::from([
+            "k8s.gpu.example-claim_dir.json",
+            "k8s.gpu.example-claim_nokind.json",
+            "k8s.gpu.example-claim_other.json",
+            "k8s.gpu.example-claim_text.json",
+        ])
+    );
+    let mut expected = set(["k8s.gpu.example-claim_kept.json", "k8s.gpu.example-claim_dir.json"]);
+    expected.extend(foreign.map(|(name, _)| name.to_owned()));
+    assert_eq!(names(directory.path()), expected);
+}
+
+#[test]
+fn a_foreign_file_under_our_name_is_neither_overwritten_nor_removed() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let store = SpecStore::new(directory.path());
+    let file = SpecFile::of(kind(), "u1");
+    let content = r#"{"cdiVersion":"0.6.0","kind":"nvidia.com/gpu","devices":[]}"#;
+    fs::write(store.path(&file), content).expect("a file");
+
+    let error = store.write(&file, &spec("A=1")).expect_err("it is not ours");
+    assert!(matches!(error, StoreError::Foreign { .. }), "{error}");
+    assert!(!store.remove(&file).expect("no error"));
+    assert_eq!(fs::read_to_string(store.path(&file)).expect("the file"), content);
+}
+
+#[test]
+fn a_missing_directory_is_an_empty_one() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let store = SpecStore::new(directory.path().join("none"));
+    assert!(store.ids(&kind()).expect("no error").is_empty());
+    assert!(store.retain(&kind(), &BTreeSet::new()).expect("no error").removed.is_empty());
+}
+
+#[test]
+fn an_invalid_spec_is_not_written() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let store = SpecStore::new(directory.path());
+    let file = SpecFile::of(kind(), "u1");
+
+    let empty = Spec { devices: vec![], ..spec("A=1") };
+    let mut twice = spec("A=1");
+    twice.devices.push(twice.devices[0].clone());
+    let mut nothing = spec("A=1");
+    nothing.devices[0].container_edits = ContainerEdits::default();
+    let mut relative = spec("A=1");
+    relative.container_edits.mounts = vec![Mount::bind(Path::new("etc/shadow"), Path::new("/x"))];
+    let mut climbing = spec("A=1");
+    climbing.container_edits.mounts = vec![Mount::bind(Path::new("/x"), Path::new("/dev/../etc/passwd"))];
+    let low = Spec { cdi_version: Version::V0_3, ..spec("A=1") };
+    let mut low_with_groups = low.clone();
+    low_with_groups.container_edits.additional_gids = vec![1];
+
+    let reasons = [empty, twice, nothing, spec("A"), relative, climbing, low_with_groups].map(|spec| {
+        match store.write(&file, &spec).expect_err("invalid") {
+            StoreError::Invalid { source, .. } => source,
+            other => panic!("{other}"),
+        }
+    });
+    assert!(
+        matches!(
+            reasons,
+            [
+                ValidationError::NoDevices,
+                ValidationError::DuplicateDevice(_),
+                ValidationError::EmptyDevice(_),
+                ValidationError::Environment(_),
+                ValidationError::Path { field: "mounts.hostPath", .. },
+                ValidationError::Path { field: "mounts.containerPath", .. },
+                ValidationError::VersionTooLow { required: Version::V0_7, .. },
+            ]
+        ),
+        "{reasons:?}"
+    );
+    assert!(names(directory.path()).is_empty());
+}
+
+#[test]
+fn unknown_fields_are_refused_rather_than_dropped() {
+    let json = serde_json::to_string(&spec("A=1")).expect("JSON").replacen('{', r#"{"surprise":1,"#, 1);
+    let error = serde_json::from_str::<Spec>(&json).expect_err("an unknown field");
+    assert!(error.to_string().contains("surprise"), "{error}");
+}
