@@ -55,7 +55,8 @@ END
 
 kubelet_config() { # node directory
   local node=$1 directory=$2
-  # There is no DNS in the cluster; an empty file keeps the host's out of the pods.
+  # There is no DNS in the cluster: the address named (without one each pod gets a warning event) answers nobody, and an
+  # empty file keeps the host's out of the pods.
   : >"$directory/resolv.conf"
   # Thresholds: the host's own disk and memory are no concern of the tests. failCgroupV1: the host may still be v1.
   cat >"$directory/kubelet.yaml" <<END
@@ -67,6 +68,7 @@ tlsCertFile: "$pki/$node.crt"
 tlsPrivateKeyFile: "$pki/$node.key"
 containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
 resolvConf: "$directory/resolv.conf"
+clusterDNS: ["${service_address%.*}.10"]
 cgroupDriver: cgroupfs
 cgroupRoot: /$(cgroup_name "$node")
 enforceNodeAllocatable: []

@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Checks the chart without a cluster: lint, a schema that refuses what it should, and the rendered manifests against
+# golden/. Set UPDATE=1 to write the golden files anew.
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+helm=${HELM:-helm}
+chart=$here/tessera
+
+render() { # values file
+  "$helm" template tessera "$chart" --namespace tessera-system --kube-version 1.37.0 --values "$1"
+}
+
+check_golden() { # name
+  local golden=$here/golden/$1.yaml
+  if [ "${UPDATE:-}" = 1 ]; then
+    render "$here/golden/$1.values.yaml" >"$golden"
+  elif ! diff --unified "$golden" <(render "$here/golden/$1.values.yaml"); then
+    echo "the chart renders differently from $golden; if that is meant: UPDATE=1 $here/check.sh" >&2
+    return 1
+  fi
+}
+
+check_refused() { # what, helm arguments...
+  local what=$1
+  shift
+  if "$helm" template tessera "$chart" --kube-version 1.37.0 "$@" >/dev/null 2>&1; then
+    echo "the chart accepts $what" >&2
+    return 1
+  fi
+}
+
+"$helm" lint --strict --quiet "$chart"
+for values in "$here"/golden/*.values.yaml; do check_golden "$(basename "$values" .values.yaml)"; done
+check_refused "a misspelt value" --set driver.nvidiaDriverRooot=/
+check_refused "a relative driver root" --set driver.nvidiaDriverRoot=run/nvidia
+check_refused "a GPU index in place of a UUID" --set 'driver.excludeGpus={0}'
+check_refused "a class with two selectors" --set deviceClasses.h100.architecture=Hopper
+check_refused "a class without a selector" --set deviceClasses.other.config.topology=x
+check_refused "a quote in a product name" --set-string "deviceClasses.h100.productName=H'100"
+check_refused "a cluster without resource.k8s.io/v1 by default" --kube-version 1.33.0
