@@ -15,11 +15,14 @@
 //!
 //! Nothing in here is shipped; it exists for tests and the demo.
 
+pub mod artifact;
 pub mod control;
 pub mod locate;
 pub mod machine;
 pub mod model;
+pub mod node;
 pub mod pci;
+pub mod shipped;
 pub mod tree;
 pub mod usage;
 pub mod world;
@@ -28,6 +31,7 @@ pub use control::{Control, ControlFile, Event, EventKind, ForeignProcess, GpuCon
 pub use locate::{LocateError, Location, StatePlace};
 pub use machine::Machine;
 pub use model::{Architecture, Model};
+pub use node::FakeNode;
 pub use pci::{PciAddress, PcieLevel};
 pub use usage::{OutOfMemory, ProcessUse, Usage, UsageError};
 pub use world::{Driver, Gpu, NvLink, NvLinkEnd, TimeModel, World, WorldError};

@@ -1,14 +1,20 @@
 //! Where the world of this process is.
+//!
+//! In this order: the environment says; the library that this code is linked into lies in a driver root that has a world; the
+//! default place, which is that of the driver root `/` and so of every container that the driver's files are mounted into.
 
 use std::env;
+use std::ffi::{CStr, OsStr};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 /// Names the world file; wins over [`DEFAULT_WORLD`].
 pub const WORLD_VARIABLE: &str = "TESSERA_FAKE_WORLD";
 /// Names the directory of the shared state; wins over `state` beside the world file.
 pub const STATE_VARIABLE: &str = "TESSERA_FAKE_STATE";
-/// Where the world file is when nothing else is said: a place that comes into containers with the driver's own files.
-pub const DEFAULT_WORLD: &str = "/usr/share/nvidia/tessera-fake/world.yaml";
+/// Where the world file is in a driver root: a place that comes into containers with the driver's own files.
+pub const WORLD_IN_DRIVER_ROOT: &str = "usr/share/nvidia/tessera-fake/world.yaml";
 
 /// Why no world was found.
 #[derive(Debug, thiserror::Error)]
@@ -29,7 +35,8 @@ pub struct Location {
     pub state: StatePlace,
 }
 
-/// Where usage is kept.
+/// Where usage is kept. Wherever it is, the fake NVML and the fake CUDA of one process agree about it, unless it is
+/// [`StatePlace::Process`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StatePlace {
     /// In this directory, together with every process that can see it.
@@ -39,17 +46,23 @@ pub enum StatePlace {
 }
 
 impl Location {
-    /// The world of this process, by environment and default.
+    /// The world of this process.
     ///
     /// # Errors
     /// There is no such file.
     pub fn of_this_process() -> Result<Self, LocateError> {
-        let world = env::var_os(WORLD_VARIABLE).map_or_else(|| PathBuf::from(DEFAULT_WORLD), PathBuf::from);
-        Self::of_world(&world, env::var_os(STATE_VARIABLE).map(PathBuf::from))
+        let named = env::var_os(WORLD_VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let found = || this_library().and_then(|library| world_above(&library));
+        let world = named.or_else(found).unwrap_or_else(|| Path::new("/").join(WORLD_IN_DRIVER_ROOT));
+        Self::of_world(
+            &world,
+            env::var_os(STATE_VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from),
+        )
     }
 
-    /// The files that belong to a world file. A state directory that is named is made; the one beside the world is used if it
-    /// exists or can be made, and is writable.
+    /// The files that belong to a world file. A state directory that is named is made. Else it is the first of these that
+    /// exists or can be made, and is writable: `state` beside the world; one in `/dev/shm`, for containers, whose driver files
+    /// are read-only (what they hold is then seen in the same pod only); the process's own memory.
     ///
     /// # Errors
     /// The world file does not exist.
@@ -71,3 +84,31 @@ impl Location {
         Ok(Self { world: world.to_owned(), control: world.with_file_name("control.yaml"), state })
     }
 }
+
+/// A directory in `/dev/shm` that belongs to that world file.
+fn in_shared_memory(world: &Path) -> Option<PathBuf> {
+    let file = world.metadata().ok()?;
+    Some(PathBuf::from(format!("/dev/shm/tessera-fake-{:x}-{:x}", file.dev(), file.ino())))
+}
+
+/// The world of the driver root that a file is in.
+fn world_above(file: &Path) -> Option<PathBuf> {
+    file.ancestors().skip(1).map(|root| root.join(WORLD_IN_DRIVER_ROOT)).find(|world| world.is_file())
+}
+
+/// The file that this code was loaded from: the fake library, where it is linked into one.
+fn this_library() -> Option<PathBuf> {
+    // SAFETY: `Dl_info` is plain data, for which zeroes are valid.
+    let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
+    let here: fn() -> Option<PathBuf> = this_library;
+    // SAFETY: any address may be asked about; the result is written into `info`.
+    if unsafe { libc::dladdr(here as *const libc::c_void, &mut info) } == 0 || info.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: on success the name is a terminated string that lives as long as the library is loaded.
+    let name = unsafe { CStr::from_ptr(info.dli_fname) };
+    Some(PathBuf::from(OsStr::from_bytes(name.to_bytes())))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,1 +1,142 @@
 //! What a machine with these GPUs has on disk: its PCI devices in sysfs, and the files of the NVIDIA driver.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+
+use crate::locate::WORLD_IN_DRIVER_ROOT;
+use crate::pci::PciAddress;
+use crate::world::{Gpu, World};
+
+/// A file of the tree could not be written.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write `{path}`")]
+pub struct TreeError {
+    /// The file.
+    pub path: PathBuf,
+    /// Why.
+    pub source: io::Error,
+}
+
+fn at<T>(path: &Path, result: io::Result<T>) -> Result<T, TreeError> {
+    result.map_err(|source| TreeError { path: path.to_owned(), source })
+}
+
+/// Writes the part of `/sys` that tells where GPUs and NVSwitches are: `devices/pci.../...` and the links to it in
+/// `bus/pci/devices`. Existing files are replaced.
+///
+/// # Errors
+/// A file cannot be written.
+pub fn write_sysfs(world: &World, root: &Path) -> Result<(), TreeError> {
+    for gpu in &world.gpus {
+        let mut directory = PathBuf::from("devices").join(&gpu.pcie_root);
+        for bridge in &gpu.bridges {
+            directory.push(bridge.to_string());
+            let function =
+                Function { address: *bridge, vendor: 0x8086, device: 0x347a, class: 0x06_0400, gpu };
+            function.write(world, root, &directory)?;
+        }
+        directory.push(gpu.pci.to_string());
+        let ids = gpu.model.pci_id;
+        let function =
+            Function { address: gpu.pci, vendor: ids.vendor, device: ids.device, class: 0x03_0200, gpu };
+        function.write(world, root, &directory)?;
+    }
+    Ok(())
+}
+
+/// One PCI function in sysfs; bridges are where the GPU below them is.
+struct Function<'a> {
+    address: PciAddress,
+    vendor: u16,
+    device: u16,
+    class: u32,
+    gpu: &'a Gpu,
+}
+
+impl Function<'_> {
+    fn write(&self, world: &World, root: &Path, directory: &Path) -> Result<(), TreeError> {
+        let full = root.join(directory);
+        at(&full, fs::create_dir_all(&full))?;
+        let cpus = self.gpu.numa_node.and_then(|node| world.cpus.get(node as usize));
+        let files = [
+            ("vendor", format!("0x{:04x}", self.vendor)),
+            ("device", format!("0x{:04x}", self.device)),
+            ("class", format!("0x{:06x}", self.class)),
+            // The kernel's word for "no NUMA" is -1.
+            ("numa_node", self.gpu.numa_node.map_or_else(|| "-1".to_owned(), |node| node.to_string())),
+            ("local_cpulist", cpus.cloned().unwrap_or_else(|| world.cpus.join(","))),
+        ];
+        for (name, content) in files {
+            let path = full.join(name);
+            at(&path, fs::write(&path, content + "\n"))?;
+        }
+        let links = root.join("bus/pci/devices");
+        at(&links, fs::create_dir_all(&links))?;
+        replace_link(&Path::new("../../..").join(directory), &links.join(self.address.to_string()))
+    }
+}
+
+/// The fake libraries, to be put into a driver root.
+#[derive(Debug, Clone)]
+pub struct Libraries {
+    /// `libnvidia-ml.so.1`.
+    pub nvml: PathBuf,
+    /// `libcuda.so.1`; none for machines whose GPUs are looked at and not used.
+    pub cuda: Option<PathBuf>,
+}
+
+/// Where a Debian-like driver root of this machine's architecture has its libraries.
+pub const LIBRARY_DIRECTORY: &str =
+    if cfg!(target_arch = "aarch64") { "usr/lib/aarch64-linux-gnu" } else { "usr/lib/x86_64-linux-gnu" };
+
+/// Lays out a driver root as an installed driver has it: libraries under their versioned names with links to them, and the
+/// world where the libraries look for it. Existing files are replaced.
+///
+/// # Errors
+/// A file cannot be read or written.
+pub fn write_driver_root(
+    world_file: &Path,
+    world: &World,
+    libraries: &Libraries,
+    root: &Path,
+) -> Result<(), TreeError> {
+    let directory = root.join(LIBRARY_DIRECTORY);
+    at(&directory, fs::create_dir_all(&directory))?;
+    install_library(&directory, "libnvidia-ml.so", &libraries.nvml, world)?;
+    if let Some(cuda) = &libraries.cuda {
+        install_library(&directory, "libcuda.so", cuda, world)?;
+    }
+    let target = root.join(WORLD_IN_DRIVER_ROOT);
+    let share = target.parent().expect("invariant: the path has directories");
+    at(share, fs::create_dir_all(share))?;
+    at(&target, fs::copy(world_file, &target).map(drop))?;
+    let state = share.join("state");
+    at(&state, fs::create_dir_all(&state))?;
+    // Like /tmp: processes of any user keep what they hold in there.
+    at(&state, fs::set_permissions(&state, fs::Permissions::from_mode(0o1777)))
+}
+
+/// `lib.so -> lib.so.1 -> lib.so.580.95.05`.
+fn install_library(directory: &Path, name: &str, source: &Path, world: &World) -> Result<(), TreeError> {
+    let versioned = format!("{name}.{}", world.driver.version);
+    let path = directory.join(&versioned);
+    // Written beside and renamed: a process that has the old one loaded keeps it.
+    let temporary = directory.join(format!(".{versioned}.new"));
+    at(source, fs::copy(source, &temporary).map(drop))?;
+    at(&path, fs::rename(&temporary, &path))?;
+    replace_link(Path::new(&versioned), &directory.join(format!("{name}.1")))?;
+    replace_link(Path::new(&format!("{name}.1")), &directory.join(name))
+}
+
+fn replace_link(target: &Path, link: &Path) -> Result<(), TreeError> {
+    match fs::remove_file(link) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return at(link, Err(error)),
+        _ => {}
+    }
+    at(link, symlink(target, link))
+}
+
+#[cfg(test)]
+mod tests;

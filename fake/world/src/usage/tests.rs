@@ -10,7 +10,7 @@ const GIB: u64 = 1 << 30;
 const HOLD: &str = "TESSERA_TEST_HOLD_BYTES_IN";
 
 fn world() -> World {
-    World::parse(include_str!("../../worlds/h100-8-nvswitch.yaml"), "test").unwrap()
+    World::parse(crate::shipped::H100_8_NVSWITCH, "test").unwrap()
 }
 
 fn open(directory: &Path) -> Usage {
@@ -125,7 +125,7 @@ fn racing_processes_never_hold_more_than_there_is() {
 fn a_file_of_another_world_is_refused() {
     let directory = TempDir::new().unwrap();
     open(directory.path());
-    let other = World::parse(include_str!("../../worlds/t4-1.yaml"), "test").unwrap();
+    let other = World::parse(crate::shipped::T4_1, "test").unwrap();
     let error = Usage::open(&StatePlace::Shared(directory.path().to_owned()), &other).unwrap_err();
     assert!(matches!(error, UsageError::OtherWorld { .. }), "{error}");
 }

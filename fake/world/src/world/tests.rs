@@ -1,14 +1,14 @@
 use super::*;
 
 const WORLDS: [&str; 5] = [
-    include_str!("../../worlds/dgx-1v.yaml"),
-    include_str!("../../worlds/h100-8-nvswitch.yaml"),
-    include_str!("../../worlds/a100-4-pcie.yaml"),
-    include_str!("../../worlds/t4-1.yaml"),
-    include_str!("../../worlds/mixed.yaml"),
+    crate::shipped::DGX_1V,
+    crate::shipped::H100_8_NVSWITCH,
+    crate::shipped::A100_4_PCIE,
+    crate::shipped::T4_1,
+    crate::shipped::MIXED,
 ];
 
-const ONE_GPU: &str = include_str!("../../worlds/t4-1.yaml");
+const ONE_GPU: &str = crate::shipped::T4_1;
 
 fn world(text: &str) -> World {
     World::parse(text, "test").unwrap_or_else(|error| panic!("{error}"))

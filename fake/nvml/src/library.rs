@@ -1,0 +1,105 @@
+//! The library itself: initialisation, errors, versions.
+
+use std::ffi::{c_char, c_int, c_uint};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tessera_fake_world::Machine;
+
+use crate::abi::{Answer, Code, Out, Return, export};
+
+/// How often the library was initialised, and what it then found.
+struct Library {
+    users: u32,
+    machine: Option<Arc<Machine>>,
+}
+
+static LIBRARY: Mutex<Library> = Mutex::new(Library { users: 0, machine: None });
+
+/// The machine, while the library is initialised.
+pub(crate) fn machine() -> Answer<Arc<Machine>> {
+    let library = LIBRARY.lock().unwrap_or_else(PoisonError::into_inner);
+    library.machine.clone().ok_or(Code::Uninitialized)
+}
+
+fn init() -> Answer {
+    let mut library = LIBRARY.lock().unwrap_or_else(PoisonError::into_inner);
+    if library.machine.is_none() {
+        let machine = Machine::open().map_err(|error| {
+            complain(&error);
+            Code::DriverNotLoaded
+        })?;
+        if machine.control().driver_not_loaded {
+            return Err(Code::DriverNotLoaded);
+        }
+        library.machine = Some(Arc::new(machine));
+    }
+    library.users += 1;
+    Ok(())
+}
+
+/// NVML has no words for a bad world file; stderr has.
+fn complain(error: &dyn std::error::Error) {
+    let mut line = format!("libnvidia-ml.so.1 (fake): {error}");
+    let mut source = error.source();
+    while let Some(cause) = source {
+        line.push_str(&format!(": {cause}"));
+        source = cause.source();
+    }
+    eprintln!("{line}");
+}
+
+fn shutdown() -> Answer {
+    let mut library = LIBRARY.lock().unwrap_or_else(PoisonError::into_inner);
+    library.users = library.users.checked_sub(1).ok_or(Code::Uninitialized)?;
+    if library.users == 0 {
+        library.machine = None;
+        crate::events::forget_all();
+    }
+    Ok(())
+}
+
+export! {
+    fn nvmlInit() { init() }
+    fn nvmlInit_v2() { init() }
+    fn nvmlInitWithFlags(_flags: c_uint) { init() }
+    fn nvmlShutdown() { shutdown() }
+
+    fn nvmlSystemGetDriverVersion(version: Out<c_char>, length: c_uint) {
+        version.set_text(length, &machine()?.world().driver.version)
+    }
+    fn nvmlSystemGetNVMLVersion(version: Out<c_char>, length: c_uint) {
+        version.set_text(length, &machine()?.world().driver.nvml_version())
+    }
+    fn nvmlSystemGetCudaDriverVersion(version: Out<c_int>) {
+        version.set(machine()?.world().driver.cuda_number())
+    }
+    fn nvmlSystemGetCudaDriverVersion_v2(version: Out<c_int>) {
+        version.set(machine()?.world().driver.cuda_number())
+    }
+    fn nvmlSystemGetProcessName(pid: c_uint, name: Out<c_char>, length: c_uint) {
+        let machine = machine()?;
+        let processes = machine.world().gpus.iter().flat_map(|gpu| machine.processes(gpu));
+        let found = processes.into_iter().find(|process| process.pid == pid).ok_or(Code::NotFound)?;
+        name.set_text(length, &found.name)
+    }
+}
+
+/// The words for an error code; valid before initialisation.
+#[unsafe(no_mangle)]
+extern "C" fn nvmlErrorString(result: Return) -> *const c_char {
+    let words = match result {
+        0 => c"Success",
+        1 => c"Uninitialized",
+        2 => c"Invalid Argument",
+        3 => c"Not Supported",
+        4 => c"Insufficient Permissions",
+        6 => c"Not Found",
+        7 => c"Insufficient Size",
+        9 => c"Driver Not Loaded",
+        10 => c"Timeout",
+        15 => c"GPU is lost",
+        25 => c"Argument version mismatch",
+        _ => c"Unknown Error",
+    };
+    words.as_ptr()
+}

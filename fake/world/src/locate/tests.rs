@@ -1,0 +1,35 @@
+use std::fs;
+
+use tempfile::TempDir;
+
+use super::*;
+
+#[test]
+fn a_library_in_a_driver_root_finds_the_world_of_that_root() {
+    let root = TempDir::new().unwrap();
+    let world = root.path().join(WORLD_IN_DRIVER_ROOT);
+    fs::create_dir_all(world.parent().unwrap()).unwrap();
+    fs::write(&world, "").unwrap();
+    for library in ["usr/lib64/libcuda.so.1", "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"] {
+        assert_eq!(world_above(&root.path().join(library)), Some(world.clone()));
+    }
+}
+
+#[test]
+fn control_and_state_are_beside_the_world() {
+    let root = TempDir::new().unwrap();
+    let world = root.path().join("world.yaml");
+    fs::write(&world, "").unwrap();
+    let location = Location::of_world(&world, None).unwrap();
+    assert_eq!(location.control, root.path().join("control.yaml"));
+    assert_eq!(location.state, StatePlace::Shared(root.path().join("state")));
+    let elsewhere = root.path().join("elsewhere");
+    let location = Location::of_world(&world, Some(elsewhere.clone())).unwrap();
+    assert_eq!(location.state, StatePlace::Shared(elsewhere));
+}
+
+#[test]
+fn a_missing_world_is_said_with_its_path_and_the_variable() {
+    let error = Location::of_world(Path::new("/nowhere/world.yaml"), None).unwrap_err().to_string();
+    assert!(error.contains("/nowhere/world.yaml") && error.contains(WORLD_VARIABLE), "{error}");
+}

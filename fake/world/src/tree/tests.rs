@@ -1,0 +1,51 @@
+use tempfile::TempDir;
+
+use super::*;
+
+fn world(text: &str) -> World {
+    World::parse(text, "test").unwrap()
+}
+
+#[test]
+fn the_path_of_a_gpu_in_sysfs_leads_through_root_and_bridges() {
+    let root = TempDir::new().unwrap();
+    let world = world(crate::shipped::DGX_1V);
+    write_sysfs(&world, root.path()).unwrap();
+    write_sysfs(&world, root.path()).unwrap();
+    let links = root.path().join("bus/pci/devices");
+    let gpu = fs::canonicalize(links.join("0000:0b:00.0")).unwrap();
+    let expected = "devices/pci0000:00/0000:00:03.0/0000:08:00.0/0000:09:10.0/0000:0b:00.0";
+    assert_eq!(gpu, fs::canonicalize(root.path()).unwrap().join(expected));
+    assert_eq!(fs::read_to_string(gpu.join("vendor")).unwrap(), "0x10de\n");
+    assert_eq!(fs::read_to_string(links.join("0000:89:00.0/numa_node")).unwrap(), "1\n");
+    assert!(links.join("0000:08:00.0/class").exists(), "bridges are devices too");
+}
+
+#[test]
+fn a_machine_without_numa_says_minus_one() {
+    let root = TempDir::new().unwrap();
+    write_sysfs(&world(crate::shipped::T4_1), root.path()).unwrap();
+    let node = fs::read_to_string(root.path().join("bus/pci/devices/0000:00:1e.0/numa_node")).unwrap();
+    assert_eq!(node, "-1\n");
+}
+
+#[test]
+fn a_driver_root_has_versioned_libraries_links_world_and_state() {
+    let directory = TempDir::new().unwrap();
+    let (library, file) = (directory.path().join("lib"), directory.path().join("w.yaml"));
+    fs::write(&library, "library").unwrap();
+    fs::write(&file, crate::shipped::T4_1).unwrap();
+    let libraries = Libraries { nvml: library.clone(), cuda: Some(library) };
+    let root = directory.path().join("root");
+    for _ in 0..2 {
+        write_driver_root(&file, &World::load(&file).unwrap(), &libraries, &root).unwrap();
+    }
+    let link = |name: &str| fs::read_link(root.join(LIBRARY_DIRECTORY).join(name)).unwrap();
+    assert_eq!(link("libcuda.so.1"), Path::new("libcuda.so.535.261.03"));
+    assert_eq!(link("libnvidia-ml.so"), Path::new("libnvidia-ml.so.1"));
+    assert_eq!(fs::read_to_string(root.join(LIBRARY_DIRECTORY).join("libnvidia-ml.so")).unwrap(), "library");
+    World::load(&root.join(WORLD_IN_DRIVER_ROOT)).unwrap();
+    let state = root.join("usr/share/nvidia/tessera-fake/state");
+    assert_eq!(fs::metadata(state).unwrap().permissions().mode() & 0o7777, 0o1777);
+    assert_eq!(fs::read_dir(root.join(LIBRARY_DIRECTORY)).unwrap().count(), 6);
+}
