@@ -7,8 +7,6 @@
 #
 # The same content as deploy/images/*.Dockerfile: a C runtime, the binary, and for the driver the interceptor. The C
 # runtime is this machine's own (Debian's or Ubuntu's libc6 and libgcc-s1), the one cargo has just linked against.
-#
-# TESSERA_E2E_PROFILE: cargo's profile (default dev; debug information is stripped from the images).
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -16,8 +14,6 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$here/lib/cluster.sh"
 
 images=$rundir/images
-profile=${TESSERA_E2E_PROFILE:-dev}
-target=${CARGO_TARGET_DIR:-$repository/target}/$([ "$profile" = dev ] && echo debug || echo "$profile")
 intercept_directory=/usr/local/lib/tessera
 
 cargo_packages=(tessera-driver tessera-controller tessera-intercept tessera-probe tessera-fake-world tessera-fake-nvml
@@ -52,24 +48,24 @@ build_base_layer() { # directory
 
 build_tessera() {
   local base=$work/base layer
-  (cd "$repository" && cargo build --locked --profile "$profile" "${cargo_packages[@]/#/--package=}")
+  (cd "$repository" && cargo build --locked --profile "$cargo_profile" "${cargo_packages[@]/#/--package=}")
   build_base_layer "$base"
 
   layer=$work/driver
-  install -D "$target/tessera-driver" "$layer/usr/local/bin/tessera-driver"
-  install -D --mode 644 "$target/libtessera_intercept.so" "$layer$intercept_directory/libtessera_intercept.so"
+  install -D "$cargo_output/tessera-driver" "$layer/usr/local/bin/tessera-driver"
+  install -D --mode 644 "$cargo_output/libtessera_intercept.so" "$layer$intercept_directory/libtessera_intercept.so"
   strip --strip-debug "$layer/usr/local/bin/tessera-driver"
   strip --strip-unneeded "$layer$intercept_directory/libtessera_intercept.so"
   oci_archive "$images/driver.tar" tessera/driver:e2e '{"Entrypoint": ["/usr/local/bin/tessera-driver"]}' "$base" "$layer"
 
   layer=$work/controller
-  install -D "$target/tessera-controller" "$layer/usr/local/bin/tessera-controller"
+  install -D "$cargo_output/tessera-controller" "$layer/usr/local/bin/tessera-controller"
   strip --strip-debug "$layer/usr/local/bin/tessera-controller"
   oci_archive "$images/controller.tar" tessera/controller:e2e \
     '{"Entrypoint": ["/usr/local/bin/tessera-controller"], "User": "65532:65532"}' "$base" "$layer"
 
   layer=$work/probe
-  install -D "$target/tessera-probe" "$layer/usr/local/bin/tessera-probe"
+  install -D "$cargo_output/tessera-probe" "$layer/usr/local/bin/tessera-probe"
   strip --strip-debug "$layer/usr/local/bin/tessera-probe"
   oci_archive "$images/probe.tar" tessera/probe:e2e \
     '{"Entrypoint": ["/usr/local/bin/tessera-probe"], "Env": ["PATH=/usr/local/bin:/usr/bin:/bin"]}' "$base" "$layer"

@@ -8,6 +8,7 @@
 #   node.sh kill NODE COMPONENT          the same with SIGKILL
 #   node.sh start NODE COMPONENT         start again
 #   node.sh restart-kubelet NODE, node.sh restart-containerd NODE   short for restart
+#   node.sh gpu NODE HAPPENING...        a GPU falls off the bus, reports an XID, ...: see tessera-fake-world control --help
 #   node.sh import NODE IMAGE            load $TESSERA_E2E_RUNDIR/images/IMAGE.tar
 #   node.sh residue NODE                 print what Tessera and the pods left: CDI files, grants, journal entries, mounts
 set -euo pipefail
@@ -50,6 +51,7 @@ main() {
     stop) component_stop "$machine" "$1" TERM ;;
     kill) component_stop "$machine" "$1" KILL ;;
     start) component_start "$machine" "$1" ;;
+    gpu) node_control_gpus "$machine" "$cargo_output" "$@" ;;
     import) node_import "$machine" "$1" ;;
     residue) residue "$machine" ;;
     *) usage ;;

@@ -36,7 +36,8 @@ abandon() {
 
 start() {
   local node started=$SECONDS
-  mkdir -p "$rundir" "$logs" "$rundir/machines"
+  rm -rf "$logs" # of the run before
+  mkdir -p "$rundir/machines" "$logs"
   bin=${bin:-$("$here/build.sh")}
   echo "$bin" >"$rundir/bin"
   host_settings_save

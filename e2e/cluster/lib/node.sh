@@ -88,13 +88,29 @@ exec "$bin/kubelet" --config "$directory/kubelet.yaml" --kubeconfig "$directory/
 END
 }
 
+# Lays out the fake NVIDIA driver and the PCI devices of the node's GPUs, where a real driver and the kernel would.
+node_install_gpus() { # node, directory of cargo's binaries
+  local node=$1 built=$2 description
+  description=$repository/fake/world/worlds/${world[$node]}.yaml
+  machine_exec "$node" "$built/tessera-fake-world" driver-root "$description" "$built/libnvidia_ml.so" "$built/libcuda.so" \
+    "$node_driver_root"
+  machine_exec "$node" "$built/tessera-fake-world" sysfs "$description" "$node_sysfs_root"
+}
+
+# Makes something happen to a node's GPUs: the arguments of `tessera-fake-world control WORLD`.
+node_control_gpus() { # node, directory of cargo's binaries, happening...
+  local node=$1 built=$2
+  shift 2
+  machine_exec "$node" "$built/tessera-fake-world" control "$node_driver_root/usr/share/nvidia/tessera-fake/world.yaml" "$@"
+}
+
 node_ready() { # node
   [ "$(kubectl_admin get node "$1" -o 'jsonpath={.status.conditions[?(@.type=="Ready")].status}')" = True ]
 }
 
 # Loads an image archive ($rundir/images/NAME.tar, made by images.sh) into a node's containerd.
 node_import() { # node image
-  machine_exec "$1" "$bin/ctr" --namespace k8s.io images import --local "$rundir/images/$2.tar" >/dev/null
+  machine_exec "$1" "$bin/ctr" --namespace k8s.io images import --local "$rundir/images/$2.tar" >>"$logs/$1-import.log" 2>&1
 }
 
 # Restarting a component as systemd would: SIGTERM, then the same command again.

@@ -31,6 +31,13 @@ declare -A world=([node-a]=h100-8-nvswitch [node-b]=a100-4-pcie)
 node_driver_root=/run/nvidia/driver
 node_sysfs_root=/run/tessera-fake/sys
 
+# Where cargo puts what it builds. TESSERA_E2E_PROFILE: its profile (dev; the images are stripped of debug information).
+cargo_profile=${TESSERA_E2E_PROFILE:-dev}
+case $cargo_profile in
+  dev) cargo_output=${CARGO_TARGET_DIR:-$repository/target}/debug ;;
+  *) cargo_output=${CARGO_TARGET_DIR:-$repository/target}/$cargo_profile ;;
+esac
+
 # Client limits of controller-manager and scheduler, reported by up.sh. Their defaults (20 and 50 a second) would make
 # every figure one about the limits.
 kube_api_qps=${TESSERA_E2E_KUBE_API_QPS:-5000}

@@ -1,0 +1,17 @@
+# The image tessera-driver: the node agent, and the library that it puts into containers. Build it from the repository's root:
+#
+#   docker build --file deploy/images/driver.Dockerfile --tag ghcr.io/tessera-gpu/tessera-driver .
+#
+# e2e/cluster/images.sh makes the same image without a container engine.
+FROM docker.io/library/rust:1.95-bookworm AS build
+WORKDIR /src
+COPY . .
+RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/src/target \
+    cargo build --locked --release --package tessera-driver --package tessera-intercept \
+    && install -D target/release/tessera-driver /out/usr/local/bin/tessera-
+
+# A C runtime and nothing else; the same Debian release as above, so the same C library.
+FROM gcr.io/distroless/cc-debian12
+COPY --from=build /out/ /
+# root: the driver makes mounts and writes to the kubelet's directories.
+ENTRYPOINT ["/usr/local/bin/tessera-driver"]
