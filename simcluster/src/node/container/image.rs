@@ -1,0 +1,183 @@
+//! Images: a reference names a few files of this machine, placed on an otherwise empty root.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+/// Where Debian and its children look for libraries, and where a driver root keeps the NVIDIA ones.
+const MULTIARCH: &str = "/usr/lib/x86_64-linux-gnu";
+
+/// A file of this machine and where it appears in a container.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageFile {
+    /// Path on this machine.
+    pub source: PathBuf,
+    /// Absolute path in the container.
+    pub target: PathBuf,
+}
+
+/// What an image reference stands for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Image {
+    /// Files, bind-mounted read-only.
+    pub files: Vec<ImageFile>,
+    /// Environment, as an image's config would set it.
+    pub env: BTreeMap<String, String>,
+    /// Runs when the pod names no command.
+    pub entrypoint: Vec<String>,
+}
+
+/// An image could not be put together.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    /// The program is not there, usually since nobody built it.
+    #[error("no program at `{path}`; build it first")]
+    NoProgram {
+        /// Where it was expected.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// This process runs without glibc's loader, so the libraries cannot be found.
+    #[error("found no ld-linux loader among the libraries of this process; the container stand-in needs glibc")]
+    NoLoader,
+    /// The loader did not list the libraries.
+    #[error("failed to list the libraries of `{path}`")]
+    Libraries {
+        /// The program.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+impl Image {
+    /// An image with these programs in `/usr/local/bin` and the libraries that they are linked to. The first is the
+    /// entrypoint.
+    ///
+    /// # Errors
+    /// A program is missing, or its libraries cannot be listed.
+    pub fn of_programs<P: AsRef<Path>>(programs: &[P]) -> Result<Self, ImageError> {
+        let loader = loader()?;
+        let mut image = Self::default();
+        for program in programs {
+            image.add_program(&loader, program.as_ref())?;
+        }
+        image.env.insert("PATH".into(), "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".into());
+        if !libc_is_multiarch(&image.files) {
+            // Elsewhere the loader does not search the directory in which driver libraries are mounted.
+            image.env.insert("LD_LIBRARY_PATH".into(), MULTIARCH.into());
+        }
+        Ok(image)
+    }
+
+    fn add_program(&mut self, loader: &Path, program: &Path) -> Result<(), ImageError> {
+        let target = Path::new("/usr/local/bin").join(program.file_name().unwrap_or_default());
+        let source =
+            program.canonicalize().map_err(|source| ImageError::NoProgram { path: program.to_owned(), source })?;
+        for file in libraries(loader, &source)? {
+            if !self.files.contains(&file) {
+                self.files.push(file);
+            }
+        }
+        if self.entrypoint.is_empty() {
+            self.entrypoint = vec![target.display().to_string()];
+        }
+        self.files.push(ImageFile { source, target });
+        Ok(())
+    }
+}
+
+fn libc_is_multiarch(files: &[ImageFile]) -> bool {
+    files.iter().any(|file| file.target.ends_with("x86_64-linux-gnu/libc.so.6"))
+}
+
+/// The loader that runs this very process.
+fn loader() -> Result<PathBuf, ImageError> {
+    let maps = std::fs::read_to_string("/proc/self/maps").map_err(|_| ImageError::NoLoader)?;
+    maps.lines()
+        .filter_map(|line| line.find('/').map(|at| &line[at..]))
+        .find(|path| path.rsplit('/').next().is_some_and(|name| name.starts_with("ld-linux")))
+        .map(PathBuf::from)
+        .ok_or(ImageError::NoLoader)
+}
+
+fn libraries(loader: &Path, program: &Path) -> Result<Vec<ImageFile>, ImageError> {
+    let failed = |source| ImageError::Libraries { path: program.to_owned(), source };
+    let output = Command::new(loader).arg("--list").arg(program).env_clear().output().map_err(failed)?;
+    if !output.status.success() {
+        return Err(failed(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned())));
+    }
+    let mut files = parse_list(&String::from_utf8_lossy(&output.stdout));
+    if !files.iter().any(|file| file.target == Path::new("/lib64/ld-linux-x86-64.so.2")) {
+        // The path that programs name as their interpreter.
+        files.push(ImageFile { source: loader.to_owned(), target: "/lib64/ld-linux-x86-64.so.2".into() });
+    }
+    Ok(files)
+}
+
+/// Reads `libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x…)` and `/lib64/ld-linux-x86-64.so.2 (0x…)`.
+fn parse_list(listing: &str) -> Vec<ImageFile> {
+    listing
+        .lines()
+        .filter_map(|line| {
+            let path = line.split("=>").last()?.split_whitespace().next()?;
+            path.starts_with('/').then(|| ImageFile { source: path.into(), target: path.into() })
+        })
+        .collect()
+}
+
+/// Images by reference.
+#[derive(Clone, Debug, Default)]
+pub struct ImageStore {
+    images: BTreeMap<String, Arc<Image>>,
+}
+
+impl ImageStore {
+    /// Adds an image, replacing one of the same reference.
+    pub fn insert(&mut self, reference: impl Into<String>, image: Image) {
+        self.images.insert(reference.into(), Arc::new(image));
+    }
+
+    /// The image of that reference.
+    pub fn get(&self, reference: &str) -> Option<Arc<Image>> {
+        self.images.get(reference).cloned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_listing_of_the_loader_gives_absolute_paths_and_nothing_virtual() {
+        let listing = "\tlinux-vdso.so.1 (0x00007ffc)\n\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f)\n\t/lib64/ld-linux-x86-64.so.2 (0x00007f)\n";
+        let paths: Vec<_> = parse_list(listing).into_iter().map(|file| file.target).collect();
+        assert_eq!(
+            paths,
+            [
+                PathBuf::from("/lib/x86_64-linux-gnu/libc.so.6"),
+                PathBuf::from("/lib64/ld-linux-x86-64.so.2")
+            ]
+        );
+    }
+
+    #[test]
+    fn an_image_of_this_test_holds_the_program_and_the_c_library() {
+        let program = std::env::current_exe().unwrap();
+        let image = Image::of_programs(&[program]).unwrap();
+        assert!(image.entrypoint[0].starts_with("/usr/local/bin/"));
+        assert!(image.files.iter().any(|file| file.target.ends_with("libc.so.6")));
+        assert!(image.files.iter().any(|file| file.target.ends_with("ld-linux-x86-64.so.2")));
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_is_an_error_that_names_it() {
+        let error = Image::of_programs(&["/nowhere/tessera-probe"]).unwrap_err();
+        assert!(error.to_string().contains("/nowhere/tessera-probe"), "{error}");
+    }
+}

@@ -1,0 +1,26 @@
+//! The container runtime stand-in: starts, signals, watches and remembers containers.
+//!
+//! ```text
+//! kubelet -- ContainerConfig --> Runtime::start: image, CDI edits (pure) -> InitSpec
+//!                                  |  one task per container
+//!                                  v
+//!                                supervisor (a process)  -> program
+//! kubelet <- subscribe(), containers() -- states
+//! ```
+//!
+//! Containers belong to the runtime and not to a kubelet: a new kubelet finds them here.
+
+mod cdi;
+mod identity;
+mod image;
+mod rootfs;
+mod runtime;
+mod spec;
+mod supervisor;
+
+pub use cdi::CdiError;
+pub use image::{Image, ImageError, ImageFile, ImageStore};
+pub use rootfs::SetupError;
+pub use runtime::{Container, ContainerConfig, ContainerId, Runtime, RuntimeOptions, StartError, State};
+pub use spec::{BindMount, DeviceNode, RunAs};
+pub use supervisor::{ENTER, INIT, enter, supervise};
