@@ -8,7 +8,7 @@ WORKDIR /src
 COPY . .
 RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/src/target \
     cargo build --locked --release --package tessera-controller \
-    && install -D target/release/tessera-controller /out/usr/local/bin/tessera-
+    && install -D target/release/tessera-controller /out/usr/local/bin/tessera-controller
 
 # A C runtime and nothing else; the same Debian release as above, so the same C library.
 FROM gcr.io/distroless/cc-debian12:nonroot

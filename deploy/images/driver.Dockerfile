@@ -1,4 +1,5 @@
-# The image tessera-driver: the node agent, and the library that it puts into containers. Build it from the repository's root:
+# The image tessera-driver: the node agent, and the library that it puts into containers. Build it from the repository's
+# root:
 #
 #   docker build --file deploy/images/driver.Dockerfile --tag ghcr.io/tessera-gpu/tessera-driver .
 #
@@ -8,7 +9,8 @@ WORKDIR /src
 COPY . .
 RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/src/target \
     cargo build --locked --release --package tessera-driver --package tessera-intercept \
-    && install -D target/release/tessera-driver /out/usr/local/bin/tessera-
+    && install -D target/release/tessera-driver /out/usr/local/bin/tessera-driver \
+    && install -D --mode 644 target/release/libtessera_intercept.so /out/usr/local/lib/tessera/libtessera_intercept.so
 
 # A C runtime and nothing else; the same Debian release as above, so the same C library.
 FROM gcr.io/distroless/cc-debian12
