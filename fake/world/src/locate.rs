@@ -73,12 +73,10 @@ impl Location {
         let state = match state {
             Some(directory) => StatePlace::Shared(directory),
             None => {
-                let directory = world.with_file_name("state");
-                if crate::usage::can_share(&directory) {
-                    StatePlace::Shared(directory)
-                } else {
-                    StatePlace::Process
-                }
+                let places = [Some(world.with_file_name("state")), in_shared_memory(world)];
+                let writable =
+                    places.into_iter().flatten().find(|directory| crate::usage::can_share(directory));
+                writable.map_or(StatePlace::Process, StatePlace::Shared)
             }
         };
         Ok(Self { world: world.to_owned(), control: world.with_file_name("control.yaml"), state })

@@ -1,0 +1,124 @@
+//! The C boundary: every name that NVIDIA's library exports is there, and nothing crashes.
+
+mod node;
+
+use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt as _;
+use std::ptr;
+
+use nvml_wrapper_sys::bindings::{NvmlLib, nvmlMemory_v2_t};
+use tessera_fake_world::{artifact, shipped};
+
+use node::Node;
+
+const UNINITIALIZED: u32 = 1;
+const INVALID_ARGUMENT: u32 = 2;
+const NOT_SUPPORTED: u32 = 3;
+const VERSION_MISMATCH: u32 = 25;
+
+/// Every function that the bindings of `nvml-wrapper-sys` know.
+const NAMES: &str = include_str!("../src/symbols.txt");
+
+/// Any NVML function, called with more arguments than the longest takes: the C conventions allow it.
+type AnyFunction = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize, usize, usize) -> u32;
+
+struct Library(*mut libc::c_void);
+
+impl Library {
+    fn open(path: &std::path::Path) -> Self {
+        let path = CString::new(path.as_os_str().as_bytes()).expect("a path without zeroes");
+        // SAFETY: loads the library built by this workspace; it has no initialisers of its own.
+        let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        assert!(!handle.is_null());
+        Self(handle)
+    }
+
+    fn function(&self, name: &str) -> Option<AnyFunction> {
+        let name = CString::new(name).expect("a name without zeroes");
+        // SAFETY: an open library and a terminated name.
+        let address = unsafe { libc::dlsym(self.0, name.as_ptr()) };
+        // SAFETY: every `nvml` symbol is a C function of integer and pointer arguments; null becomes `None`.
+        unsafe { std::mem::transmute::<*mut libc::c_void, Option<AnyFunction>>(address) }
+    }
+
+    /// Calls with zeroes and NULLs only.
+    fn call_with_nothing(&self, name: &str) -> u32 {
+        let function = self.function(name).unwrap_or_else(|| panic!("{name} is not exported"));
+        // SAFETY: the fake checks every pointer; see `AnyFunction` for the number of arguments.
+        unsafe { function(0, 0, 0, 0, 0, 0, 0, 0) }
+    }
+}
+
+fn functions() -> impl Iterator<Item = &'static str> {
+    NAMES.lines().filter(|name| !name.is_empty())
+}
+
+#[test]
+fn every_function_wants_initialisation_and_survives_null() {
+    let node = Node::new(shipped::DGX_1V);
+    let library = Library::open(&node.nvml_path());
+    let apart = ["nvmlInit", "nvmlInit_v2", "nvmlInitWithFlags", "nvmlShutdown", "nvmlErrorString"];
+    for name in functions().filter(|name| !apart.contains(name)) {
+        let answer = library.call_with_nothing(name);
+        assert!([UNINITIALIZED, INVALID_ARGUMENT].contains(&answer), "{name} answers {answer} uninitialised");
+    }
+    assert_eq!(library.call_with_nothing("nvmlShutdown"), UNINITIALIZED);
+    assert_eq!(library.call_with_nothing("nvmlInit_v2"), 0);
+    for name in functions().filter(|name| !apart.contains(name)) {
+        let answer = library.call_with_nothing(name);
+        assert!([INVALID_ARGUMENT, NOT_SUPPORTED, 6].contains(&answer), "{name} answers {answer} to NULLs");
+    }
+    assert_eq!(library.call_with_nothing("nvmlShutdown"), 0);
+    assert_eq!(library.call_with_nothing("nvmlDeviceGetCount_v2"), UNINITIALIZED);
+}
+
+#[test]
+fn valid_handles_and_null_results_are_invalid_arguments() {
+    let node = Node::new(shipped::H100_8_NVSWITCH);
+    let library = Library::open(&node.nvml_path());
+    assert_eq!(library.call_with_nothing("nvmlInit_v2"), 0);
+    let mut handle = 0_usize;
+    let get = library.function("nvmlDeviceGetHandleByIndex_v2").unwrap();
+    // SAFETY: the second argument is where the handle goes.
+    assert_eq!(unsafe { get(0, &raw mut handle as usize, 0, 0, 0, 0, 0, 0) }, 0);
+    // These take text, an index or a result first.
+    let apart = ["GetHandleBy", "GetCount", "DrainState", "DiscoverGpus", "RemoveGpu"];
+    let takes_handle =
+        |name: &&str| name.starts_with("nvmlDevice") && !apart.iter().any(|part| name.contains(part));
+    for name in functions().filter(takes_handle) {
+        let function = library.function(name).unwrap();
+        // SAFETY: a valid handle, and no pointer but NULL.
+        let answer = unsafe { function(handle, 0, 0, 0, 0, 0, 0, 0) };
+        let plausible = [INVALID_ARGUMENT, NOT_SUPPORTED, 6];
+        assert!(plausible.contains(&answer), "{name} answers {answer} to a handle and NULLs");
+    }
+}
+
+#[test]
+fn a_struct_of_another_version_is_refused() {
+    let node = Node::new(shipped::T4_1);
+    // SAFETY: loads the library built by this workspace.
+    let library = unsafe { NvmlLib::new(node.nvml_path()) }.unwrap();
+    // SAFETY: valid pointers of the right types throughout.
+    unsafe {
+        assert_eq!(library.nvmlInit_v2(), 0);
+        let mut device = ptr::null_mut();
+        assert_eq!(library.nvmlDeviceGetHandleByIndex_v2(0, &mut device), 0);
+        let mut memory: nvmlMemory_v2_t = std::mem::zeroed();
+        assert_eq!(library.nvmlDeviceGetMemoryInfo_v2(device, &mut memory), VERSION_MISMATCH);
+        memory.version = size_of::<nvmlMemory_v2_t>() as u32 | 2 << 24;
+        assert_eq!(library.nvmlDeviceGetMemoryInfo_v2(device, &mut memory), 0);
+        assert_eq!(memory.total, node.world.gpus[0].model.memory_bytes());
+        let mut name = [0; 4];
+        assert_eq!(library.nvmlDeviceGetName(device, name.as_mut_ptr(), 4), 7, "the name does not fit");
+        assert_eq!(library.nvmlShutdown(), 0);
+    }
+}
+
+#[test]
+fn the_library_is_named_as_nvidias() {
+    let path = artifact::nvml().unwrap();
+    let content = std::fs::read(path).unwrap();
+    let soname = b"\0libnvidia-ml.so.1\0";
+    assert!(content.windows(soname.len()).any(|window| window == soname));
+}
