@@ -22,19 +22,6 @@ usage() {
   exit 2
 }
 
-# One line for each thing that belongs to a claim. The driver's base CDI spec and its library are not residue: they are
-# there as long as the driver is.
-residue() { # node
-  # shellcheck disable=SC2016  # expanded by the inner shell
-  machine_exec "$1" bash -c '
-    find /var/run/cdi -name "k8s.gpu.tessera.dev-claim_*" -printf "CDI file %p\n" 2>/dev/null
-    find /run/tessera/grants /run/tessera/ledgers -mindepth 1 -printf "state %p\n" 2>/dev/null
-    awk "index(\$2, \"/run/tessera/ledgers/\") == 1 { print \"mount \" \$2 }" /proc/mounts
-    if [ -f /run/tessera/journal.json ]; then
-      jq -r ".claims // {} | keys[] | \"journal entry \" + ." /run/tessera/journal.json
-    fi'
-}
-
 main() {
   bin=${bin:-$(cat "$rundir/bin" 2>/dev/null)} || fail "no cluster in $rundir: run $here/up.sh"
   local action=${1:-} machine=${2:-}
@@ -53,7 +40,7 @@ main() {
     start) component_start "$machine" "$1" ;;
     gpu) node_control_gpus "$machine" "$cargo_output" "$@" ;;
     import) node_import "$machine" "$1" ;;
-    residue) residue "$machine" ;;
+    residue) machine_exec "$machine" sh "$cluster_dir/lib/residue.sh" | residue_report ;;
     *) usage ;;
   esac
 }

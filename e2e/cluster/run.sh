@@ -76,6 +76,7 @@ trap finish EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 {
+  "$here/leak-check-test.sh"
   bin=$("$here/build.sh")
   "$here/images.sh" tessera
   (cd "$repository" && cargo test --locked --profile "$cargo_profile" --package tessera-e2e --test cluster --no-run)

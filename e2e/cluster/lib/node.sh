@@ -122,3 +122,14 @@ node_restart() { # node component
     kubelet) wait_for "kubelet of $1" 60 machine_exec "$1" "$bin/kubectl" get --raw /healthz --server http://127.0.0.1:10248 ;;
   esac
 }
+
+# Reads residue.sh's output and prints an entry of the journal as a line; a journal without claims is no residue.
+residue_report() {
+  local line
+  while read -r line; do
+    case $line in
+      journal\ *) jq -r '.. | objects | .claims? // empty | keys[] | "journal entry \(.)"' <<<"${line#journal }" ;;
+      *) echo "$line" ;;
+    esac
+  done
+}

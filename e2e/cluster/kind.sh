@@ -1,0 +1,94 @@
+#!/usr/bin/env bash
+# make e2e-kind: the same tests on a kind cluster, for machines with Docker. Builds the images from deploy/images, makes a
+# cluster of one control plane and two workers, gives the workers a fake NVIDIA driver each, installs the chart, runs the
+# tests, deletes the cluster.
+#
+# Needs docker and a Rust toolchain, and Go unless kind, kubectl and helm are installed.
+# KIND_IMAGE: the node image (default: that of the kind release; Kubernetes >= 1.36 is needed).
+# TESSERA_E2E_KEEP=1 leaves the cluster up after the tests.
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=lib/cluster.sh
+source "$here/lib/cluster.sh"
+
+export TESSERA_KIND_CLUSTER=tessera-e2e
+workers=("$TESSERA_KIND_CLUSTER-worker" "$TESSERA_KIND_CLUSTER-worker2")
+kind_version=v0.33.0
+kubeconfig=$(mktemp)
+
+kind() {
+  if command -v kind >/dev/null; then
+    command kind "$@"
+  else
+    go run "sigs.k8s.io/kind@$kind_version" "$@"
+  fi
+}
+
+cluster_configuration() {
+  local node
+  echo "kind: Cluster"
+  echo "apiVersion: kind.x-k8s.io/v1alpha4"
+  echo "nodes:"
+  echo "- role: control-plane"
+  for node in "${node_names[@]}"; do
+    echo "- {role: worker, labels: {e2e.tessera.dev/world: ${world[$node]}}}"
+  done
+}
+
+build_images() {
+  local image
+  for image in driver controller probe; do
+    docker build --file "$repository/deploy/images/$image.Dockerfile" --tag "tessera/$image:e2e" "$repository"
+    kind load docker-image --name "$TESSERA_KIND_CLUSTER" "tessera/$image:e2e"
+  done
+}
+
+# The fake driver's files, as node_install_gpus lays them out. /run of a kind node is a tmpfs, which docker cp cannot
+# write to: the files go through tar.
+install_gpus() { # worker, world
+  local description=$repository/fake/world/worlds/$2.yaml files
+  files=$(mktemp -d)
+  "$cargo_output/tessera-fake-world" driver-root "$description" "$cargo_output/libnvidia_ml.so" "$cargo_output/libcuda.so" \
+    "$files$node_driver_root"
+  "$cargo_output/tessera-fake-world" sysfs "$description" "$files$node_sysfs_root"
+  tar --create --directory "$files" . | docker exec --interactive "$1" tar --extract --directory /
+  docker cp "$cargo_output/tessera-fake-world" "$1:/usr/local/bin/tessera-fake-world"
+  rm -r "$files"
+}
+
+finish() {
+  local status=$?
+  trap - EXIT
+  if [ "$status" -ne 0 ]; then
+    kubectl --kubeconfig "$kubeconfig" get pods,resourceclaims --all-namespaces --output wide >&2 || true
+  fi
+  if [ "${TESSERA_E2E_KEEP:-}" = 1 ]; then
+    say "kept: export KUBECONFIG=$kubeconfig; end it with: kind delete cluster --name $TESSERA_KIND_CLUSTER"
+  else
+    kind delete cluster --name "$TESSERA_KIND_CLUSTER"
+    rm -f "$kubeconfig"
+  fi
+  exit "$status"
+}
+
+main() {
+  local index
+  command -v docker >/dev/null || fail "docker is missing: make e2e needs none"
+  command -v helm >/dev/null && command -v kubectl >/dev/null || PATH=$("$here/build.sh"):$PATH
+  (cd "$repository" && cargo build --locked --profile "$cargo_profile" --package tessera-fake-world \
+    --package tessera-fake-nvml --package tessera-fake-cuda)
+  trap finish EXIT
+  cluster_configuration | kind create cluster --name "$TESSERA_KIND_CLUSTER" --kubeconfig "$kubeconfig" --config - \
+    ${KIND_IMAGE:+--image "$KIND_IMAGE"}
+  build_images
+  for index in 0 1; do install_gpus "${workers[$index]}" "${world[${node_names[$index]}]}"; done
+  export KUBECONFIG=$kubeconfig TESSERA_E2E_NODE=$here/kind-node.sh
+  helm install tessera "$repository/deploy/chart/tessera" --namespace tessera-system --create-namespace \
+    --values "$here/values.yaml" --wait --timeout 180s
+  "$here/policies.sh"
+  cd "$repository"
+  cargo test --locked --profile "$cargo_profile" --package tessera-e2e --test cluster -- --test-threads=1 "$@"
+}
+
+main "$@"
