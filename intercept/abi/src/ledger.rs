@@ -94,7 +94,7 @@ pub struct SlotPage {
 }
 
 const _: () = {
-    assert!(LEDGER_LEN % 4096 == 0);
+    assert!(LEDGER_LEN.is_multiple_of(4096));
     assert!(SLOTS >= 256 && SLOTS <= 1 << Total::SLOT_BITS);
     assert!(Total::USED_BITS + Total::SLOT_BITS + Total::CHANGE_BITS == 64);
     assert!(size_of::<LedgerPage>() == LEDGER_LEN);
