@@ -1,0 +1,183 @@
+//! GPUs by NVIDIA's management library.
+
+mod describe;
+mod links;
+mod raw;
+mod session;
+mod watch;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use nvml_wrapper::Device;
+use nvml_wrapper::enums::device::UsedGpuMemory;
+use nvml_wrapper::error::NvmlError;
+use tessera_api::gpu::{Gpu, Inventory, Unpublished, UnpublishedReason};
+use tessera_api::names::{GpuUuid, PciBusId};
+
+use crate::library::{GpuLibrary, GpuMemory, GpuProcess, HealthWatch, LibraryError};
+use session::Session;
+
+/// How to find NVML and what it cannot tell.
+#[derive(Debug, Clone)]
+pub struct NvmlOptions {
+    /// The library itself; else it is searched for.
+    pub library: Option<PathBuf>,
+    /// Where the NVIDIA driver's files are, as this process sees them.
+    pub driver_root: PathBuf,
+    /// Where sysfs is mounted.
+    pub sysfs_root: PathBuf,
+    /// GPUs that are not to be published.
+    pub exclude: BTreeSet<GpuUuid>,
+}
+
+impl Default for NvmlOptions {
+    /// The driver's files under `/`, sysfs at `/sys`, nothing excluded.
+    fn default() -> Self {
+        Self {
+            library: None,
+            driver_root: PathBuf::from("/"),
+            sysfs_root: PathBuf::from("/sys"),
+            exclude: BTreeSet::new(),
+        }
+    }
+}
+
+/// The GPUs of this node, by NVML.
+///
+/// The library is loaded when it is first needed and, if that fails or the kernel driver is replaced under it, again at the next
+/// [look](GpuLibrary::inventory): a driver that is installed later is found without a restart.
+#[derive(Debug)]
+pub struct NvmlLibrary {
+    options: NvmlOptions,
+    session: Mutex<Option<Arc<Session>>>,
+    /// GPUs that earlier looks found, to name those that are gone.
+    known: Mutex<BTreeMap<GpuUuid, Seen>>,
+}
+
+impl NvmlLibrary {
+    /// NVML with these options; nothing is loaded yet.
+    pub fn new(options: NvmlOptions) -> Self {
+        Self { options, session: Mutex::new(None), known: Mutex::default() }
+    }
+
+    /// The file that NVML was loaded from; none before it was, and where the dynamic loader found it.
+    pub fn library_path(&self) -> Option<PathBuf> {
+        self.session.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.library_path()
+    }
+
+    fn session(&self) -> Result<Arc<Session>, LibraryError> {
+        let mut session = self.session.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(open) = session.as_ref() {
+            return Ok(Arc::clone(open));
+        }
+        let opened = Arc::new(Session::open(&self.options)?);
+        *session = Some(Arc::clone(&opened));
+        Ok(opened)
+    }
+
+    /// After an error that says that the session as a whole is over.
+    fn forget_session(&self) {
+        *self.session.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    fn with_gpu<T>(
+        &self,
+        gpu: &GpuUuid,
+        call: &'static str,
+        ask: impl FnOnce(&Device<'_>) -> Result<T, NvmlError>,
+    ) -> Result<T, LibraryError> {
+        let session = self.session()?;
+        session.nvml().device_by_uuid(gpu.as_str()).and_then(|device| ask(&device)).map_err(|source| {
+            match source {
+                NvmlError::GpuLost | NvmlError::NotFound => LibraryError::Lost { gpu: gpu.clone() },
+                source => LibraryError::GpuCall { gpu: gpu.clone(), call, source },
+            }
+        })
+    }
+
+    /// Remembers the GPUs that are there, and names those that were there before and are gone: NVML counts a lost GPU and does not
+    /// say which it was, or has stopped counting it.
+    fn account_for_lost(&self, gpus: &[Gpu], unpublished: &mut Vec<Unpublished>) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let here: BTreeSet<&GpuUuid> = gpus
+            .iter()
+            .map(|gpu| &gpu.uuid)
+            .chain(unpublished.iter().filter_map(|gpu| gpu.uuid.as_ref()))
+            .collect();
+        let gone: Vec<_> = known
+            .iter()
+            .filter(|(uuid, _)| !here.contains(uuid))
+            .map(|(u, s)| (u.clone(), s.clone()))
+            .collect();
+        for (uuid, seen) in gone {
+            let lost = Unpublished {
+                uuid: Some(uuid),
+                index: Some(seen.index),
+                pci_bus_id: Some(seen.pci_bus_id),
+                reason: UnpublishedReason::Lost,
+            };
+            let nameless = |other: &&mut Unpublished| other.uuid.is_none() && other.index == lost.index;
+            match unpublished.iter_mut().find(nameless) {
+                Some(other) => *other = lost,
+                None => unpublished.push(lost),
+            }
+        }
+        for gpu in gpus {
+            let seen = Seen { index: gpu.index, pci_bus_id: gpu.pci_bus_id.clone() };
+            known.insert(gpu.uuid.clone(), seen);
+        }
+    }
+}
+
+/// Where a GPU was when it was last seen.
+#[derive(Debug, Clone)]
+struct Seen {
+    index: u32,
+    pci_bus_id: PciBusId,
+}
+
+impl GpuLibrary for NvmlLibrary {
+    fn inventory(&self) -> Result<Inventory, LibraryError> {
+        let session = self.session()?;
+        let count = session.nvml().device_count().map_err(|source| {
+            self.forget_session();
+            LibraryError::Call { call: "nvmlDeviceGetCount_v2", source }
+        })?;
+        let versions = session.versions()?;
+        let (mut gpus, mut unpublished) = (Vec::new(), Vec::new());
+        for index in 0..count {
+            match describe::gpu(&session, index, &versions, &self.options.sysfs_root) {
+                Ok(gpu) => gpus.push(gpu),
+                Err(gpu) => unpublished.push(gpu),
+            }
+        }
+        self.account_for_lost(&gpus, &mut unpublished);
+        let links = links::between(&session, &gpus);
+        Ok(Inventory::new(gpus, links, unpublished).excluding(&self.options.exclude))
+    }
+
+    fn memory(&self, gpu: &GpuUuid) -> Result<GpuMemory, LibraryError> {
+        let memory = self.with_gpu(gpu, "nvmlDeviceGetMemoryInfo_v2", |device| device.memory_info())?;
+        Ok(GpuMemory { total: memory.total, used: memory.used, free: memory.free })
+    }
+
+    fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, LibraryError> {
+        let call = "nvmlDeviceGetComputeRunningProcesses_v3";
+        let processes = self.with_gpu(gpu, call, |device| device.running_compute_processes())?;
+        let bytes = |used| match used {
+            UsedGpuMemory::Used(bytes) => Some(bytes),
+            UsedGpuMemory::Unavailable => None,
+        };
+        let process = |process: nvml_wrapper::struct_wrappers::device::ProcessInfo| GpuProcess {
+            pid: process.pid,
+            bytes: bytes(process.used_gpu_memory),
+        };
+        Ok(processes.into_iter().map(process).collect())
+    }
+
+    fn watch(&self, gpus: &[GpuUuid]) -> Result<Box<dyn HealthWatch>, LibraryError> {
+        Ok(Box::new(watch::NvmlWatch::start(self.session()?, gpus)?))
+    }
+}

@@ -1,0 +1,202 @@
+//! What the real NVML code says about every shipped world.
+
+mod node;
+
+use std::fs;
+
+use tessera_api::gpu::{Inventory, LinkKind, PcieLevel, UnpublishedReason, nvlink_cliques};
+use tessera_fake_world::shipped;
+use tessera_gpu::{GpuLibrary as _, LibraryError, NvmlLibrary, NvmlOptions};
+
+use node::Node;
+
+/// Sizes of the NVLink cliques, largest first.
+fn cliques(inventory: &Inventory) -> Vec<usize> {
+    let uuids = inventory.gpus.iter().map(|gpu| &gpu.uuid);
+    nvlink_cliques(uuids, &inventory.links).iter().map(|clique| clique.members.len()).collect()
+}
+
+fn nvlinks(inventory: &Inventory, node: &Node, one: usize, other: usize) -> u32 {
+    let (one, other) = (node.uuid(one), node.uuid(other));
+    let between =
+        |link: &&tessera_api::Link| [&link.a, &link.b].into_iter().all(|end| *end == one || *end == other);
+    inventory.links.iter().filter(between).map(tessera_api::Link::nvlinks).sum()
+}
+
+fn pcie(inventory: &Inventory, node: &Node, one: usize, other: usize) -> PcieLevel {
+    let (one, other) = (node.uuid(one), node.uuid(other));
+    let between =
+        |link: &&tessera_api::Link| [&link.a, &link.b].into_iter().all(|end| *end == one || *end == other);
+    let mut levels = inventory.links.iter().filter(between).filter_map(|link| match link.kind {
+        LinkKind::Pcie(level) => Some(level),
+        LinkKind::NvLink(_) => None,
+    });
+    levels.next().expect("every pair has a PCIe level")
+}
+
+#[test]
+fn every_gpu_of_every_shipped_world_is_described_as_the_world_says() {
+    for (name, text) in shipped::ALL {
+        let node = Node::new(text);
+        let library = node.library();
+        let inventory = library.inventory().unwrap();
+        assert_eq!(inventory.gpus.len() + inventory.unpublished.len(), node.world.gpus.len(), "{name}");
+        for gpu in &inventory.gpus {
+            let expected = &node.world.gpus[gpu.index as usize];
+            assert_eq!(gpu.uuid.as_str(), expected.uuid);
+            assert_eq!(gpu.minor, expected.minor);
+            assert_eq!(gpu.product_name, expected.model.name);
+            assert_eq!(gpu.architecture, format!("{:?}", expected.model.architecture));
+            assert_eq!(gpu.memory_bytes, expected.model.memory_bytes());
+            assert_eq!(gpu.cuda_compute_capability.major, expected.model.compute_capability.major);
+            assert_eq!(gpu.cuda_compute_capability.minor, expected.model.compute_capability.minor);
+            assert_eq!(gpu.driver_version, node.world.driver.version);
+            assert_eq!(gpu.cuda_driver_version.number() as i32, node.world.driver.cuda_number());
+            assert_eq!(gpu.pci_bus_id.as_str(), expected.pci.to_string());
+            assert_eq!(gpu.pcie_root.as_deref(), Some(expected.pcie_root.as_str()));
+            assert_eq!(gpu.numa_node, expected.numa_node.map(|node| node as i32));
+            assert!(gpu.is_healthy() && !gpu.mig_enabled);
+        }
+        assert_eq!(library.library_path(), Some(node.nvml()), "found under the driver root");
+    }
+}
+
+#[test]
+fn the_dgx_1v_has_its_mesh_and_two_cliques_of_four() {
+    let node = Node::new(shipped::DGX_1V);
+    let inventory = node.library().inventory().unwrap();
+    for one in 0..8 {
+        for other in one + 1..8 {
+            let expected = node.world.direct_links(one, other) as u32;
+            assert_eq!(nvlinks(&inventory, &node, one, other), expected, "{one}-{other}");
+            assert_eq!(pcie(&inventory, &node, one, other).word(), node.world.pcie_level(one, other).word());
+        }
+    }
+    assert_eq!(cliques(&inventory), [4, 4]);
+}
+
+#[test]
+fn gpus_behind_switches_are_joined_to_all_with_all_their_links() {
+    let node = Node::new(shipped::H100_8_NVSWITCH);
+    let inventory = node.library().inventory().unwrap();
+    for one in 0..8 {
+        for other in one + 1..8 {
+            assert_eq!(nvlinks(&inventory, &node, one, other), 18);
+        }
+    }
+    assert_eq!(cliques(&inventory), [8]);
+    assert_eq!(inventory.gpus.iter().filter(|gpu| gpu.numa_node == Some(1)).count(), 4);
+}
+
+#[test]
+fn gpus_without_bridges_have_no_nvlinks() {
+    let node = Node::new(shipped::A100_4_PCIE);
+    let inventory = node.library().inventory().unwrap();
+    assert!(inventory.links.iter().all(|link| link.nvlinks() == 0));
+    assert_eq!(pcie(&inventory, &node, 0, 1), PcieLevel::Node);
+    assert_eq!(pcie(&inventory, &node, 1, 2), PcieLevel::System);
+    assert_eq!(cliques(&inventory), [0; 0]);
+}
+
+#[test]
+fn a_gpu_in_mig_mode_is_not_published_and_the_reason_says_why() {
+    let node = Node::new(shipped::MIXED);
+    let library = node.library();
+    let inventory = library.inventory().unwrap();
+    assert_eq!(inventory.gpus.len(), 4);
+    let [unpublished] = inventory.unpublished.as_slice() else { panic!("{:?}", inventory.unpublished) };
+    assert_eq!(
+        (unpublished.uuid.clone(), &unpublished.reason),
+        (Some(node.uuid(3)), &UnpublishedReason::MigEnabled)
+    );
+    assert_eq!(cliques(&inventory), [2]);
+    node.control.update(|control| control.gpu_mut(&node.world.gpus[3].uuid).mig = Some(false)).unwrap();
+    assert_eq!(library.inventory().unwrap().gpus.len(), 5, "seen when it is turned off");
+}
+
+#[test]
+fn an_excluded_gpu_and_the_links_to_it_are_not_published() {
+    let node = Node::new(shipped::H100_8_NVSWITCH);
+    let inventory = node.library_excluding(5).inventory().unwrap();
+    assert_eq!(inventory.unpublished.len(), 1);
+    assert_eq!(inventory.unpublished[0].uuid, Some(node.uuid(5)));
+    assert_eq!(inventory.unpublished[0].reason, UnpublishedReason::Excluded);
+    assert!(inventory.gpu(&node.uuid(5)).is_none());
+    assert_eq!(cliques(&inventory), [7]);
+}
+
+#[test]
+fn a_gpu_that_falls_off_the_bus_becomes_unpublished_by_name_and_comes_back() {
+    let node = Node::new(shipped::H100_8_NVSWITCH);
+    let library = node.library();
+    assert_eq!(library.inventory().unwrap().gpus.len(), 8);
+    node.lose(6);
+    for _ in 0..2 {
+        let inventory = library.inventory().unwrap();
+        let [lost] = inventory.unpublished.as_slice() else { panic!("{:?}", inventory.unpublished) };
+        assert_eq!((lost.uuid.clone(), lost.index), (Some(node.uuid(6)), Some(6)));
+        assert_eq!(lost.reason, UnpublishedReason::Lost);
+        assert_eq!((inventory.gpus.len(), cliques(&inventory)), (7, vec![7]));
+        assert!(matches!(library.memory(&node.uuid(6)), Err(LibraryError::Lost { .. })));
+    }
+    node.heal(6);
+    let inventory = library.inventory().unwrap();
+    assert_eq!((inventory.gpus.len(), inventory.unpublished.len()), (8, 0));
+}
+
+#[test]
+fn a_gpu_that_is_lost_from_the_start_is_known_by_its_index() {
+    let node = Node::new(shipped::A100_4_PCIE);
+    node.lose(1);
+    let inventory = node.library().inventory().unwrap();
+    let [lost] = inventory.unpublished.as_slice() else { panic!("{:?}", inventory.unpublished) };
+    assert_eq!((&lost.uuid, lost.index, &lost.reason), (&None, Some(1), &UnpublishedReason::Lost));
+}
+
+#[test]
+fn a_gpu_that_sysfs_does_not_know_is_published_without_its_place() {
+    let node = Node::new(shipped::T4_1);
+    fs::remove_dir_all(&node.sysfs_root).unwrap();
+    let inventory = node.library().inventory().unwrap();
+    assert_eq!((&inventory.gpus[0].pcie_root, inventory.gpus[0].numa_node), (&None, None));
+}
+
+#[test]
+fn a_machine_without_gpus_has_an_empty_inventory() {
+    let node = Node::new("driver: {version: 580.95.05, cuda: \"13.0\"}\ngpus: []\n");
+    assert_eq!(node.library().inventory().unwrap(), Inventory::default());
+}
+
+#[test]
+fn a_missing_library_is_an_error_that_says_where_it_was_looked_for_and_is_found_later() {
+    let node = Node::new(shipped::T4_1);
+    let path = node.driver_root.join("opt/libnvidia-ml.so.1");
+    let library = NvmlLibrary::new(NvmlOptions { library: Some(path.clone()), ..node.options() });
+    let error = library.inventory().unwrap_err();
+    assert!(matches!(error, LibraryError::NotFound { .. }));
+    let message = error.to_string();
+    assert!(message.contains(path.to_str().unwrap()) && message.contains("--nvml-library"), "{message}");
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::copy(node.nvml(), &path).unwrap();
+    assert_eq!(library.inventory().unwrap().gpus.len(), 1, "tried again");
+}
+
+#[test]
+fn a_kernel_driver_that_is_not_loaded_is_an_error_until_it_is() {
+    let node = Node::new(shipped::T4_1);
+    node.control.update(|control| control.driver_not_loaded = true).unwrap();
+    let library = node.library();
+    let error = library.inventory().unwrap_err();
+    assert!(matches!(error, LibraryError::Initialise { .. }), "{error}");
+    node.control.update(|control| control.driver_not_loaded = false).unwrap();
+    assert_eq!(library.inventory().unwrap().gpus.len(), 1);
+}
+
+#[test]
+fn a_file_that_is_no_library_is_not_found() {
+    let node = Node::new(shipped::T4_1);
+    let path = node.driver_root.join("not-a-library");
+    fs::write(&path, "text").unwrap();
+    let library = NvmlLibrary::new(NvmlOptions { library: Some(path), ..node.options() });
+    assert!(matches!(library.inventory(), Err(LibraryError::NotFound { .. })));
+}
