@@ -6,7 +6,10 @@ use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt as _;
 use std::ptr;
 
-use nvml_wrapper_sys::bindings::{NvmlLib, nvmlMemory_v2_t};
+use nvml_wrapper::enums::device::SampleValue;
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::structs::device::FieldId;
+use nvml_wrapper_sys::bindings::{NvmlLib, field_id, nvmlMemory_v2_t};
 use tessera_fake_world::{artifact, shipped};
 
 use node::Node;
@@ -121,4 +124,48 @@ fn the_library_is_named_as_nvidias() {
     let content = std::fs::read(path).unwrap();
     let soname = b"\0libnvidia-ml.so.1\0";
     assert!(content.windows(soname.len()).any(|window| window == soname));
+}
+
+#[test]
+fn field_values_are_answered_one_by_one() {
+    let node = Node::new(shipped::H100_8_NVSWITCH);
+    let nvml = node.nvml();
+    let device = nvml.device_by_index(0).unwrap();
+    let asked =
+        [FieldId(field_id::NVML_FI_DEV_NVLINK_LINK_COUNT), FieldId(field_id::NVML_FI_DEV_POWER_INSTANT)];
+    let answers = device.field_values_for(&asked).unwrap();
+    assert!(matches!(answers[0].as_ref().unwrap().value, Ok(SampleValue::U32(18))), "{answers:?}");
+    assert!(matches!(answers[1].as_ref().unwrap().value, Err(NvmlError::NotSupported)), "{answers:?}");
+}
+
+#[test]
+fn peers_are_reached_by_nvlink_or_within_a_numa_node() {
+    use nvml_wrapper_sys::bindings as sys;
+    let node = Node::new(shipped::MIXED);
+    // SAFETY: loads the library built by this workspace.
+    let library = unsafe { NvmlLib::new(node.nvml_path()) }.unwrap();
+    // SAFETY: valid pointers of the right types throughout.
+    unsafe {
+        assert_eq!(library.nvmlInit_v2(), 0);
+        let handles: Vec<_> = (0..5)
+            .map(|index| {
+                let mut device = ptr::null_mut();
+                assert_eq!(library.nvmlDeviceGetHandleByIndex_v2(index, &mut device), 0);
+                device
+            })
+            .collect();
+        let status = |one: usize, other: usize, index| {
+            let mut status = 99;
+            assert_eq!(library.nvmlDeviceGetP2PStatus(handles[one], handles[other], index, &mut status), 0);
+            status
+        };
+        let (nvlink, read) = (
+            sys::nvmlGpuP2PCapsIndex_enum_NVML_P2P_CAPS_INDEX_NVLINK,
+            sys::nvmlGpuP2PCapsIndex_enum_NVML_P2P_CAPS_INDEX_READ,
+        );
+        assert_eq!((status(0, 1, nvlink), status(0, 1, read)), (0, 0));
+        assert_eq!((status(0, 2, nvlink), status(0, 2, read)), (5, 0));
+        assert_eq!((status(0, 4, nvlink), status(0, 4, read)), (5, 1));
+        assert_eq!(library.nvmlShutdown(), 0);
+    }
 }

@@ -122,12 +122,28 @@ pub fn write_driver_root(
 fn install_library(directory: &Path, name: &str, source: &Path, world: &World) -> Result<(), TreeError> {
     let versioned = format!("{name}.{}", world.driver.version);
     let path = directory.join(&versioned);
+    remove_other_versions(directory, name, &versioned)?;
     // Written beside and renamed: a process that has the old one loaded keeps it.
     let temporary = directory.join(format!(".{versioned}.new"));
     at(source, fs::copy(source, &temporary).map(drop))?;
     at(&path, fs::rename(&temporary, &path))?;
     replace_link(Path::new(&versioned), &directory.join(format!("{name}.1")))?;
     replace_link(Path::new(&format!("{name}.1")), &directory.join(name))
+}
+
+/// A driver root that was laid out before for another driver version is taken over, as an upgrade does.
+fn remove_other_versions(directory: &Path, name: &str, versioned: &str) -> Result<(), TreeError> {
+    let entries = at(directory, fs::read_dir(directory))?;
+    for entry in entries.flatten() {
+        let file = entry.file_name();
+        let is_version = |file: &str| {
+            file != versioned && file.strip_prefix(name).is_some_and(|rest| rest.starts_with('.'))
+        };
+        if file.to_str().is_some_and(is_version) {
+            at(&entry.path(), fs::remove_file(entry.path()))?;
+        }
+    }
+    Ok(())
 }
 
 fn replace_link(target: &Path, link: &Path) -> Result<(), TreeError> {

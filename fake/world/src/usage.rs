@@ -33,9 +33,9 @@ pub enum UsageError {
         /// Why.
         source: io::Error,
     },
-    /// The file was made for other GPUs or by another version.
-    #[error("the state file `{path}` belongs to another world or version: remove it when nothing uses it")]
-    OtherWorld {
+    /// The file was made by another version of this crate, or by nobody.
+    #[error("the state file `{path}` is of another version: remove it when nothing uses it")]
+    OtherVersion {
         /// The file.
         path: PathBuf,
     },
@@ -70,7 +70,10 @@ pub struct Usage {
     slot: AtomicU64,
 }
 
-const FILE: &str = "usage";
+/// Worlds with other GPUs have other files, so that one can take the place of another while old processes end.
+fn file_name(fingerprint: u64) -> String {
+    format!("usage-{fingerprint:016x}")
+}
 
 /// Whether state can be shared in that directory: it exists or can be made, and files can be written in it.
 pub(crate) fn can_share(directory: &Path) -> bool {
@@ -95,7 +98,7 @@ impl Usage {
         let fingerprint = fingerprint(world);
         let region = match place {
             StatePlace::Shared(directory) => {
-                let path = directory.join(FILE);
+                let path = directory.join(file_name(fingerprint));
                 make_directory(directory)
                     .map_err(|source| UsageError::File { path: directory.clone(), source })?;
                 Region::open(&path, fingerprint).map_err(|source| UsageError::File { path, source })?
@@ -104,7 +107,7 @@ impl Usage {
                 .map_err(|source| UsageError::File { path: PathBuf::from("(memory)"), source })?,
         };
         if !region.matches(fingerprint) {
-            return Err(UsageError::OtherWorld { path: region.path().to_owned() });
+            return Err(UsageError::OtherVersion { path: region.path().to_owned() });
         }
         Ok(Self { region, claim: Mutex::new(None), slot: AtomicU64::new(0) })
     }

@@ -34,10 +34,10 @@ fn a_driver_root_has_versioned_libraries_links_world_and_state() {
     let directory = TempDir::new().unwrap();
     let (library, file) = (directory.path().join("lib"), directory.path().join("w.yaml"));
     fs::write(&library, "library").unwrap();
-    fs::write(&file, crate::shipped::T4_1).unwrap();
     let libraries = Libraries { nvml: library.clone(), cuda: Some(library) };
     let root = directory.path().join("root");
-    for _ in 0..2 {
+    for version in ["535.261.02", "535.261.03"] {
+        fs::write(&file, crate::shipped::T4_1.replace("535.261.03", version)).unwrap();
         write_driver_root(&file, &World::load(&file).unwrap(), &libraries, &root).unwrap();
     }
     let link = |name: &str| fs::read_link(root.join(LIBRARY_DIRECTORY).join(name)).unwrap();
