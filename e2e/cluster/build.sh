@@ -3,6 +3,7 @@
 # holds the binaries.
 #
 #   build.sh              build what is missing; the last line on stdout is the directory
+#   build.sh NAME...      only these (make lint needs nothing but helm)
 #   build.sh --print-dir  print that directory without building
 #
 # The directory is <cache>/<key>/bin, <cache> being $TESSERA_E2E_CACHE or ${XDG_CACHE_HOME:-~/.cache}/tessera-e2e and
@@ -18,7 +19,7 @@ modules=$here/modules
 parallel=${TESSERA_E2E_GO_PARALLEL:-$(nproc)}
 
 cache_key() {
-  (cd "$modules" && sha256sum components.txt ./*/go.mod ./*/go.sum && go env GOARCH) | sha256sum | cut -c1-16
+  (cd "$modules" && grep -v '^#' components.txt && sha256sum ./*/go.mod ./*/go.sum && go env GOARCH) | sha256sum | cut -c1-16
 }
 
 bin_dir() {
@@ -54,16 +55,17 @@ build_one() { # directory name module package cgo tags variable value
   echo "built $name in $((SECONDS - started)) s" >&2
 }
 
-build_all() { # directory
-  local directory=$1 name module package cgo tags variable value
+build_all() { # directory [names]
+  local directory=$1 only=" ${*:2} " name module package cgo tags variable value
   mkdir -p "$directory"
   trap 'rm -f "$directory"/.*.$$' EXIT
   while read -r name module package cgo tags variable value; do
     if [ -z "$name" ] || [ "${name:0:1}" = "#" ]; then continue; fi
+    if [ $# -gt 1 ] && [[ $only != *" $name "* ]]; then continue; fi
     build_one "$directory" "$name" "$module" "$package" "$cgo" "$tags" "$variable" "$value"
   done <"$modules/components.txt"
 }
 
 directory=$(bin_dir)
-if [ "${1:-}" != --print-dir ]; then build_all "$directory"; fi
+if [ "${1:-}" != --print-dir ]; then build_all "$directory" "$@"; fi
 echo "$directory"

@@ -42,7 +42,7 @@ rmdir "$hierarchy/$mark-e2e-leak"
 
 # A record whose process is not the recorded one (its start time differs) is not killed, but what still lives in the
 # recorded PID namespace is reported.
-unshare --pid --fork --kill-child sleep 60 &
+unshare --pid --fork --kill-child sleep 60 2>/dev/null &
 pid=$!
 wait_for "a process in a namespace of its own" 5 pgrep --parent "$pid"
 inner=$(pgrep --parent "$pid")

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Part of make lint: the shell scripts of deploy/ and e2e/cluster, and the chart. Needs shellcheck (install-deps.sh) and Go,
+# which builds helm once.
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+command -v shellcheck >/dev/null || {
+  echo "shellcheck is missing: run $here/install-deps.sh" >&2
+  exit 1
+}
+cd "$here"
+shellcheck --external-sources --check-sourced --source-path . ./*.sh lib/machine-init.sh lib/residue.sh ../../deploy/chart/check.sh
+HELM=$("$here/build.sh" helm)/helm "$here/../../deploy/chart/check.sh"
