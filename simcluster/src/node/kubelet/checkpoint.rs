@@ -1,0 +1,102 @@
+//! What the kubelet remembers about claims across its restarts.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use tessera_proto::dra_v1;
+
+/// Namespace and name of a claim.
+pub(crate) type ClaimKey = (String, String);
+
+/// One claim that this node prepares or has prepared.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ClaimInfo {
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    pub(crate) uid: String,
+    /// Pods of this node that use it.
+    pub(crate) pods: BTreeSet<String>,
+    /// Every driver of the allocation, with what it answered.
+    pub(crate) drivers: BTreeMap<String, Vec<PreparedDevice>>,
+    pub(crate) prepared: bool,
+    #[serde(skip)]
+    pub(crate) unpreparing: bool,
+}
+
+/// One device of a driver's answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct PreparedDevice {
+    pub(crate) pool: String,
+    pub(crate) device: String,
+    pub(crate) requests: Vec<String>,
+    pub(crate) cdi_ids: Vec<String>,
+}
+
+impl ClaimInfo {
+    pub(crate) fn key(&self) -> ClaimKey {
+        (self.namespace.clone(), self.name.clone())
+    }
+
+    /// How a driver is told of it.
+    pub(crate) fn to_proto(&self) -> dra_v1::Claim {
+        dra_v1::Claim { namespace: self.namespace.clone(), uid: self.uid.clone(), name: self.name.clone() }
+    }
+
+    /// Devices for a container that uses this request of the claim, or all of it.
+    pub(crate) fn devices(&self, request: Option<&str>) -> impl Iterator<Item = (&str, &PreparedDevice)> {
+        let wanted = move |device: &&PreparedDevice| {
+            request.is_none_or(|request| {
+                let parent = request.split('/').next().unwrap_or(request);
+                device.requests.is_empty() || device.requests.iter().any(|name| name == parent)
+            })
+        };
+        self.drivers.iter().flat_map(move |(driver, devices)| {
+            devices.iter().filter(wanted).map(move |device| (driver.as_str(), device))
+        })
+    }
+}
+
+impl From<dra_v1::Device> for PreparedDevice {
+    fn from(device: dra_v1::Device) -> Self {
+        Self {
+            pool: device.pool_name,
+            device: device.device_name,
+            requests: device.request_names,
+            cdi_ids: device.cdi_device_ids,
+        }
+    }
+}
+
+/// The file that holds them.
+#[derive(Debug)]
+pub(crate) struct CheckpointFile {
+    path: PathBuf,
+}
+
+impl CheckpointFile {
+    pub(crate) fn new(kubelet_root: &Path) -> Self {
+        Self { path: kubelet_root.join("dra_manager_state") }
+    }
+
+    /// Without a file there are no claims.
+    pub(crate) fn load(&self) -> io::Result<BTreeMap<ClaimKey, ClaimInfo>> {
+        let text = match std::fs::read(&self.path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
+            Err(error) => return Err(error),
+        };
+        let claims: Vec<ClaimInfo> = serde_json::from_slice(&text)?;
+        Ok(claims.into_iter().map(|claim| (claim.key(), claim)).collect())
+    }
+
+    pub(crate) fn save(&self, claims: &BTreeMap<ClaimKey, ClaimInfo>) -> io::Result<()> {
+        let text = serde_json::to_vec(&claims.values().collect::<Vec<_>>())?;
+        let temporary = self.path.with_extension("new");
+        std::fs::write(&temporary, text)?;
+        std::fs::rename(temporary, &self.path)
+    }
+}
