@@ -1,1 +1,30 @@
 //! The DRA kubelet plugin: one per node.
+//!
+//! ```text
+//! GpuLibrary --inventory--> HardwareState --publisher--> ResourceSlices of this node
+//!                 |                \
+//!                 |                 \--prepare--> plan -> journal -> steps -> grants, ledgers, CDI specs
+//!                 \--HealthReport--> kubelet           ^
+//!                                       NodePrepareResources <-- kubelet
+//! ```
+//!
+//! Tasks and channels:
+//!
+//! * thread `gpus` ([`inventory`]): the only one that asks the hardware; sends `HardwareState` and `HealthReport` on watch channels.
+//! * task `publisher`: the only writer of this node's ResourceSlices; reads `HardwareState` and a watch of the slices.
+//! * two gRPC servers ([`kubelet`]); each claim of a call is a task of its own ([`prepare`]) that the call does not cancel.
+//! * the journal ([`state::journal`]) is shared by those tasks, and by other instances of the driver, under one lock.
+//!
+//! A restart changes nothing for running pods: all state is in files, which [`prepare::repair`] brings in line at start.
+#![forbid(unsafe_code)]
+
+pub mod args;
+pub mod base_spec;
+pub mod events;
+pub mod http;
+pub mod inventory;
+pub mod kubelet;
+pub mod metrics;
+pub mod prepare;
+pub mod report;
+pub mod state;

@@ -1,2 +1,1 @@
-//! tessera-driver
-fn main() {}
+fn main(){}

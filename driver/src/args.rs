@@ -1,0 +1,128 @@
+//! Flags. Each is also an environment variable.
+
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
+
+use clap::{Parser, ValueEnum};
+use tessera_api::names::{GpuUuid, NodeName};
+
+/// Shares the GPUs of one node: publishes them as ResourceSlices and prepares the claims that are allocated here.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "tessera-driver", version)]
+pub struct Args {
+    /// Name of the Node that this is.
+    #[arg(long, env = "NODE_NAME")]
+    pub node_name: NodeName,
+
+    /// How to reach the API server; otherwise the pod's service account, then ~/.kube/config.
+    #[arg(long, env = "TESSERA_KUBECONFIG")]
+    pub kubeconfig: Option<PathBuf>,
+
+    /// The kubelet's root directory.
+    #[arg(long, env = "TESSERA_KUBELET_ROOT", default_value = "/var/lib/kubelet")]
+    pub kubelet_root: PathBuf,
+
+    /// UID of the pod that this is, for sockets of its own: during a rolling update the old and the new pod serve side by side.
+    #[arg(long, env = "POD_UID")]
+    pub pod_uid: Option<String>,
+
+    /// Where the container runtime reads CDI specs.
+    #[arg(long, env = "TESSERA_CDI_DIR", default_value = "/var/run/cdi")]
+    pub cdi_dir: PathBuf,
+
+    /// Where the driver keeps what is prepared; on a tmpfs, at the same path on the host.
+    #[arg(long, env = "TESSERA_STATE_DIR", default_value = "/run/tessera")]
+    pub state_dir: PathBuf,
+
+    /// Root of the NVIDIA driver's files, as this process sees it.
+    #[arg(long, env = "TESSERA_DRIVER_ROOT", default_value = "/")]
+    pub driver_root: PathBuf,
+
+    /// The same root as the container runtime on the host sees it [default: the value of --driver-root].
+    #[arg(long, env = "TESSERA_DRIVER_ROOT_HOST")]
+    pub driver_root_host: Option<PathBuf>,
+
+    /// NVML itself [default: searched for under --driver-root, then by the dynamic loader].
+    #[arg(long, env = "TESSERA_NVML_LIBRARY")]
+    pub nvml_library: Option<PathBuf>,
+
+    /// Where sysfs is mounted.
+    #[arg(long, env = "TESSERA_SYSFS_ROOT", default_value = "/sys")]
+    pub sysfs_root: PathBuf,
+
+    /// The interceptor library that containers are to get.
+    #[arg(
+        long,
+        env = "TESSERA_INTERCEPT_LIBRARY",
+        default_value = "/usr/local/lib/tessera/libtessera_intercept.so"
+    )]
+    pub intercept_library: PathBuf,
+
+    /// UUID of a GPU that is not to be shared; may be repeated.
+    #[arg(long = "exclude-gpu", env = "TESSERA_EXCLUDE_GPU", value_name = "UUID", value_delimiter = ',')]
+    pub exclude_gpus: Vec<GpuUuid>,
+
+    /// Address of /metrics and /healthz; empty: none.
+    #[arg(long, env = "TESSERA_METRICS_ADDRESS", default_value = "0.0.0.0:9400", value_parser = address)]
+    pub metrics_address: Address,
+
+    /// How log lines are written. What is logged is set by RUST_LOG.
+    #[arg(long, env = "TESSERA_LOG_FORMAT", default_value = "text")]
+    pub log_format: LogFormat,
+
+    /// Prints the ResourceSlices of this machine as YAML and exits; needs no cluster.
+    #[arg(long)]
+    pub print_slices: bool,
+}
+
+/// An address, or none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Address(pub Option<SocketAddr>);
+
+/// How log lines are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+fn address(text: &str) -> Result<Address, std::net::AddrParseError> {
+    if text.is_empty() { Ok(Address(None)) } else { text.parse().map(|address| Address(Some(address))) }
+}
+
+impl Args {
+    /// The driver root for the container runtime.
+    #[must_use]
+    pub fn driver_root_on_host(&self) -> &Path {
+        self.driver_root_host.as_deref().unwrap_or(&self.driver_root)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_are_consistent() {
+        use clap::CommandFactory;
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn gpus_are_excluded_by_uuid_only() {
+        let parse = |gpu: &str| Args::try_parse_from(["driver", "--node-name", "n", "--exclude-gpu", gpu]);
+        let args = parse("GPU-1F0C2D3E-9a41-7c3b-8e55-0d6f2b1a4c77").expect("a UUID");
+        assert_eq!(args.exclude_gpus[0].as_str(), "GPU-1f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77");
+        assert!(parse("0").expect_err("an index").to_string().contains("UUID"));
+    }
+
+    #[test]
+    fn an_empty_metrics_address_turns_them_off() {
+        let args = Args::try_parse_from(["driver", "--node-name", "n", "--metrics-address", ""]).expect("flags");
+        assert_eq!(args.metrics_address, Address(None));
+    }
+}

@@ -1,0 +1,83 @@
+//! `/metrics` and `/healthz`.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use axum::{
+    Router,
+    extract::State,
+    http::{StatusCode, header},
+    response::IntoResponse,
+    routing::get,
+};
+use tessera_proto::{
+    dra_v1::{NodePrepareResourcesRequest, dra_plugin_client::DraPluginClient},
+    registration::{InfoRequest, registration_client::RegistrationClient},
+};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::{Channel, Endpoint};
+
+use crate::{kubelet::socket::SocketPaths, metrics::Metrics};
+
+/// What the endpoints look at.
+#[derive(Clone, Debug)]
+pub struct Endpoints {
+    /// The metrics.
+    pub metrics: Arc<Metrics>,
+    /// The sockets that must answer.
+    pub sockets: SocketPaths,
+}
+
+/// For both calls of a health check. The kubelet's probes wait 1 s by default; charts set more.
+const TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Serves until `stop`. Returns the address it is bound to.
+///
+/// # Errors
+/// The address cannot be bound.
+pub async fn serve(
+    address: SocketAddr,
+    endpoints: Endpoints,
+    stop: CancellationToken,
+) -> std::io::Result<SocketAddr> {
+    let listener = TcpListener::bind(address).await?;
+    let bound = listener.local_addr()?;
+    let router =
+        Router::new().route("/metrics", get(metrics)).route("/healthz", get(healthz)).with_state(endpoints);
+    tokio::spawn(async move {
+        let server = axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned());
+        if let Err(error) = server.await {
+            tracing::error!(%error, "the metrics server failed");
+        }
+    });
+    Ok(bound)
+}
+
+async fn metrics(State(endpoints): State<Endpoints>) -> impl IntoResponse {
+    const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    ([(header::CONTENT_TYPE, OPEN_METRICS)], endpoints.metrics.render())
+}
+
+/// Healthy is who answers on both sockets: a server that hangs, or a socket that somebody removed, is found by calling.
+async fn healthz(State(endpoints): State<Endpoints>) -> (StatusCode, String) {
+    match tokio::time::timeout(TIMEOUT, call_both(&endpoints.sockets)).await {
+        Ok(Ok(())) => (StatusCode::OK, "ok\n".to_owned()),
+        Ok(Err(error)) => (StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")),
+        Err(_) => (StatusCode::SERVICE_UNAVAILABLE, format!("no answer within {} s\n", TIMEOUT.as_secs())),
+    }
+}
+
+async fn call_both(sockets: &SocketPaths) -> Result<(), String> {
+    let registration = connect(&sockets.registration).await?;
+    let answer = RegistrationClient::new(registration).get_info(InfoRequest {}).await;
+    answer.map_err(|status| format!("registration: {status}"))?;
+    let plugin = connect(&sockets.plugin).await?;
+    let answer = DraPluginClient::new(plugin).node_prepare_resources(NodePrepareResourcesRequest::default()).await;
+    answer.map_err(|status| format!("plugin: {status}"))?;
+    Ok(())
+}
+
+async fn connect(socket: &std::path::Path) -> Result<Channel, String> {
+    let failed = |error: tonic::transport::Error| format!("{}: {}", socket.display(), crate::report::chain(&error));
+    Endpoint::from_shared(format!("unix://{}", socket.display())).map_err(failed)?.connect().await.map_err(failed)
+}

@@ -1,0 +1,309 @@
+//! Watches the GPUs: one thread asks the library, everybody else reads a watch channel.
+//!
+//! ```text
+//! GpuLibrary::inventory, watch -> thread "gpus" -> base CDI spec -> HardwareState -> publisher, preparer
+//!                                                            \-> HealthReport  -> kubelet
+//! ```
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, mpsc},
+    thread,
+    time::{Duration, Instant},
+};
+
+use jiff::Timestamp;
+use tessera_api::{
+    Inventory,
+    gpu::Health,
+    names::{GpuUuid, PoolName},
+};
+use tessera_gpu::{GpuLibrary, HealthEvent, HealthEventKind, HealthWatch};
+use tokio::sync::watch;
+
+use crate::{
+    base_spec::{BaseDevice, BaseSpec},
+    kubelet::health::{DeviceHealth, HealthReport},
+    metrics::Metrics,
+    report::chain,
+    state::journal::Journal,
+};
+
+/// What is known of the node's GPUs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HardwareState {
+    /// Nobody can tell: the first look has not ended, or the library does not answer.
+    Unknown {
+        /// Why.
+        reason: String,
+        /// Whether the library was asked: before that, nothing is published and nothing is withdrawn.
+        asked: bool,
+    },
+    /// The GPUs.
+    Known(Inventory),
+}
+
+impl Default for HardwareState {
+    fn default() -> Self {
+        Self::Unknown { reason: "the driver has just started and is looking for them".to_owned(), asked: false }
+    }
+}
+
+/// Between looks at the hardware while the library answers: finds what no event tells, such as MIG mode.
+const LOOK_EVERY: Duration = Duration::from_secs(60);
+
+/// Between attempts while it does not: soon enough for an administrator who has just installed the driver.
+const RETRY_EVERY: Duration = Duration::from_secs(10);
+
+/// The longest wait for an event: the kubelet calls health unknown that is older than 30 s.
+const WAIT: Duration = Duration::from_secs(5);
+
+/// Where the watcher's findings go.
+#[derive(Debug)]
+pub struct Outlets {
+    /// The GPUs.
+    pub hardware: watch::Sender<Arc<HardwareState>>,
+    /// Their health.
+    pub health: watch::Sender<Arc<HealthReport>>,
+}
+
+/// Watches the GPUs.
+pub struct Watcher {
+    library: Arc<dyn GpuLibrary>,
+    pool: PoolName,
+    base: Arc<BaseSpec>,
+    journal: watch::Receiver<Arc<Journal>>,
+    metrics: Arc<Metrics>,
+    outlets: Outlets,
+    /// What events have said against GPUs since the driver's start. Only a restart of the driver forgets it, as an operator does
+    /// after a reset of the GPU.
+    verdicts: BTreeMap<GpuUuid, Health>,
+    /// What was last logged, so that a state that lasts is said once.
+    said: BTreeSet<String>,
+}
+
+impl std::fmt::Debug for Watcher {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Watcher").field("pool", &self.pool).finish_non_exhaustive()
+    }
+}
+
+/// Stops the watcher's thread when dropped, at its next chance.
+#[derive(Debug)]
+pub struct WatcherHandle {
+    _stop: mpsc::Sender<()>,
+}
+
+impl Watcher {
+    /// Watches the GPUs of `pool` through `library`.
+    #[must_use]
+    pub fn new(
+        library: Arc<dyn GpuLibrary>,
+        pool: PoolName,
+        base: Arc<BaseSpec>,
+        journal: watch::Receiver<Arc<Journal>>,
+        metrics: Arc<Metrics>,
+        outlets: Outlets,
+    ) -> Self {
+        let (verdicts, said) = (BTreeMap::new(), BTreeSet::new());
+        Self { library, pool, base, journal, metrics, outlets, verdicts, said }
+    }
+
+    /// Starts the thread. It is never joined: a call into the library can hang as long as the kernel driver does.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub fn spawn(mut self) -> std::io::Result<WatcherHandle> {
+        let (handle, stop) = mpsc::channel();
+        thread::Builder::new().name("gpus".to_owned()).spawn(move || self.run(&stop))?;
+        Ok(WatcherHandle { _stop: handle })
+    }
+
+    fn run(&mut self, stop: &mpsc::Receiver<()>) {
+        loop {
+            let pause = match self.library.inventory() {
+                Ok(inventory) => {
+                    let gpus = self.found(inventory);
+                    self.wait_for_events(&gpus, stop)
+                }
+                Err(error) => {
+                    self.unknown(&chain(&error));
+                    RETRY_EVERY
+                }
+            };
+            // Disconnected is the order to stop; a message is never sent.
+            if stop.recv_timeout(pause) == Err(mpsc::RecvTimeoutError::Disconnected) {
+                return;
+            }
+        }
+    }
+
+    /// Waits until another look is due; returns how long to pause before it.
+    fn wait_for_events(&mut self, gpus: &[GpuUuid], stop: &mpsc::Receiver<()>) -> Duration {
+        let mut watch: Box<dyn HealthWatch> = match self.library.watch(gpus) {
+            Ok(watch) => watch,
+            Err(error) => {
+                self.say(format!("GPU events cannot be watched: {}", chain(&error)));
+                return RETRY_EVERY;
+            }
+        };
+        let due = Instant::now() + LOOK_EVERY;
+        while Instant::now() < due {
+            match watch.wait(WAIT) {
+                Ok(events) => {
+                    self.still_healthy();
+                    if self.take(&events) {
+                        return Duration::ZERO;
+                    }
+                }
+                Err(error) => {
+                    self.say(format!("GPU events cannot be watched: {}", chain(&error)));
+                    return RETRY_EVERY;
+                }
+            }
+            if stop.try_recv() == Err(mpsc::TryRecvError::Disconnected) {
+                return Duration::ZERO;
+            }
+        }
+        Duration::ZERO
+    }
+
+    /// Remembers what events say against GPUs. Returns whether the GPUs are to be looked at again.
+    fn take(&mut self, events: &[HealthEvent]) -> bool {
+        for event in events {
+            tracing::warn!(gpu = %event.gpu, event = ?event.kind, "a GPU reports");
+            // That a GPU is lost, or back, the next look sees by itself.
+            if matches!(event.kind, HealthEventKind::Lost | HealthEventKind::Back) {
+                continue;
+            }
+            if let Some(health) = event.kind.health() {
+                self.verdicts.insert(event.gpu.clone(), health);
+            }
+        }
+        !events.is_empty()
+    }
+
+    /// Tells everybody what a look found. Returns the GPUs to watch.
+    fn found(&mut self, mut inventory: Inventory) -> Vec<GpuUuid> {
+        for gpu in &mut inventory.gpus {
+            if let (true, Some(verdict)) = (gpu.is_healthy(), self.verdicts.get(&gpu.uuid)) {
+                gpu.health = verdict.clone();
+            }
+        }
+        self.describe(&inventory);
+        self.log(&inventory);
+        let unhealthy = inventory.gpus.iter().filter(|gpu| !gpu.is_healthy()).count();
+        self.metrics.hardware(true, inventory.gpus.len(), unhealthy, &inventory.unpublished_by_reason());
+        let gpus = inventory.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
+        self.send(HardwareState::Known(inventory));
+        gpus
+    }
+
+    /// Tells everybody that nothing is known.
+    fn unknown(&mut self, reason: &str) {
+        self.said.retain(|said| said == reason);
+        self.say(reason.to_owned());
+        self.metrics.hardware(false, 0, 0, &BTreeMap::new());
+        self.send(HardwareState::Unknown { reason: reason.to_owned(), asked: true });
+    }
+
+    /// The base spec first: who reads the inventory may refer to it at once.
+    fn describe(&self, inventory: &Inventory) {
+        let base_device = |gpu: &tessera_api::Gpu| BaseDevice { gpu: gpu.uuid.clone(), minor: Some(gpu.minor) };
+        let gpus: Vec<_> = inventory.gpus.iter().map(base_device).collect();
+        let in_use = self.journal.borrow().gpus_in_use();
+        if let Err(error) = self.base.describe(&gpus, &in_use) {
+            tracing::error!(error = %chain(&error), "the base CDI spec is not written; claims cannot be prepared");
+        }
+    }
+
+    /// Says what is new about the GPUs, once.
+    fn log(&mut self, inventory: &Inventory) {
+        let mut now = BTreeSet::new();
+        if inventory.gpus.is_empty() {
+            now.insert("the node has no GPU that can be shared; an empty ResourceSlice is published".to_owned());
+        }
+        for gpu in &inventory.gpus {
+            let health = match &gpu.health {
+                Health::Healthy => String::new(),
+                Health::Unhealthy { code, message } => format!(", unhealthy ({code}): {message}"),
+            };
+            now.insert(format!("GPU {} is published: {}{health}", gpu.uuid, gpu.product_name));
+        }
+        for gpu in &inventory.unpublished {
+            let name = gpu.uuid.as_ref().map_or_else(|| format!("of index {:?}", gpu.index), ToString::to_string);
+            now.insert(format!("GPU {name} is not published: {}", gpu.reason));
+        }
+        for news in now.difference(&self.said) {
+            tracing::info!("{news}");
+        }
+        self.said = now;
+    }
+
+    fn say(&mut self, what: String) {
+        if self.said.insert(what.clone()) {
+            tracing::error!("{what}");
+        }
+    }
+
+    fn send(&self, state: HardwareState) {
+        self.report_health(&state);
+        self.outlets.hardware.send_if_modified(|current| {
+            let news = **current != state;
+            if news {
+                *current = Arc::new(state);
+            }
+            news
+        });
+    }
+
+    /// The hardware was asked and nothing is new: its health is as fresh as that.
+    fn still_healthy(&self) {
+        let state = Arc::clone(&self.outlets.hardware.borrow());
+        self.report_health(&state);
+    }
+
+    fn report_health(&self, state: &HardwareState) {
+        let devices = health_of(state, &self.pool, &self.journal.borrow().gpus_in_use());
+        let report = HealthReport { checked_at: Timestamp::now().as_second(), devices };
+        // A later time alone is no news: streams repeat what they have, with it.
+        self.outlets.health.send_if_modified(|current| {
+            let news = current.devices != report.devices;
+            *current = Arc::new(report);
+            news
+        });
+    }
+}
+
+/// The health of each GPU that is published, or that a claim has.
+fn health_of(state: &HardwareState, pool: &PoolName, in_use: &BTreeSet<GpuUuid>) -> Vec<DeviceHealth> {
+    let device = |gpu: &GpuUuid, healthy, message: String| DeviceHealth {
+        pool: pool.to_string(),
+        device: gpu.device_name().to_string(),
+        healthy,
+        message,
+    };
+    let inventory = match state {
+        HardwareState::Unknown { reason, .. } => {
+            return in_use.iter().map(|gpu| device(gpu, None, reason.clone())).collect();
+        }
+        HardwareState::Known(inventory) => inventory,
+    };
+    let mut devices: Vec<_> = inventory
+        .gpus
+        .iter()
+        .map(|gpu| match &gpu.health {
+            Health::Healthy => device(&gpu.uuid, Some(true), String::new()),
+            Health::Unhealthy { message, .. } => device(&gpu.uuid, Some(false), message.clone()),
+        })
+        .collect();
+    for gpu in in_use.iter().filter(|gpu| inventory.gpu(gpu).is_none()) {
+        let known = inventory.unpublished.iter().find(|unpublished| unpublished.uuid.as_ref() == Some(gpu));
+        let reason = known.map_or_else(|| "the GPU is gone".to_owned(), |known| known.reason.to_string());
+        devices.push(device(gpu, Some(false), reason));
+    }
+    devices
+}
+
+#[cfg(test)]
+mod tests;

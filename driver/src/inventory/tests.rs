@@ -1,0 +1,188 @@
+use std::sync::Mutex;
+
+use tessera_api::gpu::{ComputeCapability, CudaVersion, Gpu, Unpublished, UnpublishedReason};
+use tessera_cdi::SpecStore;
+use tessera_gpu::{GpuMemory, GpuProcess, LibraryError, Xid};
+
+use super::*;
+use crate::base_spec::DriverRoot;
+
+const GPU: &str = "GPU-00000000-0000-0000-0000-000000000001";
+const OTHER: &str = "GPU-00000000-0000-0000-0000-000000000002";
+
+fn uuid(text: &str) -> GpuUuid {
+    GpuUuid::new(text).expect("a UUID")
+}
+
+fn gpu(uuid_text: &str) -> Gpu {
+    Gpu {
+        uuid: uuid(uuid_text),
+        index: 0,
+        minor: 0,
+        product_name: "NVIDIA T4".into(),
+        architecture: "Turing".into(),
+        memory_bytes: 16 << 30,
+        cuda_compute_capability: ComputeCapability { major: 7, minor: 5 },
+        driver_version: "580.95.05".into(),
+        cuda_driver_version: CudaVersion { major: 13, minor: 0 },
+        pci_bus_id: "0000:01:00.0".parse().expect("an address"),
+        pcie_root: None,
+        numa_node: None,
+        mig_enabled: false,
+        health: Health::Healthy,
+    }
+}
+
+/// A machine whose GPUs and events the test sets.
+struct Machine {
+    inventory: Mutex<Result<Inventory, ()>>,
+    events: Arc<Mutex<mpsc::Receiver<HealthEvent>>>,
+}
+
+struct Events(Arc<Mutex<mpsc::Receiver<HealthEvent>>>);
+
+impl HealthWatch for Events {
+    fn wait(&mut self, timeout: Duration) -> Result<Vec<HealthEvent>, LibraryError> {
+        Ok(self.0.lock().expect("no panic").recv_timeout(timeout).into_iter().collect())
+    }
+}
+
+impl GpuLibrary for Machine {
+    fn inventory(&self) -> Result<Inventory, LibraryError> {
+        self.inventory.lock().expect("no panic").clone().map_err(|()| LibraryError::Lost { gpu: uuid(GPU) })
+    }
+
+    fn memory(&self, gpu: &GpuUuid) -> Result<GpuMemory, LibraryError> {
+        Err(LibraryError::Lost { gpu: gpu.clone() })
+    }
+
+    fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, LibraryError> {
+        Err(LibraryError::Lost { gpu: gpu.clone() })
+    }
+
+    fn watch(&self, _: &[GpuUuid]) -> Result<Box<dyn HealthWatch>, LibraryError> {
+        Ok(Box::new(Events(Arc::clone(&self.events))))
+    }
+}
+
+struct Bench {
+    watcher: Watcher,
+    hardware: watch::Receiver<Arc<HardwareState>>,
+    health: watch::Receiver<Arc<HealthReport>>,
+    journal: watch::Sender<Arc<Journal>>,
+    machine: Arc<Machine>,
+    events: mpsc::Sender<HealthEvent>,
+    _directory: tempfile::TempDir,
+}
+
+fn bench() -> Bench {
+    let directory = tempfile::tempdir().expect("a directory");
+    let base = BaseSpec::new(SpecStore::new(directory.path()), DriverRoot::new("/nonexistent", "/nonexistent"));
+    let (hardware_sender, hardware) = watch::channel(Arc::default());
+    let (health_sender, health) = watch::channel(Arc::default());
+    let (journal, journal_receiver) = watch::channel(Arc::default());
+    let (events, receiver) = mpsc::channel();
+    let machine =
+        Arc::new(Machine { inventory: Mutex::new(Err(())), events: Arc::new(Mutex::new(receiver)) });
+    let watcher = Watcher::new(
+        machine.clone(),
+        PoolName::new("node-a").expect("a pool"),
+        Arc::new(base),
+        journal_receiver,
+        Arc::default(),
+        Outlets { hardware: hardware_sender, health: health_sender },
+    );
+    Bench { watcher, hardware, health, journal, machine, events, _directory: directory }
+}
+
+fn inventory(gpus: &[&str]) -> Inventory {
+    Inventory::new(gpus.iter().map(|uuid| gpu(uuid)).collect(), vec![], vec![])
+}
+
+/// Makes the journal say that a claim has a share of `GPU`.
+fn in_use(bench: &Bench) {
+    let journal: Journal = serde_json::from_value(serde_json::json!({"claims": {"uid": {
+        "namespace": "ns", "name": "claim", "state": "Completed", "library": "l",
+        "shares": [{"index": 0, "request": "r", "pool": "node-a", "device": GPU.to_lowercase(), "gpu": GPU,
+                    "memoryBytes": 1, "coresPercent": 0, "compute": "None"}],
+    }}}))
+    .expect("a journal");
+    bench.journal.send_replace(Arc::new(journal));
+}
+
+fn healths(bench: &Bench) -> Vec<(String, Option<bool>)> {
+    bench.health.borrow().devices.iter().map(|found| (found.device.clone(), found.healthy)).collect()
+}
+
+#[test]
+fn an_xid_makes_a_gpu_unhealthy_until_the_driver_restarts() {
+    let mut bench = bench();
+    bench.watcher.found(inventory(&[GPU, OTHER]));
+    let event = HealthEvent { gpu: uuid(GPU), kind: HealthEventKind::Xid(Xid(48)) };
+    assert!(bench.watcher.take(&[event]), "another look is due");
+
+    bench.watcher.found(inventory(&[GPU, OTHER]));
+    let state = bench.hardware.borrow().clone();
+    let HardwareState::Known(found) = &*state else { panic!("{state:?}") };
+    assert!(matches!(&found.gpu(&uuid(GPU)).expect("there").health, Health::Unhealthy { code, .. } if code == "Xid48"));
+    assert!(found.gpu(&uuid(OTHER)).expect("there").is_healthy());
+    assert_eq!(healths(&bench), [(GPU.to_lowercase(), Some(false)), (OTHER.to_lowercase(), Some(true))]);
+}
+
+#[test]
+fn an_application_s_own_error_is_not_held_against_the_gpu() {
+    let mut bench = bench();
+    bench.watcher.take(&[HealthEvent { gpu: uuid(GPU), kind: HealthEventKind::Xid(Xid(31)) }]);
+    bench.watcher.found(inventory(&[GPU]));
+    assert_eq!(healths(&bench), [(GPU.to_lowercase(), Some(true))]);
+}
+
+#[test]
+fn a_gpu_that_vanished_under_a_claim_is_reported_unhealthy() {
+    let mut bench = bench();
+    in_use(&bench);
+    bench.watcher.found(inventory(&[GPU, OTHER]));
+    let lost = Unpublished { uuid: Some(uuid(GPU)), index: None, pci_bus_id: None, reason: UnpublishedReason::Lost };
+    bench.watcher.found(Inventory::new(vec![gpu(OTHER)], vec![], vec![lost]));
+
+    assert_eq!(healths(&bench), [(OTHER.to_lowercase(), Some(true)), (GPU.to_lowercase(), Some(false))]);
+    assert!(bench.health.borrow().devices[1].message.contains("bus"), "{:?}", bench.health.borrow());
+}
+
+#[test]
+fn without_a_library_nobody_knows_and_what_was_seen_is_withdrawn() {
+    let mut bench = bench();
+    assert_eq!(**bench.hardware.borrow(), HardwareState::default());
+    in_use(&bench);
+    bench.watcher.unknown("no NVML");
+    let expected = HardwareState::Unknown { reason: "no NVML".into(), asked: true };
+    assert_eq!(**bench.hardware.borrow(), expected);
+    assert_eq!(healths(&bench), [(GPU.to_lowercase(), None)]);
+}
+
+#[test]
+fn a_look_that_finds_nothing_new_wakes_nobody_and_refreshes_the_time() {
+    let mut bench = bench();
+    bench.watcher.found(inventory(&[GPU]));
+    bench.hardware.mark_unchanged();
+    bench.health.mark_unchanged();
+    bench.watcher.found(inventory(&[GPU]));
+    assert!(!bench.hardware.has_changed().expect("open"));
+    assert!(!bench.health.has_changed().expect("open"));
+    assert!(bench.health.borrow().checked_at > 0);
+}
+
+#[tokio::test]
+async fn an_event_makes_the_thread_look_again() {
+    let Bench { watcher, mut hardware, machine, events, .. } = bench();
+    *machine.inventory.lock().expect("no panic") = Ok(inventory(&[GPU, OTHER]));
+    let handle = watcher.spawn().expect("a thread");
+    let both = HardwareState::Known(inventory(&[GPU, OTHER]));
+    hardware.wait_for(|state| **state == both).await.expect("the thread lives");
+
+    *machine.inventory.lock().expect("no panic") = Ok(inventory(&[OTHER]));
+    events.send(HealthEvent { gpu: uuid(GPU), kind: HealthEventKind::Lost }).expect("it listens");
+    let one = HardwareState::Known(inventory(&[OTHER]));
+    hardware.wait_for(|state| **state == one).await.expect("the thread lives");
+    drop(handle);
+}

@@ -1,0 +1,12 @@
+//! What the kubelet calls.
+//!
+//! ```text
+//! <kubelet-root>/plugins_registry/<driver>[-<podUID>]-reg.sock   registration   up last, down first
+//! <kubelet-root>/plugins/<driver>/dra[-<podUID>].sock            plugin, health
+//! ```
+
+pub mod health;
+pub mod plugin;
+pub mod registration;
+pub mod server;
+pub mod socket;

@@ -1,0 +1,277 @@
+//! Unix sockets in the kubelet's directories.
+
+use std::{
+    fs, io,
+    os::unix::{
+        fs::{FileTypeExt, MetadataExt},
+        net::UnixStream,
+    },
+    path::{Path, PathBuf},
+};
+
+use sha2::{Digest, Sha256};
+use tokio::net::UnixListener;
+
+/// Why a socket could not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketError {
+    /// The path does not fit into a socket address.
+    #[error("socket path `{path}` has {length} bytes and may have {MOST}: choose a shorter --kubelet-root", path = .path.display())]
+    TooLong {
+        /// The path.
+        path: PathBuf,
+        /// Its length.
+        length: usize,
+    },
+    /// Something else is there.
+    #[error("`{path}` is there and is no socket: move it away", path = .path.display())]
+    NotASocket {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The operating system said no.
+    #[error("failed to {operation} `{path}`", path = .path.display())]
+    Io {
+        /// What was tried.
+        operation: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// What it said.
+        source: io::Error,
+    },
+}
+
+/// `sun_path` has 108 bytes, the last of which is NUL.
+const MOST: usize = 107;
+
+/// Where this instance's two sockets are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SocketPaths {
+    /// The DRA and health services.
+    pub plugin: PathBuf,
+    /// The registration service.
+    pub registration: PathBuf,
+}
+
+impl SocketPaths {
+    /// The sockets of `driver` below the kubelet's root directory. With a pod UID the names are this instance's own, so
+    /// that during a rolling update old and new serve side by side (KEP-4381, from 1.33).
+    ///
+    /// # Errors
+    /// [`SocketError::TooLong`].
+    pub fn new(kubelet_root: &Path, driver: &str, pod_uid: Option<&str>) -> Result<Self, SocketError> {
+        let plugins = kubelet_root.join("plugins").join(driver);
+        let registry = kubelet_root.join("plugins_registry");
+        let (plugin, registration) = match pod_uid {
+            None => (plugins.join("dra.sock"), registry.join(format!("{driver}-reg.sock"))),
+            Some(uid) => (plugins.join(format!("dra-{uid}.sock")), registration_of_instance(&registry, driver, uid)),
+        };
+        fits(&plugin)?;
+        fits(&registration)?;
+        Ok(Self { plugin, registration })
+    }
+}
+
+/// The names that the kubelet plugin library falls through until one fits.
+fn registration_of_instance(registry: &Path, driver: &str, uid: &str) -> PathBuf {
+    let short = base64_url(&Sha256::digest(uid)[..8]);
+    let shortest = base64_url(&Sha256::digest(format!("{driver}\0{uid}"))[..16]);
+    let names = [format!("{driver}-{uid}-reg.sock"), format!("{driver}-{short}-reg.sock")];
+    let paths = names.map(|name| registry.join(name));
+    let fitting = paths.into_iter().find(|path| fits(path).is_ok());
+    fitting.unwrap_or_else(|| registry.join(format!("dra-{shortest}-reg.sock")))
+}
+
+fn fits(path: &Path) -> Result<(), SocketError> {
+    let length = path.as_os_str().len();
+    if length > MOST {
+        return Err(SocketError::TooLong { path: path.to_owned(), length });
+    }
+    Ok(())
+}
+
+/// RFC 4648 base64 with the URL alphabet and no padding.
+fn base64_url(bytes: &[u8]) -> String {
+    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+    let mut text = String::new();
+    for chunk in bytes.chunks(3) {
+        let mut block = [0; 4];
+        block[1..=chunk.len()].copy_from_slice(chunk);
+        let block = u32::from_be_bytes(block);
+        for position in 0..=chunk.len() {
+            let index = block >> (18 - 6 * position) & 63;
+            text.push(char::from(ALPHABET[index as usize]));
+        }
+    }
+    text
+}
+
+/// A socket that listens. Dropping it removes its file, unless somebody else's has taken the name.
+#[derive(Debug)]
+pub struct Socket {
+    path: PathBuf,
+    identity: Identity,
+}
+
+/// Device, inode, and time of change, since inodes are used again at once on some file systems.
+type Identity = (u64, u64, i64, i64);
+
+fn identity(path: &Path) -> io::Result<Identity> {
+    let metadata = fs::symlink_metadata(path)?;
+    Ok((metadata.dev(), metadata.ino(), metadata.ctime(), metadata.ctime_nsec()))
+}
+
+impl Socket {
+    /// Binds `path`, in place of a socket that an earlier process left there.
+    ///
+    /// # Errors
+    /// [`SocketError`].
+    pub fn bind(path: &Path) -> Result<(Self, UnixListener), SocketError> {
+        fits(path)?;
+        let directory = path.parent().expect("invariant: sockets lie in a directory");
+        fs::create_dir_all(directory).map_err(io_error("create", directory))?;
+        remove_socket(path)?;
+        let listener = UnixListener::bind(path).map_err(io_error("listen at", path))?;
+        let identity = identity(path).map_err(io_error("look at", path))?;
+        Ok((Self { path: path.to_owned(), identity }, listener))
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        let ours = identity(&self.path).is_ok_and(|found| found == self.identity);
+        if ours && let Err(error) = fs::remove_file(&self.path) {
+            tracing::warn!(path = %self.path.display(), %error, "a socket stays behind");
+        }
+    }
+}
+
+fn remove_socket(path: &Path) -> Result<(), SocketError> {
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(source) => Err(SocketError::Io { operation: "look at", path: path.to_owned(), source }),
+        Ok(metadata) if !metadata.file_type().is_socket() => Err(SocketError::NotASocket { path: path.to_owned() }),
+        Ok(_) => fs::remove_file(path).map_err(io_error("remove", path)),
+    }
+}
+
+/// Removes sockets of instances that died without doing so: named like ours, and nobody answers there. Returns them.
+#[must_use]
+pub fn remove_abandoned(kubelet_root: &Path, driver: &str) -> Vec<PathBuf> {
+    let plugins = kubelet_root.join("plugins").join(driver);
+    let registry = kubelet_root.join("plugins_registry");
+    let mut removed = sweep(&plugins, |name| name.starts_with("dra") && name.ends_with(".sock"));
+    // Names by hash do not tell whose they are, and stay.
+    let prefix = format!("{driver}-");
+    removed.extend(sweep(&registry, |name| name.starts_with(&prefix) && name.ends_with("-reg.sock")));
+    removed
+}
+
+fn sweep(directory: &Path, is_ours: impl Fn(&str) -> bool) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let sockets = entries
+        .filter(|entry| entry.file_name().to_str().is_some_and(&is_ours))
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_socket()));
+    let abandoned = sockets.map(|entry| entry.path()).filter(|path| {
+        UnixStream::connect(path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+    });
+    abandoned.filter(|path| fs::remove_file(path).is_ok()).collect()
+}
+
+fn io_error(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> SocketError {
+    let path = path.to_owned();
+    move |source| SocketError::Io { operation, path, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UID: &str = "6a3f3b1e-0d5c-4f6e-9c59-2b1d7d4c8e11";
+
+    #[test]
+    fn an_instance_without_a_pod_uid_has_the_plain_names() {
+        let paths = SocketPaths::new(Path::new("/var/lib/kubelet"), "gpu.tessera.dev", None).expect("short enough");
+        assert_eq!(paths.plugin, Path::new("/var/lib/kubelet/plugins/gpu.tessera.dev/dra.sock"));
+        assert_eq!(paths.registration, Path::new("/var/lib/kubelet/plugins_registry/gpu.tessera.dev-reg.sock"));
+    }
+
+    #[test]
+    fn names_of_an_instance_get_shorter_until_they_fit() {
+        let at = |root: &str| {
+            let paths = SocketPaths::new(Path::new(root), "gpu.tessera.dev", Some(UID))?;
+            Ok::<_, SocketError>(paths.registration.file_name().expect("a name").to_str().expect("text").to_owned())
+        };
+        assert_eq!(at("/var/lib/kubelet").expect("fits"), format!("gpu.tessera.dev-{UID}-reg.sock"));
+        // Expected values from Go's base64.RawURLEncoding and crypto/sha256.
+        let long = format!("/{}", "k".repeat(24));
+        assert_eq!(at(&long).expect("fits").len(), "gpu.tessera.dev-".len() + 36 + "-reg.sock".len());
+        assert!(matches!(at(&format!("/{}", "k".repeat(60))), Err(SocketError::TooLong { .. })));
+    }
+
+    #[test]
+    fn the_registration_name_falls_back_to_hashes() {
+        let registry = |length: usize| PathBuf::from(format!("/{}", "r".repeat(length - 1)));
+        let name = |length| {
+            let path = registration_of_instance(&registry(length), "gpu.tessera.dev", UID);
+            path.file_name().expect("a name").to_str().expect("text").to_owned()
+        };
+        assert_eq!(name(45), format!("gpu.tessera.dev-{UID}-reg.sock"));
+        let short = name(46);
+        assert!(short.starts_with("gpu.tessera.dev-") && short.len() == 16 + 11 + 9, "{short}");
+        let shortest = name(71);
+        assert!(shortest.starts_with("dra-") && shortest.len() == 4 + 22 + 9, "{shortest}");
+    }
+
+    #[test]
+    fn base64_is_that_of_rfc_4648() {
+        let vectors = [("", ""), ("f", "Zg"), ("fo", "Zm8"), ("foo", "Zm9v"), ("foob", "Zm9vYg"), ("fooba", "Zm9vYmE")];
+        for (bytes, text) in vectors {
+            assert_eq!(base64_url(bytes.as_bytes()), text);
+        }
+        assert_eq!(base64_url(&[0xfb, 0xff]), "-_8");
+    }
+
+    #[tokio::test]
+    async fn a_stale_socket_is_replaced_and_the_own_one_removed() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("deep/dra.sock");
+        let (first, listener) = Socket::bind(&path).expect("bound");
+        drop(listener);
+        let (second, _listener) = Socket::bind(&path).expect("bound again");
+        drop(first);
+        assert!(path.exists(), "the name is the second's now");
+        drop(second);
+        assert!(!path.exists());
+    }
+
+    #[tokio::test]
+    async fn what_is_no_socket_is_not_removed() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("dra.sock");
+        fs::write(&path, "precious").expect("written");
+        assert!(matches!(Socket::bind(&path), Err(SocketError::NotASocket { .. })));
+        assert!(path.exists());
+    }
+
+    #[tokio::test]
+    async fn only_sockets_where_nobody_answers_are_abandoned() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let root = directory.path();
+        let alive = SocketPaths::new(root, "d", Some("alive")).expect("short");
+        let dead = SocketPaths::new(root, "d", Some("dead")).expect("short");
+        let (_a, _b) = (Socket::bind(&alive.plugin).expect("bound"), Socket::bind(&alive.registration).expect("bound"));
+        for path in [&dead.plugin, &dead.registration] {
+            let (socket, listener) = Socket::bind(path).expect("bound");
+            drop(listener);
+            std::mem::forget(socket);
+        }
+        let foreign = root.join("plugins_registry/other-reg.sock");
+        let (socket, listener) = Socket::bind(&foreign).expect("bound");
+        drop(listener);
+        std::mem::forget(socket);
+
+        assert_eq!(remove_abandoned(root, "d"), [dead.plugin, dead.registration]);
+        assert!(alive.plugin.exists() && alive.registration.exists() && foreign.exists());
+    }
+}

@@ -1,0 +1,272 @@
+//! A claim as the API has it, checked: what this node is to prepare of it.
+
+use k8s_openapi::api::resource::v1::{
+    AllocationResult, DeviceRequestAllocationResult, ResourceClaim, ResourceClaimConsumerReference,
+};
+use tessera_api::{
+    ConfigError, Quantity,
+    config::{ComputePolicy, effective_config},
+    names::{
+        ClaimName, ClaimUid, DRIVER_NAME, DeviceName, NameError, Namespace, PodName, PoolName, RequestName, ShareId,
+        capacity,
+    },
+    quantity::QuantityError,
+};
+
+use crate::state::journal::ComputeCap;
+
+/// A claim that this node can prepare.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AllocatedClaim {
+    /// Its UID.
+    pub uid: ClaimUid,
+    /// Its namespace.
+    pub namespace: Namespace,
+    /// Its name.
+    pub name: ClaimName,
+    /// Its shares of this node's GPUs.
+    pub shares: Vec<AllocatedShare>,
+}
+
+/// One result of ours in a claim's allocation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AllocatedShare {
+    /// Position in the allocation's results.
+    pub index: usize,
+    /// The request that it answers.
+    pub request: RequestName,
+    /// The pool: this node's.
+    pub pool: PoolName,
+    /// The device.
+    pub device: DeviceName,
+    /// Which share of it.
+    pub share_id: Option<ShareId>,
+    /// Memory in bytes.
+    pub memory_bytes: u64,
+    /// Percent of compute.
+    pub cores_percent: u8,
+    /// How the percent is held.
+    pub compute: ComputeCap,
+}
+
+/// A pod that has reserved a claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReservingPod {
+    /// Its namespace, which is the claim's.
+    pub namespace: Namespace,
+    /// Its name.
+    pub name: PodName,
+    /// Its UID.
+    pub uid: String,
+}
+
+/// Why a claim cannot be prepared as it is. Field paths are those of the ResourceClaim.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ClaimError {
+    /// The kubelet means an object that was replaced.
+    #[error("ResourceClaim {namespace}/{name} was replaced: the kubelet asks for UID {asked}, the API has {found}")]
+    Replaced {
+        /// Its namespace.
+        namespace: Namespace,
+        /// Its name.
+        name: ClaimName,
+        /// The UID asked for.
+        asked: ClaimUid,
+        /// The UID found.
+        found: String,
+    },
+    /// Nothing is allocated.
+    #[error("ResourceClaim {namespace}/{name} is not allocated (status.allocation is not set)")]
+    NotAllocated {
+        /// Its namespace.
+        namespace: Namespace,
+        /// Its name.
+        name: ClaimName,
+    },
+    /// Nothing of ours is allocated.
+    #[error("the claim has no device of driver {DRIVER_NAME} in status.allocation.devices.results")]
+    NothingOfOurs,
+    /// The device is another node's.
+    #[error(
+        "status.allocation.devices.results[{index}].pool: `{pool}` is not this node's pool `{ours}`: the claim was allocated for another node"
+    )]
+    OtherPool {
+        /// Position of the result.
+        index: usize,
+        /// Its pool.
+        pool: String,
+        /// This node's.
+        ours: PoolName,
+    },
+    /// A name that is none.
+    #[error("status.allocation.devices.results[{index}].{field} is malformed")]
+    Name {
+        /// Position of the result.
+        index: usize,
+        /// The field.
+        field: &'static str,
+        /// What is wrong with it.
+        source: NameError,
+    },
+    /// Access that nothing limits.
+    #[error("status.allocation.devices.results[{index}].adminAccess: true is not supported in this version")]
+    AdminAccess {
+        /// Position of the result.
+        index: usize,
+    },
+    /// It does not say how much.
+    #[error(
+        "status.allocation.devices.results[{index}].consumedCapacity.{capacity} is not set: the feature DRAConsumableCapacity must be on in API server and scheduler"
+    )]
+    NoCapacity {
+        /// Position of the result.
+        index: usize,
+        /// The capacity.
+        capacity: &'static str,
+    },
+    /// It says how much in a way that is none.
+    #[error("status.allocation.devices.results[{index}].consumedCapacity.{capacity} is malformed")]
+    Quantity {
+        /// Position of the result.
+        index: usize,
+        /// The capacity.
+        capacity: &'static str,
+        /// What is wrong with it.
+        source: QuantityError,
+    },
+    /// It says how much, beyond what there can be.
+    #[error("status.allocation.devices.results[{index}].consumedCapacity.{capacity}: {value} is not {expected}")]
+    Amount {
+        /// Position of the result.
+        index: usize,
+        /// The capacity.
+        capacity: &'static str,
+        /// The amount.
+        value: Quantity,
+        /// What it must be.
+        expected: &'static str,
+    },
+    /// Our parameters are wrong.
+    #[error("the parameters of request `{request}` are refused")]
+    Config {
+        /// The request that they are for.
+        request: RequestName,
+        /// What is wrong with them.
+        source: ConfigError,
+    },
+}
+
+impl AllocatedClaim {
+    /// Checks `claim` for preparation on the node of pool `ours`. Results and parameters of other drivers are left alone.
+    ///
+    /// # Errors
+    /// [`ClaimError`]: the first thing found, with its field.
+    pub fn check(
+        claim: &ResourceClaim,
+        uid: &ClaimUid,
+        namespace: &Namespace,
+        name: &ClaimName,
+        ours: &PoolName,
+    ) -> Result<Self, ClaimError> {
+        let found = claim.metadata.uid.as_deref().unwrap_or_default();
+        if found != uid.as_str() {
+            return Err(ClaimError::Replaced {
+                namespace: namespace.clone(),
+                name: name.clone(),
+                asked: uid.clone(),
+                found: found.to_owned(),
+            });
+        }
+        let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
+        let not_allocated = || ClaimError::NotAllocated { namespace: namespace.clone(), name: name.clone() };
+        let shares = shares(allocation.ok_or_else(not_allocated)?, ours)?;
+        Ok(Self { uid: uid.clone(), namespace: namespace.clone(), name: name.clone(), shares })
+    }
+}
+
+/// The pods that have reserved `claim`; other consumers have no events that anybody reads.
+#[must_use]
+pub fn reserving_pods(claim: &ResourceClaim) -> Vec<ReservingPod> {
+    let reserved = claim.status.as_ref().and_then(|status| status.reserved_for.as_deref()).unwrap_or_default();
+    let namespace = claim.metadata.namespace.as_deref().and_then(|text| Namespace::new(text).ok());
+    let pod = |consumer: &ResourceClaimConsumerReference| {
+        let is_pod = consumer.resource == "pods" && consumer.api_group.as_deref().unwrap_or_default().is_empty();
+        let name = PodName::new(&consumer.name).ok().filter(|_| is_pod)?;
+        Some(ReservingPod { namespace: namespace.clone()?, name, uid: consumer.uid.clone() })
+    };
+    reserved.iter().filter_map(pod).collect()
+}
+
+fn shares(allocation: &AllocationResult, ours: &PoolName) -> Result<Vec<AllocatedShare>, ClaimError> {
+    let Some(devices) = &allocation.devices else { return Err(ClaimError::NothingOfOurs) };
+    let configs = devices.config.as_deref().unwrap_or_default();
+    let mut shares = Vec::new();
+    for (index, result) in devices.results.iter().flatten().enumerate() {
+        if result.driver != DRIVER_NAME {
+            continue;
+        }
+        let request = name(index, "request", RequestName::new(&result.request))?;
+        let config = effective_config(configs, &request)
+            .map_err(|source| ClaimError::Config { request: request.clone(), source })?;
+        let compute = match config.compute_policy {
+            ComputePolicy::Fixed => ComputeCap::Fixed,
+            ComputePolicy::Balance => ComputeCap::Balance,
+            ComputePolicy::None => ComputeCap::None,
+        };
+        shares.push(share(index, result, request, compute, ours)?);
+    }
+    if shares.is_empty() { Err(ClaimError::NothingOfOurs) } else { Ok(shares) }
+}
+
+fn share(
+    index: usize,
+    result: &DeviceRequestAllocationResult,
+    request: RequestName,
+    compute: ComputeCap,
+    ours: &PoolName,
+) -> Result<AllocatedShare, ClaimError> {
+    if *ours != result.pool.as_str() {
+        return Err(ClaimError::OtherPool { index, pool: result.pool.clone(), ours: ours.clone() });
+    }
+    if result.admin_access == Some(true) {
+        return Err(ClaimError::AdminAccess { index });
+    }
+    let share_id = result.share_id.as_deref().map(|text| name(index, "shareID", ShareId::new(text)));
+    let memory = amount(index, result, capacity::MEMORY)?;
+    let cores = amount(index, result, capacity::CORES)?;
+    let wrong = |capacity, value, expected| ClaimError::Amount { index, capacity, value, expected };
+    Ok(AllocatedShare {
+        index,
+        request,
+        pool: ours.clone(),
+        device: name(index, "device", DeviceName::new(&result.device))?,
+        share_id: share_id.transpose()?,
+        memory_bytes: memory
+            .bytes()
+            .filter(|bytes| *bytes > 0)
+            .ok_or_else(|| wrong(capacity::MEMORY, memory, "a positive number of bytes"))?,
+        cores_percent: cores
+            .as_exact_i64()
+            .and_then(|percent| u8::try_from(percent).ok())
+            .filter(|percent| *percent <= 100)
+            .ok_or_else(|| wrong(capacity::CORES, cores, "a whole number from 0 to 100"))?,
+        compute,
+    })
+}
+
+fn amount(
+    index: usize,
+    result: &DeviceRequestAllocationResult,
+    capacity: &'static str,
+) -> Result<Quantity, ClaimError> {
+    let consumed = result.consumed_capacity.as_ref().and_then(|consumed| consumed.get(capacity));
+    let text = &consumed.ok_or(ClaimError::NoCapacity { index, capacity })?.0;
+    Quantity::parse(text).map_err(|source| ClaimError::Quantity { index, capacity, source })
+}
+
+fn name<T>(index: usize, field: &'static str, parsed: Result<T, NameError>) -> Result<T, ClaimError> {
+    parsed.map_err(|source| ClaimError::Name { index, field, source })
+}
+
+#[cfg(test)]
+mod tests;

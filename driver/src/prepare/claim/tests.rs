@@ -1,0 +1,132 @@
+use serde_json::{Value, json};
+
+use super::*;
+
+const UID: &str = "1f0c2d3e-0000-4000-8000-000000000001";
+const SHARE: &str = "2f0c2d3e-0000-4000-8000-000000000002";
+const DEVICE: &str = "gpu-1f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77";
+
+fn result() -> Value {
+    json!({
+        "request": "gpu", "driver": "gpu.tessera.dev", "pool": "node-a", "device": DEVICE, "shareID": SHARE,
+        "consumedCapacity": {"memory": "19Gi", "cores": "25"},
+    })
+}
+
+fn config(parameters: Value) -> Value {
+    let parameters = {
+        let mut whole = json!({"apiVersion": "gpu.tessera.dev/v1alpha1", "kind": "GpuConfig"});
+        let fields = parameters.as_object().expect("an object").clone();
+        whole.as_object_mut().expect("an object").extend(fields);
+        whole
+    };
+    json!({"source": "FromClaim", "opaque": {"driver": "gpu.tessera.dev", "parameters": parameters}})
+}
+
+fn claim(results: Value, config: Value) -> ResourceClaim {
+    serde_json::from_value(json!({
+        "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
+        "metadata": {"name": "claim", "namespace": "ns", "uid": UID},
+        "spec": {},
+        "status": {
+            "allocation": {"devices": {"results": results, "config": config}},
+            "reservedFor": [
+                {"resource": "pods", "name": "pod-a", "uid": "p1"},
+                {"apiGroup": "batch", "resource": "jobs", "name": "job", "uid": "j1"},
+            ],
+        },
+    }))
+    .expect("a claim")
+}
+
+fn check(claim: &ResourceClaim) -> Result<AllocatedClaim, ClaimError> {
+    AllocatedClaim::check(
+        claim,
+        &ClaimUid::new(UID).expect("a UID"),
+        &Namespace::new("ns").expect("a namespace"),
+        &ClaimName::new("claim").expect("a name"),
+        &PoolName::new("node-a").expect("a pool"),
+    )
+}
+
+/// The claim with one field of its only result set to `value`, or removed where that is null.
+fn with(field: &str, value: Value) -> ResourceClaim {
+    let mut result = result();
+    let object = result.as_object_mut().expect("an object");
+    if value.is_null() { object.remove(field) } else { object.insert(field.to_owned(), value) };
+    claim(json!([result]), json!([]))
+}
+
+#[test]
+fn a_share_is_what_its_consumed_capacity_says() {
+    let checked = check(&claim(json!([result()]), json!([]))).expect("fine");
+    let [share] = &checked.shares[..] else { panic!("{checked:?}") };
+    assert_eq!((share.memory_bytes, share.cores_percent, share.index), (19 << 30, 25, 0));
+    assert_eq!(share.share_id.as_ref().map(ShareId::as_str), Some(SHARE));
+}
+
+#[test]
+fn results_of_other_drivers_keep_their_place_and_are_left_alone() {
+    let other = json!({"request": "nic", "driver": "other.example", "pool": "elsewhere", "device": "d"});
+    let checked = check(&claim(json!([other, result()]), json!([]))).expect("fine");
+    assert_eq!(checked.shares.len(), 1);
+    assert_eq!(checked.shares[0].index, 1);
+    assert_eq!(check(&claim(json!([other]), json!([]))), Err(ClaimError::NothingOfOurs));
+}
+
+#[test]
+fn a_claim_that_was_replaced_or_is_not_allocated_is_refused() {
+    let mut replaced = claim(json!([result()]), json!([]));
+    replaced.metadata.uid = Some("another".to_owned());
+    assert!(matches!(check(&replaced), Err(ClaimError::Replaced { found, .. }) if found == "another"));
+
+    let mut pending = claim(json!([result()]), json!([]));
+    pending.status = None;
+    assert!(matches!(check(&pending), Err(ClaimError::NotAllocated { .. })));
+}
+
+#[test]
+fn a_result_of_another_node_is_refused_by_its_field() {
+    let error = check(&with("pool", json!("node-b"))).expect_err("refused");
+    assert!(error.to_string().contains("results[0].pool: `node-b` is not this node's pool `node-a`"), "{error}");
+}
+
+#[test]
+fn what_a_result_must_say_and_does_not_is_refused_by_its_field() {
+    let cases = [
+        ("consumedCapacity", Value::Null, "consumedCapacity.memory is not set"),
+        ("consumedCapacity", json!({"memory": "1Gi"}), "consumedCapacity.cores is not set"),
+        ("consumedCapacity", json!({"memory": "much", "cores": "1"}), "consumedCapacity.memory is malformed"),
+        ("consumedCapacity", json!({"memory": "0", "cores": "1"}), "consumedCapacity.memory: 0 is not"),
+        ("consumedCapacity", json!({"memory": "-1", "cores": "1"}), "consumedCapacity.memory: -1 is not"),
+        ("consumedCapacity", json!({"memory": "1Gi", "cores": "101"}), "consumedCapacity.cores: 101 is not"),
+        ("consumedCapacity", json!({"memory": "1Gi", "cores": "2500m"}), "consumedCapacity.cores: 2500m is not"),
+        ("adminAccess", json!(true), "adminAccess: true is not supported in this version"),
+        ("shareID", json!("../../etc"), "shareID is malformed"),
+        ("device", json!("GPU/0"), "device is malformed"),
+        ("request", json!("a b"), "request is malformed"),
+    ];
+    for (field, value, expected) in cases {
+        let error = check(&with(field, value)).expect_err(expected).to_string();
+        assert!(error.contains("results[0].") && error.contains(expected), "{error}");
+    }
+}
+
+#[test]
+fn parameters_are_strict_and_name_their_field() {
+    let refused = |parameters| {
+        let error = check(&claim(json!([result()]), json!([config(parameters)]))).expect_err("refused");
+        crate::report::chain(&error)
+    };
+    assert!(refused(json!({"speed": 1})).contains("speed"), "an unknown field");
+    assert!(refused(json!({"sharing": "MPS"})).contains("not supported in this version"));
+    let foreign = json!({"source": "FromClaim", "opaque": {"driver": "other.example", "parameters": {"x": 1}}});
+    check(&claim(json!([result()]), json!([foreign]))).expect("another driver's parameters are its own");
+}
+
+#[test]
+fn only_pods_are_told() {
+    let pods = reserving_pods(&claim(json!([result()]), json!([])));
+    let names: Vec<_> = pods.iter().map(|pod| (pod.namespace.as_str(), pod.name.as_str(), pod.uid.as_str())).collect();
+    assert_eq!(names, [("ns", "pod-a", "p1")]);
+}

@@ -1,0 +1,149 @@
+use tessera_api::{
+    gpu::{ComputeCapability, CudaVersion, Gpu, Health, Unpublished, UnpublishedReason},
+    names::{ClaimName, ClaimUid, Namespace, PciBusId},
+};
+
+use super::*;
+use crate::state::journal::ComputeCap;
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+fn uuid(number: u8) -> GpuUuid {
+    GpuUuid::new(format!("GPU-00000000-0000-0000-0000-0000000000{number:02}")).expect("a UUID")
+}
+
+fn gpu(number: u8, memory_bytes: u64) -> Gpu {
+    Gpu {
+        uuid: uuid(number),
+        index: number.into(),
+        minor: number.into(),
+        product_name: "NVIDIA T4".into(),
+        architecture: "Turing".into(),
+        memory_bytes,
+        cuda_compute_capability: ComputeCapability { major: 7, minor: 5 },
+        driver_version: "580.95.05".into(),
+        cuda_driver_version: CudaVersion { major: 13, minor: 0 },
+        pci_bus_id: PciBusId::new(format!("0000:{number:02x}:00.0")).expect("an address"),
+        pcie_root: None,
+        numa_node: None,
+        mig_enabled: false,
+        health: Health::Healthy,
+    }
+}
+
+fn share(index: usize, gpu: u8, memory_bytes: u64, cores_percent: u8) -> AllocatedShare {
+    AllocatedShare {
+        index,
+        request: "gpu".parse().expect("a request"),
+        pool: "node-a".parse().expect("a pool"),
+        device: uuid(gpu).device_name(),
+        share_id: None,
+        memory_bytes,
+        cores_percent,
+        compute: ComputeCap::None,
+    }
+}
+
+fn claim(uid: &str, shares: Vec<AllocatedShare>) -> AllocatedClaim {
+    AllocatedClaim {
+        uid: ClaimUid::new(uid).expect("a UID"),
+        namespace: Namespace::new("ns").expect("a namespace"),
+        name: ClaimName::new("claim").expect("a name"),
+        shares,
+    }
+}
+
+fn inventory() -> Inventory {
+    let lost = Unpublished { uuid: Some(uuid(9)), index: None, pci_bus_id: None, reason: UnpublishedReason::Lost };
+    Inventory::new(vec![gpu(0, 16 * GIB + MIB / 2), gpu(1, 16 * GIB)], vec![], vec![lost])
+}
+
+/// The journal after these claims were prepared.
+fn journal(claims: &[AllocatedClaim]) -> Journal {
+    let mut journal = Journal::default();
+    for claim in claims {
+        let Ok(Decision::Prepare(mut record)) = plan(claim, &inventory(), &journal, "lib") else { panic!("{claim:?}") };
+        record.state = State::Completed;
+        journal.claims.insert(claim.uid.clone(), record);
+    }
+    journal
+}
+
+#[test]
+fn shares_fit_up_to_the_whole_gpu_and_not_a_byte_further() {
+    let journal = journal(&[claim("a", vec![share(0, 0, 10 * GIB, 60)])]);
+    let rest = claim("b", vec![share(0, 0, 6 * GIB, 40)]);
+    assert!(matches!(plan(&rest, &inventory(), &journal, "lib"), Ok(Decision::Prepare(_))));
+
+    let more = claim("b", vec![share(0, 0, 6 * GIB + 1, 40)]);
+    let error = plan(&more, &inventory(), &journal, "lib").expect_err("too much");
+    assert!(matches!(error, PlanError::Memory { taken_bytes, .. } if taken_bytes == 10 * GIB), "{error}");
+    assert!(error.is_transient(), "the other claim may go");
+
+    let more = claim("b", vec![share(0, 0, GIB, 41)]);
+    let error = plan(&more, &inventory(), &journal, "lib").expect_err("too much");
+    assert!(matches!(error, PlanError::Cores { asked: 41, taken: 60, .. }), "{error}");
+}
+
+#[test]
+fn shares_of_one_claim_on_one_gpu_add_up() {
+    let twice = claim("a", vec![share(0, 0, 10 * GIB, 10), share(1, 0, 10 * GIB, 10)]);
+    let error = plan(&twice, &inventory(), &Journal::default(), "lib").expect_err("too much");
+    assert!(!error.is_transient(), "it will never fit");
+    let apart = claim("a", vec![share(0, 0, 10 * GIB, 10), share(1, 1, 10 * GIB, 10)]);
+    assert!(plan(&apart, &inventory(), &Journal::default(), "lib").is_ok());
+}
+
+#[test]
+fn a_fraction_of_a_mib_that_is_not_published_is_not_granted() {
+    let all = claim("a", vec![share(0, 0, 16 * GIB + MIB / 4, 0)]);
+    assert!(plan(&all, &inventory(), &Journal::default(), "lib").is_err());
+}
+
+#[test]
+fn what_only_started_is_planned_anew_and_counts_for_others() {
+    let a = claim("a", vec![share(0, 0, 16 * GIB, 0)]);
+    let mut journal = journal(std::slice::from_ref(&a));
+    journal.claims.get_mut(&a.uid).expect("there").state = State::Started;
+    assert!(matches!(plan(&a, &inventory(), &journal, "lib"), Ok(Decision::Prepare(_))));
+    let b = claim("b", vec![share(0, 0, MIB, 0)]);
+    assert!(matches!(plan(&b, &inventory(), &journal, "lib"), Err(PlanError::Memory { .. })));
+}
+
+#[test]
+fn a_prepared_claim_is_repeated_even_if_its_gpu_is_gone() {
+    let a = claim("a", vec![share(0, 0, GIB, 0)]);
+    let journal = journal(std::slice::from_ref(&a));
+    let decision = plan(&a, &Inventory::default(), &journal, "another library").expect("repeated");
+    assert_eq!(decision, Decision::Repeat(journal.claims[&a.uid].clone()));
+}
+
+#[test]
+fn a_claim_that_was_allocated_anew_waits_for_its_unprepare() {
+    let journal = journal(&[claim("a", vec![share(0, 0, GIB, 0)])]);
+    let moved = claim("a", vec![share(0, 1, GIB, 0)]);
+    let error = plan(&moved, &inventory(), &journal, "lib").expect_err("refused");
+    assert_eq!(error, PlanError::PreparedDifferently);
+    assert!(error.is_transient());
+}
+
+#[test]
+fn a_gpu_that_is_not_there_is_refused_with_the_reason() {
+    let error = plan(&claim("a", vec![share(0, 9, GIB, 0)]), &inventory(), &Journal::default(), "lib");
+    let error = error.expect_err("refused");
+    assert!(error.to_string().contains("fallen off the bus"), "{error}");
+    assert!(!error.is_transient());
+    let unknown = plan(&claim("a", vec![share(0, 5, GIB, 0)]), &inventory(), &Journal::default(), "lib");
+    assert!(matches!(unknown, Err(PlanError::Gone { .. })));
+}
+
+#[test]
+fn a_device_that_is_no_gpu_is_refused() {
+    let mut odd = share(0, 0, GIB, 0);
+    odd.device = "nic-0".parse().expect("a device");
+    assert!(matches!(
+        plan(&claim("a", vec![odd]), &inventory(), &Journal::default(), "lib"),
+        Err(PlanError::NotAGpu { .. })
+    ));
+}

@@ -1,0 +1,10 @@
+//! What is prepared on this node: one file, one writer at a time.
+
+mod schema;
+mod store;
+
+pub use schema::{ClaimRecord, ComputeCap, Journal, ShareRecord, State};
+pub use store::{JournalError, JournalStore, LockedJournal};
+
+#[cfg(test)]
+mod tests;

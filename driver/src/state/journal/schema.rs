@@ -1,0 +1,125 @@
+//! The journal's content.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+use tessera_api::names::{
+    ClaimDeviceName, ClaimName, ClaimUid, DeviceName, GpuUuid, Namespace, PoolName, RequestName, ResultId, ShareId,
+};
+
+/// What is prepared, or being prepared, on this node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Journal {
+    /// By claim.
+    pub claims: BTreeMap<ClaimUid, ClaimRecord>,
+}
+
+/// One claim.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ClaimRecord {
+    /// The claim's namespace.
+    pub namespace: Namespace,
+    /// The claim's name.
+    pub name: ClaimName,
+    /// How far it is.
+    pub state: State,
+    /// Hash of the interceptor library that its containers get. It stays the same for the claim's life, so
+    /// that all processes on one ledger run the same code.
+    pub library: String,
+    /// Its shares of GPUs, in the order of the allocation's results.
+    pub shares: Vec<ShareRecord>,
+}
+
+/// How far a claim is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum State {
+    /// Steps may have been taken. Whoever finds this under the lock finds what a dead process left.
+    Started,
+    /// All steps were taken.
+    Completed,
+}
+
+/// One result of a claim's allocation: a share of a GPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ShareRecord {
+    /// Position in the allocation's results.
+    pub index: usize,
+    /// The request that it answers (with the chosen alternative, if there was a choice).
+    pub request: RequestName,
+    /// The pool.
+    pub pool: PoolName,
+    /// The device in it.
+    pub device: DeviceName,
+    /// Which share of the device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share_id: Option<ShareId>,
+    /// The GPU.
+    pub gpu: GpuUuid,
+    /// Memory in bytes.
+    pub memory_bytes: u64,
+    /// Percent of the GPU's compute; 0 = best effort.
+    pub cores_percent: u8,
+    /// How the percent is held.
+    pub compute: ComputeCap,
+}
+
+/// How a compute share is held; the journal's own words for what a grant says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ComputeCap {
+    /// Not at all.
+    None,
+    /// Always.
+    Fixed,
+    /// While others need the GPU.
+    Balance,
+}
+
+impl ShareRecord {
+    /// The share's name: of its CDI device and of its directory in the container.
+    #[must_use]
+    pub fn id(&self, claim: &ClaimUid) -> ClaimDeviceName {
+        let result = match &self.share_id {
+            Some(share) => ResultId::Share(share.clone()),
+            None => ResultId::Index(self.index),
+        };
+        ClaimDeviceName::new(claim.clone(), result)
+    }
+}
+
+impl Journal {
+    /// GPUs that any claim has a share of.
+    #[must_use]
+    pub fn gpus_in_use(&self) -> BTreeSet<GpuUuid> {
+        self.shares().map(|share| share.gpu.clone()).collect()
+    }
+
+    /// How many claims have a share of each GPU.
+    #[must_use]
+    pub fn claims_by_gpu(&self) -> BTreeMap<GpuUuid, usize> {
+        let mut count = BTreeMap::new();
+        for record in self.claims.values() {
+            let gpus: BTreeSet<_> = record.shares.iter().map(|share| &share.gpu).collect();
+            for gpu in gpus {
+                *count.entry(gpu.clone()).or_default() += 1;
+            }
+        }
+        count
+    }
+
+    /// Memory in bytes and percent of compute that the claims *other than* `claim` have on `gpu`.
+    #[must_use]
+    pub fn taken_by_others(&self, claim: &ClaimUid, gpu: &GpuUuid) -> (u128, u32) {
+        let others = self.claims.iter().filter(|(uid, _)| *uid != claim);
+        let shares = others.flat_map(|(_, record)| &record.shares).filter(|share| share.gpu == *gpu);
+        shares.fold((0, 0), |(memory, cores), share| {
+            (memory + u128::from(share.memory_bytes), cores + u32::from(share.cores_percent))
+        })
+    }
+
+    fn shares(&self) -> impl Iterator<Item = &ShareRecord> {
+        self.claims.values().flat_map(|record| &record.shares)
+    }
+}

@@ -1,0 +1,124 @@
+use std::fs;
+
+use super::*;
+use crate::state::StatePaths;
+use tessera_api::names::{ClaimName, ClaimUid, Namespace};
+
+fn uid(text: &str) -> ClaimUid {
+    ClaimUid::new(text).expect("a UID")
+}
+
+fn record(gpu: &str, memory_bytes: u64, cores_percent: u8) -> ClaimRecord {
+    let gpu = tessera_api::names::GpuUuid::new(gpu).expect("a GPU UUID");
+    let share = ShareRecord {
+        index: 0,
+        request: "gpu".parse().expect("a request"),
+        pool: "node-a".parse().expect("a pool"),
+        device: gpu.device_name(),
+        share_id: None,
+        gpu,
+        memory_bytes,
+        cores_percent,
+        compute: ComputeCap::None,
+    };
+    ClaimRecord {
+        namespace: Namespace::new("ns").expect("a namespace"),
+        name: ClaimName::new("claim").expect("a name"),
+        state: State::Started,
+        library: "ab12".into(),
+        shares: vec![share],
+    }
+}
+
+const GPU: &str = "GPU-1f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77";
+
+fn store(directory: &tempfile::TempDir) -> JournalStore {
+    JournalStore::new(StatePaths::new(directory.path()))
+}
+
+#[test]
+fn another_instance_sees_what_this_one_wrote() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (one, two) = (store(&directory), store(&directory));
+    assert!(two.lock().expect("locked").journal().claims.is_empty());
+
+    one.lock().expect("locked").put(uid("a"), record(GPU, 1, 2)).expect("written");
+    assert_eq!(two.lock().expect("locked").get(&uid("a")), Some(&record(GPU, 1, 2)));
+
+    two.lock().expect("locked").remove(&uid("a")).expect("written");
+    assert_eq!(one.lock().expect("locked").get(&uid("a")), None);
+}
+
+#[test]
+fn the_lock_excludes_another_instance() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (one, two) = (store(&directory), store(&directory));
+    let mut held = one.lock().expect("locked");
+
+    let (done, wait) = std::sync::mpsc::channel();
+    let waiting = std::thread::spawn(move || {
+        let found = two.lock().expect("locked").get(&uid("a")).is_some();
+        done.send(()).expect("the test waits");
+        found
+    });
+    assert!(wait.recv_timeout(std::time::Duration::from_millis(50)).is_err(), "the lock was given twice");
+    held.put(uid("a"), record(GPU, 1, 2)).expect("written");
+    drop(held);
+    assert!(waiting.join().expect("the other"), "it saw what was written under the lock");
+}
+
+#[test]
+fn a_watcher_hears_of_changes_and_only_of_changes() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let store = store(&directory);
+    let mut watch = store.watch();
+    watch.mark_unchanged();
+
+    store.lock().expect("locked").put(uid("a"), record(GPU, 1, 2)).expect("written");
+    assert!(watch.has_changed().expect("open"));
+    assert_eq!(watch.borrow_and_update().claims.len(), 1);
+
+    store.lock().expect("locked").put(uid("a"), record(GPU, 1, 2)).expect("written");
+    assert!(!watch.has_changed().expect("open"));
+}
+
+#[test]
+fn an_unreadable_journal_is_refused_and_can_be_set_aside() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let store = store(&directory);
+    let path = directory.path().join("journal.json");
+    for content in ["", "{", "[]", r#"{"version":1}"#, r#"{"version":1,"claims":{},"more":1}"#] {
+        fs::write(&path, content).expect("written");
+        let error = store.lock().expect_err("unreadable");
+        assert!(matches!(error, JournalError::Unreadable { .. }), "{content:?}: {error}");
+    }
+    let aside = store.set_aside().expect("set aside");
+    assert!(aside.exists());
+    assert!(store.lock().expect("locked").journal().claims.is_empty());
+}
+
+#[test]
+fn a_newer_journal_is_refused_with_its_version_and_left_alone() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("journal.json");
+    let content = r#"{"version":2,"claims":"anything"}"#;
+    fs::write(&path, content).expect("written");
+
+    let error = store(&directory).lock().expect_err("newer");
+    assert!(matches!(error, JournalError::Newer { found: 2, .. }), "{error}");
+    assert!(error.to_string().contains("version 2"), "{error}");
+    assert_eq!(fs::read_to_string(&path).expect("the file"), content);
+}
+
+#[test]
+fn use_of_a_gpu_is_summed_over_the_other_claims() {
+    let mut journal = Journal::default();
+    journal.claims.insert(uid("a"), record(GPU, 10, 20));
+    journal.claims.insert(uid("b"), record(GPU, 5, 30));
+    journal.claims.insert(uid("c"), record("GPU-00000000-0000-0000-0000-000000000000", 7, 7));
+    let gpu = tessera_api::names::GpuUuid::new(GPU).expect("a GPU UUID");
+
+    assert_eq!(journal.taken_by_others(&uid("a"), &gpu), (5, 30));
+    assert_eq!(journal.taken_by_others(&uid("new"), &gpu), (15, 50));
+    assert_eq!(journal.claims_by_gpu()[&gpu], 2);
+}

@@ -1,0 +1,185 @@
+//! The interceptor library, as containers get it.
+
+use std::{
+    collections::BTreeSet,
+    fs::{self, Permissions},
+    io,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+};
+
+use sha2::{Digest, Sha256};
+
+use super::{
+    StatePaths,
+    mounts::{Mounts, Tmpfs},
+};
+
+/// The library's file name.
+pub const FILE_NAME: &str = "libtessera_intercept.so";
+
+/// Where containers find it.
+pub const CONTAINER_PATH: &str = "/usr/local/lib/tessera/libtessera_intercept.so";
+
+/// Where containers find the list of what to preload.
+pub const CONTAINER_PRELOAD_PATH: &str = "/etc/ld.so.preload";
+
+/// Why the library could not be installed.
+#[derive(Debug, thiserror::Error)]
+pub enum LibraryError {
+    /// There is none to install.
+    #[error("the interceptor library `{path}` cannot be read: set --intercept-library to where it is", path = .path.display())]
+    Missing {
+        /// Where it was looked for.
+        path: PathBuf,
+        /// What the operating system said.
+        source: io::Error,
+    },
+    /// The operating system said no.
+    #[error("failed to {operation} `{path}`", path = .path.display())]
+    Io {
+        /// What was tried.
+        operation: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// What it said.
+        source: io::Error,
+    },
+}
+
+/// Where an installed library is on the host.
+///
+/// Its path holds the hash of its content, so that an upgrade installs beside it: a file that containers have mounted
+/// is never replaced.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InstalledLibrary {
+    /// SHA-256 of its content, in hexadecimal.
+    pub hash: String,
+}
+
+impl InstalledLibrary {
+    /// Installs the library at `source`, or finds that it is.
+    ///
+    /// # Errors
+    /// [`LibraryError`]. Without the library nothing can be enforced, so nothing can be prepared.
+    pub fn install(source: &Path, paths: &StatePaths, mounts: &dyn Mounts) -> Result<Self, LibraryError> {
+        let content =
+            fs::read(source).map_err(|error| LibraryError::Missing { path: source.to_owned(), source: error })?;
+        let hash = hex(&Sha256::digest(&content));
+        make_executable_directory(&paths.libraries(), content.len(), mounts)?;
+        write_once(&path(paths, &hash), &content)?;
+        write_once(&paths.preload(), format!("{CONTAINER_PATH}\n").as_bytes())?;
+        Ok(Self { hash })
+    }
+
+    /// Removes libraries that no prepared claim uses, except this one.
+    ///
+    /// # Errors
+    /// [`LibraryError::Io`].
+    pub fn remove_others(&self, paths: &StatePaths, in_use: &BTreeSet<String>) -> Result<(), LibraryError> {
+        let directory = paths.libraries();
+        let entries = fs::read_dir(&directory).map_err(io_error("list", &directory))?;
+        for entry in entries {
+            let entry = entry.map_err(io_error("list", &directory))?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if name != self.hash && !in_use.contains(&name) {
+                fs::remove_dir_all(entry.path()).map_err(io_error("remove", &entry.path()))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The host's path of the library with this hash.
+#[must_use]
+pub fn path(paths: &StatePaths, hash: &str) -> PathBuf {
+    paths.libraries().join(hash).join(FILE_NAME)
+}
+
+/// Some distributions mount `/run` with `noexec`, which a user-namespaced container cannot take off the mount that it gets:
+/// the library would not load there. Then the libraries get a tmpfs of their own.
+fn make_executable_directory(directory: &Path, length: usize, mounts: &dyn Mounts) -> Result<(), LibraryError> {
+    /// Room for a few versions side by side during upgrades.
+    const VERSIONS: u64 = 16;
+    fs::create_dir_all(directory).map_err(io_error("create", directory))?;
+    if mounts.forbids_execution(directory).map_err(io_error("look at", directory))? {
+        let size_bytes = (length as u64 * VERSIONS).next_multiple_of(1 << 20);
+        let tmpfs = Tmpfs { size_bytes, inodes: 4 * VERSIONS, executable: true };
+        mounts.mount_tmpfs(directory, tmpfs).map_err(io_error("mount a tmpfs at", directory))?;
+    }
+    Ok(())
+}
+
+/// Writes a file unless it is there with this very content; never changes one that is.
+fn write_once(path: &Path, content: &[u8]) -> Result<(), LibraryError> {
+    if fs::read(path).is_ok_and(|found| found == content) {
+        return Ok(());
+    }
+    let directory = path.parent().expect("invariant: files of the state directory have a parent");
+    fs::create_dir_all(directory).map_err(io_error("create", directory))?;
+    let temporary = path.with_extension("new");
+    fs::write(&temporary, content).map_err(io_error("write", &temporary))?;
+    fs::set_permissions(&temporary, Permissions::from_mode(0o755)).map_err(io_error("open up", &temporary))?;
+    fs::rename(&temporary, path).map_err(io_error("rename to", path))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn io_error(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> LibraryError {
+    let path = path.to_owned();
+    move |source| LibraryError::Io { operation, path, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::mounts::KernelMounts;
+
+    #[test]
+    fn another_version_is_installed_beside_the_one_in_use() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let paths = StatePaths::new(directory.path().join("state"));
+        let source = directory.path().join("source.so");
+
+        fs::write(&source, "one").expect("written");
+        let one = InstalledLibrary::install(&source, &paths, &KernelMounts).expect("installed");
+        let before = path(&paths, &one.hash);
+        fs::write(&source, "two").expect("written");
+        let two = InstalledLibrary::install(&source, &paths, &KernelMounts).expect("installed");
+
+        assert_ne!(one.hash, two.hash);
+        assert_eq!(fs::read_to_string(&before).expect("still there"), "one");
+        assert_eq!(fs::read_to_string(paths.preload()).expect("there"), format!("{CONTAINER_PATH}\n"));
+
+        two.remove_others(&paths, &BTreeSet::from([one.hash.clone()])).expect("removed");
+        assert!(before.exists(), "a prepared claim uses it");
+        two.remove_others(&paths, &BTreeSet::new()).expect("removed");
+        assert!(!before.exists());
+        assert!(path(&paths, &two.hash).exists());
+    }
+
+    #[test]
+    fn an_installed_library_keeps_its_inode() {
+        use std::os::unix::fs::MetadataExt;
+        let directory = tempfile::tempdir().expect("a directory");
+        let paths = StatePaths::new(directory.path().join("state"));
+        let source = directory.path().join("source.so");
+        fs::write(&source, "one").expect("written");
+        let inode = || {
+            let library = InstalledLibrary::install(&source, &paths, &KernelMounts).expect("installed");
+            let inode = |path: &Path| fs::metadata(path).expect("there").ino();
+            (inode(&path(&paths, &library.hash)), inode(&paths.preload()))
+        };
+        assert_eq!(inode(), inode());
+    }
+
+    #[test]
+    fn a_missing_library_is_an_error_that_names_the_flag() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let paths = StatePaths::new(directory.path());
+        let error = InstalledLibrary::install(Path::new("/no/such.so"), &paths, &KernelMounts).expect_err("missing");
+        assert!(error.to_string().contains("--intercept-library"), "{error}");
+    }
+}

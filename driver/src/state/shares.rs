@@ -1,0 +1,261 @@
+//! Grants and ledgers: the files by which a container knows its share and accounts for it.
+
+use std::{
+    collections::BTreeSet,
+    fs::{self, File, Permissions},
+    io::{self, Write},
+    os::unix::fs::{FileExt, PermissionsExt},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use tessera_api::names::{ClaimDeviceName, ClaimUid};
+use tessera_intercept_abi::{GRANT_LEN, Grant, GrantError, GrantUpdate, LEDGER_LEN, ledger};
+
+use super::{
+    StatePaths,
+    mounts::{Mounts, Tmpfs},
+};
+
+/// Why a grant or ledger could not be made or removed.
+#[derive(Debug, thiserror::Error)]
+pub enum ShareError {
+    /// The grant itself is impossible, or the one that is there is another share's.
+    #[error("grant `{path}` cannot be written", path = .path.display())]
+    Grant {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: GrantError,
+    },
+    /// The operating system said no.
+    #[error("failed to {operation} `{path}`", path = .path.display())]
+    Io {
+        /// What was tried.
+        operation: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// What it said.
+        source: io::Error,
+    },
+}
+
+
+/// The files of all shares on this node. Callers hold the journal's lock.
+#[derive(Clone)]
+pub struct ShareFiles {
+    paths: StatePaths,
+    mounts: Arc<dyn Mounts>,
+}
+
+impl std::fmt::Debug for ShareFiles {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ShareFiles").field("paths", &self.paths).finish_non_exhaustive()
+    }
+}
+
+impl ShareFiles {
+    /// The files below `paths`.
+    #[must_use]
+    pub fn new(paths: StatePaths, mounts: Arc<dyn Mounts>) -> Self {
+        Self { paths, mounts }
+    }
+
+    /// Makes the grant's file say `grant`.
+    ///
+    /// # Guarantees
+    /// A file that is there keeps its inode and changes in place, under a sequence number that its readers watch.
+    ///
+    /// # Errors
+    /// [`ShareError`]; a new file is there whole or not at all.
+    pub fn write_grant(&self, share: &ClaimDeviceName, grant: &Grant) -> Result<(), ShareError> {
+        let path = self.paths.grant(share);
+        let refused = |source| ShareError::Grant { path: path.clone(), source };
+        match fs::read(&path) {
+            Ok(current) => {
+                let same = Grant::parse(&current).is_ok_and(|found| Grant { sequence: 0, ..found } == *grant);
+                if same {
+                    return Ok(());
+                }
+                let update = grant.update(&current).map_err(refused)?;
+                change_in_place(&path, &update).map_err(io_error("change", &path))
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let page = grant.encode().map_err(refused)?;
+                create_whole(&path, &page)
+            }
+            Err(source) => Err(ShareError::Io { operation: "read", path, source }),
+        }
+    }
+
+    /// Removes the grant. Containers that still have it mounted keep it.
+    ///
+    /// # Errors
+    /// [`ShareError::Io`]; what is not there is no error.
+    pub fn remove_grant(&self, share: &ClaimDeviceName) -> Result<(), ShareError> {
+        let path = self.paths.grant(share);
+        let directory = path.parent().expect("invariant: a grant lies in its share's directory");
+        remove_tree(directory)?;
+        remove_if_empty(&self.paths.claim_grants(share.claim()))
+    }
+
+    /// Makes a ledger, empty and on a tmpfs that nothing else fits on, or leaves the one that is there alone.
+    ///
+    /// # Guarantees
+    /// What is in a ledger that is there is not looked at and not changed: its processes may be at work.
+    ///
+    /// # Errors
+    /// [`ShareError::Io`]; `EPERM` where the driver may not mount.
+    pub fn make_ledger(&self, share: &ClaimDeviceName) -> Result<(), ShareError> {
+        let directory = self.paths.ledger_mount(share);
+        fs::create_dir_all(&directory).map_err(io_error("create", &directory))?;
+        if !self.mounts.is_mounted(&directory).map_err(io_error("look at", &directory))? {
+            let tmpfs = Tmpfs { size_bytes: LEDGER_LEN as u64, inodes: LEDGER_INODES, executable: false };
+            self.mounts.mount_tmpfs(&directory, tmpfs).map_err(io_error("mount a tmpfs at", &directory))?;
+        }
+        let path = self.paths.ledger(share);
+        match File::options().write(true).create_new(true).open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            Err(source) => Err(ShareError::Io { operation: "create", path, source }),
+            Ok(file) => initialise_ledger(file).map_err(io_error("write", &path)),
+        }
+    }
+
+    /// Whether the share's ledger is there.
+    ///
+    /// # Errors
+    /// [`ShareError::Io`].
+    pub fn has_ledger(&self, share: &ClaimDeviceName) -> Result<bool, ShareError> {
+        let path = self.paths.ledger(share);
+        path.try_exists().map_err(io_error("look at", &path))
+    }
+
+    /// Removes the ledger and its tmpfs. Containers that still have it mounted keep it.
+    ///
+    /// # Errors
+    /// [`ShareError::Io`]; what is not there is no error.
+    pub fn remove_ledger(&self, share: &ClaimDeviceName) -> Result<(), ShareError> {
+        self.remove_ledger_mount(&self.paths.ledger_mount(share))?;
+        remove_if_empty(&self.paths.claim_ledgers(share.claim()))
+    }
+
+    /// Removes every grant and ledger whose share is not in `keep`. Returns what was removed, by the name that its
+    /// directory has.
+    ///
+    /// # Errors
+    /// [`ShareError::Io`]; what came before it is gone.
+    pub fn retain(&self, keep: &BTreeSet<ClaimDeviceName>) -> Result<BTreeSet<String>, ShareError> {
+        let keep: BTreeSet<String> = keep.iter().map(ToString::to_string).collect();
+        let mut removed = BTreeSet::new();
+        for (parent, ledgers) in [(self.paths.grants(), false), (self.paths.ledgers(), true)] {
+            for claim in entries(&parent)? {
+                let claim = parent.join(claim);
+                for share in entries(&claim)? {
+                    if keep.contains(&share) {
+                        continue;
+                    }
+                    let directory = claim.join(&share);
+                    if ledgers {
+                        self.remove_ledger_mount(&directory)?;
+                    } else {
+                        remove_tree(&directory)?;
+                    }
+                    removed.insert(share);
+                }
+                remove_if_empty(&claim)?;
+            }
+        }
+        Ok(removed)
+    }
+
+    /// Claims that have grants or ledgers, whoever made them.
+    ///
+    /// # Errors
+    /// [`ShareError::Io`].
+    pub fn claims(&self) -> Result<BTreeSet<ClaimUid>, ShareError> {
+        let mut claims = BTreeSet::new();
+        for parent in [self.paths.grants(), self.paths.ledgers()] {
+            claims.extend(entries(&parent)?.into_iter().filter_map(|name| ClaimUid::new(name).ok()));
+        }
+        Ok(claims)
+    }
+
+    fn remove_ledger_mount(&self, directory: &Path) -> Result<(), ShareError> {
+        // More than one, if instances raced before they shared a lock: all of them go.
+        while self.mounts.is_mounted(directory).map_err(io_error("look at", directory))? {
+            self.mounts.unmount(directory).map_err(io_error("unmount", directory))?;
+        }
+        remove_tree(directory)
+    }
+}
+
+/// The tmpfs's root and the ledger: no tenant makes another file there, since only the file is mounted into
+/// containers, and nobody else could either.
+const LEDGER_INODES: u64 = 2;
+
+/// Any user of the container reads it.
+const GRANT_MODE: u32 = 0o444;
+
+/// Any user of the container accounts on it, also one that is not root, and one of another user namespace.
+const LEDGER_MODE: u32 = 0o666;
+
+fn change_in_place(path: &Path, update: &GrantUpdate) -> io::Result<()> {
+    let file = File::options().write(true).open(path)?;
+    let sequence = GrantUpdate::SEQUENCE_OFFSET as u64;
+    file.write_all_at(&update.begin, sequence)?;
+    file.write_all_at(&update.body, GrantUpdate::BODY_OFFSET as u64)?;
+    file.write_all_at(&update.end, sequence)
+}
+
+fn create_whole(path: &Path, page: &[u8; GRANT_LEN]) -> Result<(), ShareError> {
+    let directory = path.parent().expect("invariant: a grant lies in its share's directory");
+    fs::create_dir_all(directory).map_err(io_error("create", directory))?;
+    let temporary = path.with_extension("new");
+    fs::write(&temporary, page).map_err(io_error("write", &temporary))?;
+    // The umask may have taken bits away; containers run as anybody.
+    fs::set_permissions(&temporary, Permissions::from_mode(GRANT_MODE)).map_err(io_error("open up", &temporary))?;
+    fs::rename(&temporary, path).map_err(io_error("rename to", path))
+}
+
+fn initialise_ledger(mut file: File) -> io::Result<()> {
+    file.write_all(&ledger::initial())?;
+    // Sparse: its pages are charged to the cgroup of the container that first writes them, not to the driver.
+    file.set_len(LEDGER_LEN as u64)?;
+    file.set_permissions(Permissions::from_mode(LEDGER_MODE))
+}
+
+fn remove_tree(directory: &Path) -> Result<(), ShareError> {
+    match fs::remove_dir_all(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => result.map_err(io_error("remove", directory)),
+    }
+}
+
+fn remove_if_empty(directory: &Path) -> Result<(), ShareError> {
+    match fs::remove_dir(directory) {
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::DirectoryNotEmpty) => Ok(()),
+        result => result.map_err(io_error("remove", directory)),
+    }
+}
+
+/// Names in a directory that are text; none if there is no directory.
+fn entries(directory: &Path) -> Result<Vec<String>, ShareError> {
+    let found = match fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        found => found.map_err(io_error("list", directory))?,
+    };
+    let mut names = Vec::new();
+    for entry in found {
+        let entry = entry.map_err(io_error("list", directory))?;
+        names.extend(entry.file_name().into_string());
+    }
+    Ok(names)
+}
+
+fn io_error(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ShareError {
+    let path = path.to_owned();
+    move |source| ShareError::Io { operation, path, source }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,160 @@
+use std::{os::unix::fs::MetadataExt, sync::Mutex};
+
+use tessera_intercept_abi::{ComputePolicy, LedgerReport, Text};
+
+use super::*;
+
+/// Remembers what would be mounted: these tests need no privilege.
+#[derive(Debug, Default)]
+struct RecordedMounts {
+    mounted: Mutex<Vec<(PathBuf, Tmpfs)>>,
+}
+
+impl Mounts for RecordedMounts {
+    fn mount_tmpfs(&self, target: &Path, tmpfs: Tmpfs) -> io::Result<()> {
+        self.mounted.lock().expect("no panic").push((target.to_owned(), tmpfs));
+        Ok(())
+    }
+
+    fn unmount(&self, target: &Path) -> io::Result<()> {
+        let mut mounted = self.mounted.lock().expect("no panic");
+        let at = mounted.iter().rposition(|(path, _)| path == target).ok_or(io::ErrorKind::InvalidInput)?;
+        mounted.remove(at);
+        Ok(())
+    }
+
+    fn is_mounted(&self, target: &Path) -> io::Result<bool> {
+        Ok(self.mounted.lock().expect("no panic").iter().any(|(path, _)| path == target))
+    }
+
+    fn forbids_execution(&self, _: &Path) -> io::Result<bool> {
+        Ok(false)
+    }
+}
+
+fn share(claim: &str, index: usize) -> ClaimDeviceName {
+    let claim = ClaimUid::new(claim).expect("a UID");
+    ClaimDeviceName::of_result(&claim, index, None).expect("a name")
+}
+
+fn grant(share: &ClaimDeviceName, memory_limit_bytes: u64) -> Grant {
+    Grant {
+        gpu_uuid: "GPU-1f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77".parse().expect("a UUID"),
+        memory_limit_bytes,
+        context_bytes: 0,
+        cores_percent: 25,
+        policy: ComputePolicy::None,
+        claim_uid: Text::new(share.claim().as_str()).expect("text"),
+        id: Text::new(&share.to_string()).expect("text"),
+        sequence: 0,
+    }
+}
+
+struct Node {
+    directory: tempfile::TempDir,
+    mounts: Arc<RecordedMounts>,
+    files: ShareFiles,
+}
+
+fn node() -> Node {
+    let directory = tempfile::tempdir().expect("a directory");
+    let mounts = Arc::new(RecordedMounts::default());
+    let files = ShareFiles::new(StatePaths::new(directory.path()), mounts.clone());
+    Node { directory, mounts, files }
+}
+
+#[test]
+fn a_grant_changes_in_place_and_counts_its_changes() {
+    let node = node();
+    let share = share("claim", 0);
+    node.files.write_grant(&share, &grant(&share, 1 << 30)).expect("written");
+    let path = StatePaths::new(node.directory.path()).grant(&share);
+    let inode = fs::metadata(&path).expect("there").ino();
+    assert_eq!(fs::metadata(&path).expect("there").mode() & 0o777, 0o444);
+
+    node.files.write_grant(&share, &grant(&share, 1 << 30)).expect("the same again");
+    assert_eq!(Grant::parse(&fs::read(&path).expect("there")).expect("a grant").sequence, 0);
+
+    node.files.write_grant(&share, &grant(&share, 2 << 30)).expect("changed");
+    let found = Grant::parse(&fs::read(&path).expect("there")).expect("a grant");
+    assert_eq!((found.memory_limit_bytes, found.sequence), (2 << 30, 2));
+    assert_eq!(fs::metadata(&path).expect("there").ino(), inode);
+}
+
+#[test]
+fn a_grant_of_another_abi_version_is_not_overwritten() {
+    let node = node();
+    let share = share("claim", 0);
+    node.files.write_grant(&share, &grant(&share, 1 << 30)).expect("written");
+    let path = StatePaths::new(node.directory.path()).grant(&share);
+    let mut page = fs::read(&path).expect("there");
+    page[tessera_intercept_abi::grant_offset::ABI_VERSION] = 99;
+    fs::set_permissions(&path, Permissions::from_mode(0o644)).expect("writable");
+    fs::write(&path, &page).expect("written");
+
+    let error = node.files.write_grant(&share, &grant(&share, 1 << 30)).expect_err("refused");
+    assert!(
+        matches!(error, ShareError::Grant { source: GrantError::AbiVersion { found: 99 }, .. }),
+        "{error:?}"
+    );
+    assert_eq!(fs::read(&path).expect("there"), page);
+}
+
+#[test]
+fn a_ledger_lies_on_a_tmpfs_of_exactly_its_length() {
+    let node = node();
+    let share = share("claim", 0);
+    node.files.make_ledger(&share).expect("made");
+
+    let paths = StatePaths::new(node.directory.path());
+    let expected = Tmpfs { size_bytes: LEDGER_LEN as u64, inodes: 2, executable: false };
+    assert_eq!(*node.mounts.mounted.lock().expect("no panic"), [(paths.ledger_mount(&share), expected)]);
+    let content = fs::read(paths.ledger(&share)).expect("there");
+    assert_eq!(LedgerReport::parse(&content).expect("a ledger").used_bytes(), 0);
+    assert_eq!(fs::metadata(paths.ledger(&share)).expect("there").mode() & 0o777, 0o666);
+}
+
+#[test]
+fn a_ledger_in_use_is_left_alone() {
+    let node = node();
+    let share = share("claim", 0);
+    node.files.make_ledger(&share).expect("made");
+    let path = StatePaths::new(node.directory.path()).ledger(&share);
+    fs::write(&path, "the tenant's own").expect("written");
+
+    node.files.make_ledger(&share).expect("made");
+    assert_eq!(fs::read_to_string(&path).expect("there"), "the tenant's own");
+    assert_eq!(node.mounts.mounted.lock().expect("no panic").len(), 1);
+}
+
+#[test]
+fn removing_leaves_no_directory_and_no_mount_and_can_be_repeated() {
+    let node = node();
+    let shares = [share("claim", 0), share("claim", 1)];
+    for share in &shares {
+        node.files.write_grant(share, &grant(share, 1)).expect("written");
+        node.files.make_ledger(share).expect("made");
+    }
+    for share in shares.iter().chain(&shares) {
+        node.files.remove_ledger(share).expect("removed");
+        node.files.remove_grant(share).expect("removed");
+    }
+    assert!(node.mounts.mounted.lock().expect("no panic").is_empty());
+    assert!(node.files.claims().expect("listed").is_empty());
+}
+
+#[test]
+fn what_belongs_to_no_kept_share_is_cleaned_up() {
+    let node = node();
+    let (kept, sibling, other) = (share("kept", 0), share("kept", 1), share("gone", 0));
+    for share in [&kept, &sibling, &other] {
+        node.files.write_grant(share, &grant(share, 1)).expect("written");
+        node.files.make_ledger(share).expect("made");
+    }
+    let removed = node.files.retain(&BTreeSet::from([kept.clone()])).expect("cleaned");
+
+    assert_eq!(removed, BTreeSet::from([sibling.to_string(), other.to_string()]));
+    assert_eq!(node.files.claims().expect("listed"), BTreeSet::from([kept.claim().clone()]));
+    assert!(node.files.has_ledger(&kept).expect("there"));
+    assert_eq!(node.mounts.mounted.lock().expect("no panic").len(), 1);
+}
