@@ -93,6 +93,47 @@ pub struct SlotPage {
     reserved: [u64; 6],
 }
 
+impl LedgerPage {
+    /// An empty ledger in ordinary memory: what a file of [`initial`] bytes and then zeroes is when it is mapped.
+    #[must_use]
+    pub const fn empty() -> Self {
+        Self {
+            magic: AtomicU64::new(MAGIC),
+            abi_version: AtomicU32::new(ABI_VERSION),
+            length: AtomicU32::new(LEDGER_LEN as u32),
+            slots: AtomicU32::new(SLOTS as u32),
+            slot_length: AtomicU32::new(SLOT_LEN as u32),
+            reserved0: [0; 5],
+            total: AtomicU64::new(0),
+            peak_bytes: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            past_launches: AtomicU64::new(0),
+            past_gpu_ns: AtomicU64::new(0),
+            reserved1: [0; (HEADER_LEN - 104) / 8],
+            slot: [const { SlotPage::empty() }; SLOTS],
+        }
+    }
+}
+
+impl SlotPage {
+    const fn empty() -> Self {
+        Self {
+            state: AtomicU32::new(SLOT_FREE),
+            pid: AtomicU32::new(0),
+            start_ticks: AtomicU64::new(0),
+            pid_namespace: AtomicU64::new(0),
+            used_bytes: AtomicU64::new(0),
+            next_used_bytes: AtomicU64::new(0),
+            begun: AtomicU64::new(0),
+            applied: AtomicU64::new(0),
+            settled: AtomicU64::new(0),
+            launches: AtomicU64::new(0),
+            gpu_ns: AtomicU64::new(0),
+            reserved: [0; 6],
+        }
+    }
+}
+
 const _: () = {
     assert!(LEDGER_LEN.is_multiple_of(4096));
     assert!(SLOTS >= 256 && SLOTS <= 1 << Total::SLOT_BITS);

@@ -1,0 +1,80 @@
+//! One process's part of one ledger.
+
+use core::sync::atomic::Ordering;
+
+use tessera_intercept_abi::ledger::{MAGIC, Total};
+use tessera_intercept_abi::{ABI_VERSION, LedgerPage};
+
+use crate::change;
+
+/// Why no memory was given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refused {
+    /// The limit is reached.
+    Limit,
+    /// The ledger does not say what this process has written into it: nothing more is given.
+    Tampered,
+}
+
+/// What this process holds of one ledger. It keeps its own count, in memory that no other process can write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Account {
+    slot: usize,
+    held: u64,
+}
+
+impl Account {
+    /// Begins with an attached slot.
+    #[must_use]
+    pub const fn new(slot: usize) -> Self {
+        Self { slot, held: 0 }
+    }
+
+    /// Bytes this process holds.
+    #[must_use]
+    pub const fn held(&self) -> u64 {
+        self.held
+    }
+
+    /// Takes at least `least` and at most `most` bytes, so that all processes together hold no more than `limit`.
+    /// Answers how many.
+    ///
+    /// # Errors
+    /// `least` bytes are not free, or the ledger was tampered with.
+    pub fn take(&mut self, ledger: &LedgerPage, least: u64, most: u64, limit: u64) -> Result<u64, Refused> {
+        self.check(ledger)?;
+        let taken = change::take(ledger, self.slot, least, most, limit).ok_or(Refused::Limit)?;
+        self.held = self.held.saturating_add(taken);
+        let now = Total::unpack(ledger.total.load(Ordering::Relaxed)).used_bytes;
+        if ledger.peak_bytes.load(Ordering::Relaxed) < now {
+            ledger.peak_bytes.fetch_max(now, Ordering::Relaxed);
+        }
+        Ok(taken)
+    }
+
+    /// Gives bytes back, at most what is held. Answers how many.
+    pub fn give(&mut self, ledger: &LedgerPage, bytes: u64) -> u64 {
+        let bytes = bytes.min(self.held);
+        self.held -= bytes;
+        change::give(ledger, self.slot, bytes);
+        bytes
+    }
+
+    /// Counts launches.
+    pub fn count_launches(&self, ledger: &LedgerPage, launches: u64) {
+        if let Some(slot) = ledger.slot.get(self.slot) {
+            slot.launches.fetch_add(launches, Ordering::Relaxed);
+        }
+    }
+
+    fn check(&self, ledger: &LedgerPage) -> Result<(), Refused> {
+        let whole = ledger.magic.load(Ordering::Relaxed) == MAGIC
+            && ledger.abi_version.load(Ordering::Relaxed) == ABI_VERSION;
+        let own = ledger
+            .slot
+            .get(self.slot)
+            .is_some_and(|slot| slot.used_bytes.load(Ordering::Relaxed) == self.held);
+        let total = Total::unpack(ledger.total.load(Ordering::Relaxed)).used_bytes;
+        if whole && own && total >= self.held { Ok(()) } else { Err(Refused::Tampered) }
+    }
+}

@@ -1,0 +1,53 @@
+//! Several grants on one GPU add up.
+
+use crate::account::Refused;
+
+/// One grant and its ledger, as this process uses them.
+pub trait Share {
+    /// Takes at least `least` and at most `most` bytes; answers how many.
+    ///
+    /// # Errors
+    /// `least` bytes are not free, or the share cannot be used.
+    fn take(&mut self, least: u64, most: u64) -> Result<u64, Refused>;
+
+    /// Gives bytes back, at most what this process holds; answers how many.
+    fn give(&mut self, bytes: u64) -> u64;
+}
+
+/// Takes bytes of a GPU: from the first share that has them all, else from several.
+///
+/// # Errors
+/// The shares have not that much between them. Then nothing is taken.
+pub fn reserve_across<S: Share>(shares: &mut [S], bytes: u64) -> Result<(), Refused> {
+    let mut why = Refused::Limit;
+    for share in shares.iter_mut() {
+        match share.take(bytes, bytes) {
+            Ok(_) => return Ok(()),
+            Err(Refused::Tampered) => why = Refused::Tampered,
+            Err(Refused::Limit) => {}
+        }
+    }
+    if shares.len() < 2 {
+        return Err(why);
+    }
+    let mut missing = bytes;
+    for at in 0..shares.len() {
+        missing -= shares[at].take(1, missing).unwrap_or(0).min(missing);
+        if missing == 0 {
+            return Ok(());
+        }
+    }
+    release_across(shares, bytes - missing);
+    Err(why)
+}
+
+/// Gives bytes of a GPU back. Which share they came from does not matter: each gets no more than this process took of it.
+pub fn release_across<S: Share>(shares: &mut [S], bytes: u64) {
+    let mut left = bytes;
+    for share in shares.iter_mut().rev() {
+        left -= share.give(left).min(left);
+        if left == 0 {
+            return;
+        }
+    }
+}

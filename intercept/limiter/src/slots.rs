@@ -1,0 +1,69 @@
+//! Who owns which slot.
+
+use core::sync::atomic::Ordering;
+
+use tessera_intercept_abi::LedgerPage;
+use tessera_intercept_abi::ledger::{SLOT_FREE, SLOT_LIVE};
+
+use crate::change;
+
+/// The locks that own slots. A lock must go away when its holder dies, however it dies.
+pub trait SlotLocks {
+    /// Takes the slot's lock without waiting. `false` where somebody has it, or where locks cannot be had.
+    fn try_lock(&self, slot: usize) -> bool;
+    /// Lets go of a lock that [`SlotLocks::try_lock`] took.
+    fn unlock(&self, slot: usize);
+}
+
+/// Who a process is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Identity {
+    /// Its id in its own PID namespace.
+    pub pid: u32,
+    /// Its start in clock ticks since boot.
+    pub start_ticks: u64,
+    /// Inode of its PID namespace.
+    pub pid_namespace: u64,
+}
+
+/// Gives this process a slot and leaves it locked. `None` where all slots are owned by the living.
+pub fn attach(ledger: &LedgerPage, locks: &impl SlotLocks, who: Identity) -> Option<usize> {
+    let free = |slot: &usize| state(ledger, *slot) == SLOT_FREE && locks.try_lock(*slot);
+    let any = |slot: &usize| locks.try_lock(*slot);
+    let slot = (0..ledger.slot.len()).find(free).or_else(|| (0..ledger.slot.len()).find(any))?;
+    clear(ledger, slot);
+    let page = ledger.slot.get(slot)?;
+    page.pid.store(who.pid, Ordering::Relaxed);
+    page.start_ticks.store(who.start_ticks, Ordering::Relaxed);
+    page.pid_namespace.store(who.pid_namespace, Ordering::Relaxed);
+    page.state.store(SLOT_LIVE, Ordering::Release);
+    Some(slot)
+}
+
+/// Gives back what dead processes hold. Answers how many bytes that were.
+pub fn reclaim(ledger: &LedgerPage, locks: &impl SlotLocks) -> u64 {
+    let mut freed = 0_u64;
+    for slot in 0..ledger.slot.len() {
+        if state(ledger, slot) != SLOT_FREE && locks.try_lock(slot) {
+            freed = freed.saturating_add(clear(ledger, slot));
+            locks.unlock(slot);
+        }
+    }
+    freed
+}
+
+fn state(ledger: &LedgerPage, slot: usize) -> u32 {
+    ledger.slot.get(slot).map_or(SLOT_FREE, |page| page.state.load(Ordering::Acquire))
+}
+
+/// Empties a slot whose lock the caller holds.
+fn clear(ledger: &LedgerPage, slot: usize) -> u64 {
+    let freed = change::recover(ledger, slot);
+    if let Some(page) = ledger.slot.get(slot) {
+        // Killed between these two, launches are counted twice at most: they are a figure, not a limit.
+        ledger.past_launches.fetch_add(page.launches.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+        ledger.past_gpu_ns.fetch_add(page.gpu_ns.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+        page.state.store(SLOT_FREE, Ordering::Release);
+    }
+    freed
+}

@@ -1,0 +1,2 @@
+mod deaths;
+mod sharing;
