@@ -1,0 +1,406 @@
+//! Creation, replacement and deletion: what the registry of the real server does around its storage.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::admission::{Attempt, Policies};
+use super::error::{ApiError, FieldError};
+use super::kind::{Kind, Status};
+use super::store::{Key, State, Store, Write, Written};
+use super::user::User;
+use super::validate::{self, Part};
+use super::{defaults, meta};
+
+/// One object's place, and who is asking.
+pub(crate) struct Request<'a> {
+    pub(crate) store: &'a Store,
+    pub(crate) kind: &'static Kind,
+    pub(crate) namespace: &'a str,
+    pub(crate) user: &'a User,
+    pub(crate) policies: Policies,
+}
+
+impl Request<'_> {
+    fn key(&self, name: &str) -> Key {
+        (self.namespace.to_owned(), name.to_owned())
+    }
+
+    fn admit(&self, part: Part, object: Option<&Value>, current: Option<&Value>) -> Result<(), ApiError> {
+        let status = part == Part::Status;
+        self.policies.admit(&Attempt { kind: self.kind, status, user: self.user, object, current })
+    }
+
+    /// Creates an object (decoded by its schema).
+    ///
+    /// # Errors
+    /// 404 and 403 for the namespace, 409 for a taken name, 422 for what is invalid.
+    pub(crate) fn create(&self, object: Value) -> Result<Written, ApiError> {
+        let named = !meta::name(&object).is_empty();
+        // A random name may be taken; the server tries a few.
+        let mut attempts = if named { 1 } else { 8 };
+        loop {
+            let mut object = object.clone();
+            if !named && let Some(prefix) = object["metadata"]["generateName"].as_str() {
+                // The API cuts the prefix so that the name stays within 63 characters.
+                let prefix: String = prefix.chars().take(58).collect();
+                meta::metadata_mut(&mut object).insert("name".into(), format!("{prefix}{}", meta::random_suffix()).into());
+            }
+            let key = self.key(meta::name(&object));
+            let made = self.store.transact(self.kind.shelf, &key, |state, current| match current {
+                Some(_) => Err(ApiError::already_exists(self.kind, &key.1)),
+                None => self.fresh(state, object).map(Write::Put),
+            });
+            attempts -= 1;
+            match made {
+                Err(error) if error.reason == "AlreadyExists" && attempts > 0 => {}
+                made => return made,
+            }
+        }
+    }
+
+    /// The object as it is first stored.
+    fn fresh(&self, state: &State, mut object: Value) -> Result<Value, ApiError> {
+        let name = meta::name(&object).to_owned();
+        self.check_namespace(state, &name)?;
+        if !meta::resource_version(&object).is_empty() {
+            return Err(ApiError::internal("resourceVersion should not be set on objects to be created"));
+        }
+        let metadata = meta::metadata_mut(&mut object);
+        for field in ["deletionTimestamp", "deletionGracePeriodSeconds", "selfLink", "managedFields"] {
+            metadata.remove(field);
+        }
+        metadata.insert("uid".into(), meta::new_uid().into());
+        metadata.insert("creationTimestamp".into(), meta::now().into());
+        if self.kind.generation {
+            metadata.insert("generation".into(), 1.into());
+        }
+        if self.kind.namespaced {
+            metadata.insert("namespace".into(), self.namespace.into());
+        }
+        defaults::fill(self.kind, &mut object);
+        initial_status(self.kind, &mut object);
+        let mut errors = validate::create(self.kind, &object);
+        self.check_admin_access(state, &object, &mut errors);
+        if !errors.is_empty() {
+            return Err(ApiError::invalid(self.kind, &name, &errors));
+        }
+        self.admit(Part::Main, Some(&object), None)?;
+        Ok(object)
+    }
+
+    fn check_namespace(&self, state: &State, name: &str) -> Result<(), ApiError> {
+        if !self.kind.namespaced {
+            return Ok(());
+        }
+        let namespaces = super::kind::find("", "v1", "namespaces").expect("invariant: namespaces are served");
+        let Some(namespace) = state.get("namespaces", "", self.namespace) else {
+            return Err(ApiError::not_found(namespaces, self.namespace));
+        };
+        if meta::deleting(namespace) {
+            let because = format!(
+                "unable to create new content in namespace {} because it is being terminated",
+                self.namespace
+            );
+            let mut error = ApiError::forbidden(self.kind, name, &because);
+            if let Some(details) = &mut error.details {
+                details["causes"] = json!([{
+                    "reason": "NamespaceTerminating",
+                    "message": format!("namespace {} is being terminated", self.namespace),
+                    "field": "metadata.namespace",
+                }]);
+            }
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    fn check_admin_access(&self, state: &State, object: &Value, errors: &mut Vec<FieldError>) {
+        let spec = match self.kind.plural {
+            "resourceclaims" => &object["spec"],
+            "resourceclaimtemplates" => &object["spec"]["spec"],
+            _ => return,
+        };
+        let allowed = state
+            .get("namespaces", "", self.namespace)
+            .and_then(|namespace| meta::label(namespace, "resource.kubernetes.io/admin-access"))
+            == Some("true");
+        if validate::needs_admin_namespace(spec) && !allowed {
+            errors.push(FieldError::forbidden(
+                "spec.devices.requests[0].exactly.adminAccess",
+                "admin access to devices requires the `resource.kubernetes.io/admin-access: true` label on the containing namespace",
+            ));
+        }
+    }
+
+    /// Replaces an object, or a part of it, by what `make` proposes from the current state.
+    ///
+    /// # Errors
+    /// 404, 409 for a stale resource version, 422 for what is invalid.
+    pub(crate) fn update(
+        &self,
+        name: &str,
+        part: Part,
+        may_create: bool,
+        make: impl FnOnce(Option<&Value>) -> Result<Value, ApiError>,
+    ) -> Result<Written, ApiError> {
+        let key = self.key(name);
+        self.store.transact(self.kind.shelf, &key, |state, current| {
+            let Some(current) = current else {
+                if !may_create {
+                    return Err(ApiError::not_found(self.kind, name));
+                }
+                let mut object = make(None)?;
+                // Servers ignore what an updater knew about an object that is gone.
+                meta::metadata_mut(&mut object).remove("resourceVersion");
+                return self.fresh(state, object).map(Write::Put);
+            };
+            let mut object = make(Some(current))?;
+            self.check_identity(&object, current)?;
+            prepare(self.kind, part, &mut object, current);
+            if part == Part::Main {
+                defaults::fill(self.kind, &mut object);
+            }
+            let errors = validate::update(self.kind, part, &object, current);
+            if !errors.is_empty() {
+                return Err(ApiError::invalid(self.kind, name, &errors));
+            }
+            self.admit(part, Some(&object), Some(current))?;
+            Ok(settle(self.kind, object, current))
+        })
+    }
+
+    fn check_identity(&self, object: &Value, current: &Value) -> Result<(), ApiError> {
+        let name = meta::name(current);
+        if !meta::name(object).is_empty() && meta::name(object) != name {
+            let said = format!(
+                "the name of the object ({}) does not match the name on the URL ({name})",
+                meta::name(object)
+            );
+            return Err(ApiError::bad_request(said));
+        }
+        let version = meta::resource_version(object);
+        if version.is_empty() && self.kind.versioned_update {
+            let error = FieldError::invalid("metadata.resourceVersion", 0, "must be specified for an update");
+            return Err(ApiError::invalid(self.kind, name, &[error]));
+        }
+        let (asked, have) = (meta::uid(object), meta::uid(current));
+        if !asked.is_empty() && asked != have {
+            let because = format!("Precondition failed: UID in precondition: {asked}, UID in object meta: {have}");
+            return Err(ApiError::conflict(self.kind, name, &because));
+        }
+        if !version.is_empty() && version != "0" && version != meta::resource_version(current) {
+            return Err(ApiError::stale(self.kind, name));
+        }
+        Ok(())
+    }
+
+    /// Deletes an object, gracefully where it is a pod.
+    ///
+    /// # Errors
+    /// 404, 409 for a precondition.
+    pub(crate) fn delete(&self, name: &str, options: &DeleteOptions) -> Result<Written, ApiError> {
+        let key = self.key(name);
+        self.store.transact(self.kind.shelf, &key, |_, current| {
+            let Some(current) = current else { return Err(ApiError::not_found(self.kind, name)) };
+            options.check(self.kind, name, current)?;
+            self.admit(Part::Main, None, Some(current))?;
+            Ok(self.begin_deletion(current, options))
+        })
+    }
+
+    fn begin_deletion(&self, current: &Arc<Value>, options: &DeleteOptions) -> Write {
+        let mut object = Value::clone(current);
+        let grace = grace(self.kind, current, options);
+        if let Some(finalizer) = options.propagation_finalizer()
+            && !meta::deleting(current)
+        {
+            let metadata = meta::metadata_mut(&mut object);
+            match metadata.entry("finalizers").or_insert_with(|| json!([])) {
+                Value::Array(list) => list.push(finalizer.into()),
+                other => *other = json!([finalizer]),
+            }
+        }
+        if self.kind.plural == "namespaces" {
+            object["status"]["phase"] = "Terminating".into();
+        }
+        let shorter = grace < meta::grace_seconds(current);
+        if grace == 0 && finished(self.kind, &object) {
+            return Write::Remove(object);
+        }
+        if meta::deleting(current) && !shorter {
+            return Write::Keep(current.clone());
+        }
+        let metadata = meta::metadata_mut(&mut object);
+        metadata.insert("deletionTimestamp".into(), meta::now_plus(grace).into());
+        metadata.insert("deletionGracePeriodSeconds".into(), grace.into());
+        if self.kind.generation {
+            bump_generation(&mut object);
+        }
+        Write::Put(object)
+    }
+}
+
+/// Seconds until a pod may be removed. A pod that no kubelet runs goes at once.
+fn grace(kind: &Kind, current: &Value, options: &DeleteOptions) -> i64 {
+    if kind.plural != "pods" {
+        return 0;
+    }
+    let bound = current["spec"]["nodeName"].as_str().is_some_and(|node| !node.is_empty());
+    let over = matches!(current["status"]["phase"].as_str(), Some("Succeeded" | "Failed"));
+    if !bound || over {
+        return 0;
+    }
+    let own = current["spec"]["terminationGracePeriodSeconds"].as_i64().unwrap_or(30);
+    let asked = options.grace_period_seconds.unwrap_or(own).max(0);
+    if meta::deleting(current) { asked.min(meta::grace_seconds(current)) } else { asked }
+}
+
+/// Whether nothing holds the object any more.
+fn finished(kind: &Kind, object: &Value) -> bool {
+    let kept_by_namespace =
+        kind.plural == "namespaces" && object["spec"]["finalizers"].as_array().is_some_and(|list| !list.is_empty());
+    meta::finalizers(object).is_empty() && !kept_by_namespace
+}
+
+fn initial_status(kind: &Kind, object: &mut Value) {
+    match kind.plural {
+        // A kubelet registers its node together with the status.
+        "nodes" => {}
+        "pods" => object["status"] = json!({"phase": "Pending", "qosClass": quality(&object["spec"])}),
+        "namespaces" => {
+            object["spec"] = json!({"finalizers": ["kubernetes"]});
+            object["status"] = json!({"phase": "Active"});
+        }
+        _ if kind.status != Status::None => {
+            if let Some(map) = object.as_object_mut() {
+                map.remove("status");
+            }
+        }
+        _ => {}
+    }
+}
+
+fn quality(spec: &Value) -> &'static str {
+    let containers = || ["containers", "initContainers"].into_iter().filter_map(|l| spec[l].as_array()).flatten();
+    let amount = |container: &Value, which: &str, name: &str| container["resources"][which][name].clone();
+    let bare = containers().all(|c| ["requests", "limits"].iter().all(|w| ["cpu", "memory"].iter().all(|n| amount(c, w, n).is_null())));
+    let full = containers().all(|c| {
+        ["cpu", "memory"].iter().all(|n| !amount(c, "limits", n).is_null() && amount(c, "limits", n) == amount(c, "requests", n))
+    });
+    match (bare, full) {
+        (true, _) => "BestEffort",
+        (_, true) => "Guaranteed",
+        _ => "Burstable",
+    }
+}
+
+/// Restores what this part of the API may not change.
+fn prepare(kind: &Kind, part: Part, object: &mut Value, current: &Value) {
+    for field in [
+        "name",
+        "namespace",
+        "uid",
+        "creationTimestamp",
+        "deletionTimestamp",
+        "deletionGracePeriodSeconds",
+        "generation",
+        "generateName",
+        "resourceVersion",
+    ] {
+        meta::restore(object, current, field);
+    }
+    meta::metadata_mut(object).remove("managedFields");
+    let keep = |object: &mut Value, field: &str| match &current[field] {
+        Value::Null => {
+            object.as_object_mut().map(|map| map.remove(field));
+        }
+        value => object[field] = value.clone(),
+    };
+    match part {
+        Part::Main => {
+            if kind.status != Status::None {
+                keep(object, "status");
+            }
+            if kind.plural == "namespaces" {
+                keep(object, "spec");
+            }
+        }
+        Part::Status => {
+            keep(object, "spec");
+            meta::restore(object, current, "ownerReferences");
+            meta::restore(object, current, "finalizers");
+            if kind.status == Status::StatusOnly {
+                meta::restore(object, current, "labels");
+                meta::restore(object, current, "annotations");
+            }
+        }
+        Part::Finalize => keep(object, "status"),
+        Part::Binding => {}
+    }
+}
+
+/// Nothing changed, or the object is to be replaced, or with this change it goes.
+fn settle(kind: &Kind, mut object: Value, current: &Arc<Value>) -> Write {
+    if &object == current.as_ref() {
+        if meta::deleting(current) && meta::grace_seconds(current) == 0 && finished(kind, current) {
+            return Write::Remove(object);
+        }
+        return Write::Keep(current.clone());
+    }
+    let bound_now = kind.plural == "pods" && object["spec"]["nodeName"] != current["spec"]["nodeName"];
+    if kind.generation && object["spec"] != current["spec"] && !bound_now {
+        bump_generation(&mut object);
+    }
+    if meta::deleting(&object) && meta::grace_seconds(&object) == 0 && finished(kind, &object) {
+        return Write::Remove(object);
+    }
+    Write::Put(object)
+}
+
+fn bump_generation(object: &mut Value) {
+    let generation = object["metadata"]["generation"].as_i64().unwrap_or(0) + 1;
+    meta::metadata_mut(object).insert("generation".into(), generation.into());
+}
+
+/// How to delete.
+#[derive(Clone, Debug, Default, serde::Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct DeleteOptions {
+    pub(crate) grace_period_seconds: Option<i64>,
+    pub(crate) preconditions: Option<Preconditions>,
+    pub(crate) propagation_policy: Option<String>,
+}
+
+/// What must hold for a deletion.
+#[derive(Clone, Debug, Default, serde::Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Preconditions {
+    pub(crate) uid: Option<String>,
+    pub(crate) resource_version: Option<String>,
+}
+
+impl DeleteOptions {
+    fn check(&self, kind: &Kind, name: &str, current: &Value) -> Result<(), ApiError> {
+        let Some(preconditions) = &self.preconditions else { return Ok(()) };
+        let failed = |what: &str, asked: &str, have: &str| {
+            let because = format!("Precondition failed: {what} in precondition: {asked}, {what} in object meta: {have}");
+            Err(ApiError::conflict(kind, name, &because))
+        };
+        match (&preconditions.uid, &preconditions.resource_version) {
+            (Some(uid), _) if uid != meta::uid(current) => failed("UID", uid, meta::uid(current)),
+            (_, Some(version)) if version != meta::resource_version(current) => {
+                failed("ResourceVersion", version, meta::resource_version(current))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn propagation_finalizer(&self) -> Option<&'static str> {
+        match self.propagation_policy.as_deref() {
+            Some("Foreground") => Some("foregroundDeletion"),
+            Some("Orphan") => Some("orphan"),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! Patches: merge, JSON, strategic merge, and server-side apply as far as it is used.
+//!
+//! Lists are merged by the keys below, which are those of the Kubernetes API for the kinds served here. Apply keeps no
+//! field ownership: it merges what is given and removes nothing, and `force` makes no difference.
+
+use serde_json::{Map, Value};
+
+use super::error::ApiError;
+
+/// The body of a PATCH, by its media type.
+#[derive(Clone, Debug)]
+pub(crate) enum Patch {
+    Json(json_patch::Patch),
+    Merge(Value),
+    Strategic(Value),
+    Apply(Value),
+}
+
+impl Patch {
+    /// Reads a body.
+    ///
+    /// # Errors
+    /// 415 for another media type, 400 for a body that does not parse.
+    pub(crate) fn parse(media_type: &str, body: &[u8]) -> Result<Self, ApiError> {
+        let value = || serde_json::from_slice::<Value>(body).map_err(|error| ApiError::bad_request(error.to_string()));
+        match media_type {
+            "application/json-patch+json" => serde_json::from_slice(body)
+                .map(Self::Json)
+                .map_err(|error| ApiError::bad_request(format!("error decoding patch: {error}"))),
+            "application/merge-patch+json" => value().map(Self::Merge),
+            "application/strategic-merge-patch+json" => value().map(Self::Strategic),
+            "application/apply-patch+yaml" => yaml(body).map(Self::Apply),
+            other => Err(ApiError::unsupported_media_type(other)),
+        }
+    }
+
+    /// The object after the patch.
+    ///
+    /// # Errors
+    /// 422 for a JSON patch that does not apply (a failed test, a missing path).
+    pub(crate) fn apply(&self, current: &Value) -> Result<Value, ApiError> {
+        let mut object = current.clone();
+        match self {
+            Self::Json(patch) => json_patch::patch(&mut object, patch).map_err(|error| {
+                ApiError::unprocessable(format!(
+                    "the server rejected our request due to an error in our request: {error}"
+                ))
+            })?,
+            Self::Merge(patch) => json_patch::merge(&mut object, patch),
+            Self::Strategic(patch) => merge_object(&mut object, patch, Style::Strategic),
+            Self::Apply(patch) => merge_object(&mut object, patch, Style::Apply),
+        }
+        Ok(object)
+    }
+}
+
+/// Reads YAML, of which JSON is a part.
+pub(crate) fn yaml(body: &[u8]) -> Result<Value, ApiError> {
+    if let Ok(value) = serde_json::from_slice(body) {
+        return Ok(value);
+    }
+    let text = std::str::from_utf8(body).map_err(|error| ApiError::bad_request(error.to_string()))?;
+    serde_saphyr::from_str(text).map_err(|error| ApiError::bad_request(format!("error decoding YAML: {error}")))
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Style {
+    Strategic,
+    Apply,
+}
+
+/// How a list under this key is merged, strategically and by apply.
+fn merge_keys(list: &str, style: Style) -> Option<&'static [&'static str]> {
+    let keys: &[&str] = match list {
+        "conditions" | "addresses" => &["type"],
+        "containers" | "initContainers" | "ephemeralContainers" | "volumes" | "env" | "imagePullSecrets"
+        | "resourceClaims" | "resourceClaimStatuses" | "schedulingGates" => &["name"],
+        "claims" if style == Style::Apply => &["name"],
+        "volumeMounts" => &["mountPath"],
+        "volumeDevices" => &["devicePath"],
+        "ports" => &["containerPort"],
+        "ownerReferences" | "reservedFor" => &["uid"],
+        "hostAliases" | "podIPs" | "hostIPs" => &["ip"],
+        "topologySpreadConstraints" => &["topologyKey"],
+        // `status.devices` of a claim; `spec.devices` of a claim is an object and of a slice atomic.
+        "devices" if style == Style::Apply => &["driver", "device", "pool", "shareID"],
+        _ => return None,
+    };
+    Some(keys)
+}
+
+const PRIMITIVE_SETS: &[&str] = &["finalizers"];
+
+fn merge_object(target: &mut Value, patch: &Value, style: Style) {
+    let Some(patch) = patch.as_object() else {
+        *target = patch.clone();
+        return;
+    };
+    if patch.get("$patch").and_then(Value::as_str) == Some("replace") {
+        *target = Value::Object(without_directives(patch));
+        return;
+    }
+    if !target.is_object() {
+        *target = Value::Object(Map::new());
+    }
+    let Some(map) = target.as_object_mut() else { return };
+    if let Some(Value::Array(kept)) = patch.get("$retainKeys") {
+        map.retain(|key, _| kept.iter().any(|kept| kept.as_str() == Some(key)));
+    }
+    for (key, value) in patch {
+        if let Some(list) = key.strip_prefix("$deleteFromPrimitiveList/") {
+            remove_items(map.get_mut(list), value);
+        } else if !key.starts_with('$') {
+            merge_field(map, key, value, style);
+        }
+    }
+    for (key, order) in patch {
+        if let Some(list) = key.strip_prefix("$setElementOrder/") {
+            reorder(map.get_mut(list), order, list);
+        }
+    }
+}
+
+fn merge_field(map: &mut Map<String, Value>, key: &str, value: &Value, style: Style) {
+    match value {
+        Value::Null => {
+            map.remove(key);
+        }
+        Value::Object(inner) if inner.get("$patch").and_then(Value::as_str) == Some("delete") => {
+            map.remove(key);
+        }
+        Value::Object(_) => merge_object(map.entry(key).or_insert(Value::Null), value, style),
+        Value::Array(items) => match merge_keys(key, style) {
+            Some(keys) if mergeable(items, keys) => merge_list(map, key, items, keys, style),
+            _ if PRIMITIVE_SETS.contains(&key) => union(map, key, items),
+            _ => {
+                map.insert(key.to_owned(), value.clone());
+            }
+        },
+        _ => {
+            map.insert(key.to_owned(), value.clone());
+        }
+    }
+}
+
+/// Whether the items carry the first key, or are directives for the whole list. A list of another kind may share the name
+/// (`spec.devices` of a slice has no `driver`).
+fn mergeable(items: &[Value], keys: &[&str]) -> bool {
+    items.iter().all(|item| item.get(keys[0]).is_some() || item.get("$patch").is_some())
+}
+
+fn merge_list(map: &mut Map<String, Value>, key: &str, items: &[Value], keys: &[&str], style: Style) {
+    let list = map.entry(key).or_insert_with(|| Value::Array(Vec::new()));
+    if !list.is_array() {
+        *list = Value::Array(Vec::new());
+    }
+    let Some(list) = list.as_array_mut() else { return };
+    if items.iter().any(|item| item["$patch"] == "replace") {
+        list.clear();
+    }
+    for item in items {
+        let same = |other: &Value| keys.iter().all(|key| other.get(key) == item.get(key));
+        let position = list.iter().position(same);
+        match (item["$patch"].as_str(), position) {
+            (Some("replace"), _) | (Some("delete"), None) => {}
+            (Some("delete"), Some(at)) => {
+                list.remove(at);
+            }
+            (_, Some(at)) => merge_object(&mut list[at], item, style),
+            (_, None) => {
+                let mut fresh = Value::Null;
+                merge_object(&mut fresh, item, style);
+                list.push(fresh);
+            }
+        }
+    }
+}
+
+fn union(map: &mut Map<String, Value>, key: &str, items: &[Value]) {
+    let list = map.entry(key).or_insert_with(|| Value::Array(Vec::new()));
+    if let Some(list) = list.as_array_mut() {
+        for item in items {
+            if !list.contains(item) {
+                list.push(item.clone());
+            }
+        }
+    }
+}
+
+fn remove_items(list: Option<&mut Value>, gone: &Value) {
+    if let (Some(Value::Array(list)), Value::Array(gone)) = (list, gone) {
+        list.retain(|item| !gone.contains(item));
+    }
+}
+
+fn reorder(list: Option<&mut Value>, order: &Value, name: &str) {
+    let (Some(Value::Array(list)), Value::Array(order)) = (list, order) else { return };
+    let keys = merge_keys(name, Style::Strategic).unwrap_or(&[]);
+    let rank = |item: &Value| {
+        order
+            .iter()
+            .position(|wanted| match keys.first() {
+                Some(_) => keys.iter().all(|key| wanted.get(key) == item.get(key)),
+                None => wanted == item,
+            })
+            // Items that the patch does not know keep their place at the end; the sort is stable.
+            .unwrap_or(order.len())
+    };
+    list.sort_by_key(rank);
+}
+
+fn without_directives(patch: &Map<String, Value>) -> Map<String, Value> {
+    patch.iter().filter(|(key, _)| !key.starts_with('$')).map(|(key, value)| (key.clone(), value.clone())).collect()
+}

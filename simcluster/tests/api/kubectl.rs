@@ -1,0 +1,123 @@
+//! The same server through kubectl, where it is installed. Every test says so on stderr when it is not.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use tessera_simcluster::api::{ApiOptions, ApiServer, User};
+
+struct Kubectl {
+    _api: ApiServer,
+    directory: tempfile::TempDir,
+    program: PathBuf,
+}
+
+impl Kubectl {
+    async fn start() -> Option<Self> {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let program = std::env::split_paths(&path).map(|dir| dir.join("kubectl")).find(|file| file.is_file());
+        let Some(program) = program else {
+            eprintln!("skipped: kubectl is not in PATH");
+            return None;
+        };
+        let api = ApiServer::start(ApiOptions::default()).await.unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        api.write_kubeconfig(&User::admin(), &directory.path().join("config")).unwrap();
+        Some(Self { _api: api, directory, program })
+    }
+
+    /// Runs kubectl; gives its output and whether it succeeded.
+    async fn run(&self, arguments: &[&str], input: &str) -> (String, bool) {
+        let mut command = Command::new(&self.program);
+        command
+            .args(arguments)
+            .env("KUBECONFIG", self.directory.path().join("config"))
+            .env("HOME", self.directory.path())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let input = input.to_owned();
+        let output = tokio::task::spawn_blocking(move || {
+            let mut child = command.spawn().unwrap();
+            child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+            child.wait_with_output().unwrap()
+        });
+        let output = output.await.unwrap();
+        let said = [output.stdout, output.stderr].map(|part| String::from_utf8(part).unwrap()).concat();
+        (said, output.status.success())
+    }
+
+    async fn ok(&self, arguments: &[&str], input: &str) -> String {
+        let (said, success) = self.run(arguments, input).await;
+        assert!(success, "kubectl {arguments:?}: {said}");
+        said
+    }
+}
+
+const MANIFEST: &str = "
+apiVersion: v1
+kind: Namespace
+metadata: {name: demo}
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {name: gpu, namespace: demo}
+spec: {spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.tessera.dev}}]}}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: p, namespace: demo}
+spec:
+  resourceClaims: [{name: gpu, resourceClaimTemplateName: gpu}]
+  containers:
+  - {name: main, image: 'tessera/probe:e2e', resources: {claims: [{name: gpu}], requests: {cpu: 1}}}
+";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn apply_get_and_delete_work() {
+    let Some(kubectl) = Kubectl::start().await else { return };
+    let said = kubectl.ok(&["apply", "-f", "-"], MANIFEST).await;
+    assert!(said.contains("resourceclaimtemplate.resource.k8s.io/gpu created"), "{said}");
+    let said = kubectl.ok(&["apply", "-f", "-"], MANIFEST).await;
+    assert!(said.contains("pod/p unchanged"), "{said}");
+    let table = kubectl.ok(&["get", "pods", "-n", "demo"], "").await;
+    assert!(table.starts_with("NAME   READY   STATUS    RESTARTS") && table.contains("p      0/1     Pending"), "{table}");
+    let everywhere = kubectl.ok(&["get", "pods", "-A"], "").await;
+    assert!(everywhere.contains("demo"), "{everywhere}");
+    let phase = kubectl.ok(&["get", "pod", "p", "-n", "demo", "-o", "jsonpath={.status.phase}"], "").await;
+    assert_eq!(phase, "Pending");
+    kubectl.ok(&["label", "pod", "p", "-n", "demo", "a=b"], "").await;
+    kubectl.ok(&["wait", "pod", "p", "-n", "demo", "--for=jsonpath={.status.phase}=Pending", "--timeout=5s"], "").await;
+    let said = kubectl.ok(&["describe", "pod", "p", "-n", "demo"], "").await;
+    assert!(said.contains("a=b"), "{said}");
+    kubectl.ok(&["delete", "pod", "p", "-n", "demo"], "").await;
+    let (said, success) = kubectl.run(&["get", "pod", "p", "-n", "demo"], "").await;
+    assert!(!success && said.contains("Error from server (NotFound): pods \"p\" not found"), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unknown_fields_are_refused_by_name() {
+    let Some(kubectl) = Kubectl::start().await else { return };
+    let manifest = "{apiVersion: v1, kind: ConfigMap, metadata: {name: a}, dota: {a: b}}";
+    let (said, success) = kubectl.run(&["apply", "-f", "-"], manifest).await;
+    assert!(!success && said.contains("strict decoding error: unknown field \"dota\""), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn server_side_apply_and_patches_work() {
+    let Some(kubectl) = Kubectl::start().await else { return };
+    let manifest = "{apiVersion: v1, kind: ConfigMap, metadata: {name: a}, data: {a: b}}";
+    kubectl.ok(&["apply", "--server-side", "-f", "-"], manifest).await;
+    kubectl.ok(&["patch", "cm", "a", "--type=json", "-p", r#"[{"op":"add","path":"/data/c","value":"d"}]"#], "").await;
+    kubectl.ok(&["patch", "cm", "a", "--type=merge", "-p", r#"{"data":{"a":null}}"#], "").await;
+    let data = kubectl.ok(&["get", "cm", "a", "-o", "jsonpath={.data}"], "").await;
+    assert_eq!(data, r#"{"c":"d"}"#);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn api_resources_and_version_are_told() {
+    let Some(kubectl) = Kubectl::start().await else { return };
+    let said = kubectl.ok(&["api-resources"], "").await;
+    assert!(said.contains("resourceslices") && said.contains("resource.k8s.io/v1"), "{said}");
+    assert!(kubectl.ok(&["version"], "").await.contains("Server Version: v1.37.1"));
+}

@@ -1,0 +1,104 @@
+use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
+use k8s_openapi::api::resource::v1::ResourceSlice;
+use kube::ResourceExt;
+use kube::api::{Api, Patch, PatchParams};
+use serde_json::{Value, json};
+
+use crate::{config_map, created, pod, refusal, server, slice, typed};
+
+#[tokio::test]
+async fn a_merge_patch_removes_by_null() {
+    let (_api, client) = server().await;
+    let maps: Api<ConfigMap> = Api::default_namespaced(client);
+    created(&maps, config_map("a")).await;
+    let patch = Patch::Merge(json!({"data": {"a": null, "b": "2"}}));
+    let made = maps.patch("a", &PatchParams::default(), &patch).await.unwrap();
+    assert_eq!(made.data.unwrap(), [("b".to_owned(), "2".to_owned())].into());
+}
+
+#[tokio::test]
+async fn a_json_patch_applies_whole_or_not_at_all() {
+    let (_api, client) = server().await;
+    let maps: Api<ConfigMap> = Api::default_namespaced(client);
+    created(&maps, config_map("a")).await;
+    let patch = |value: Value| Patch::Json::<()>(serde_json::from_value(value).unwrap());
+    let good = patch(json!([
+        {"op": "test", "path": "/data/a", "value": "1"},
+        {"op": "add", "path": "/metadata/finalizers", "value": ["x.io/y"]},
+    ]));
+    let made = maps.patch("a", &PatchParams::default(), &good).await.unwrap();
+    assert_eq!(made.finalizers(), ["x.io/y"]);
+    let bad = patch(json!([
+        {"op": "replace", "path": "/data/a", "value": "2"},
+        {"op": "test", "path": "/data/a", "value": "1"},
+    ]));
+    assert_eq!(refusal(maps.patch("a", &PatchParams::default(), &bad).await).0, 422);
+    assert_eq!(maps.get("a").await.unwrap().data.unwrap()["a"], "1");
+}
+
+#[tokio::test]
+async fn a_strategic_patch_merges_lists_by_their_keys() {
+    let (_api, client) = server().await;
+    let pods: Api<Pod> = Api::default_namespaced(client);
+    created(&pods, pod("a")).await;
+    let condition = |kind: &str, status: &str| json!({"status": {"conditions": [{"type": kind, "status": status}]}});
+    for patch in [condition("Ready", "False"), condition("PodScheduled", "True"), condition("Ready", "True")] {
+        pods.patch_status("a", &PatchParams::default(), &Patch::Strategic(patch)).await.unwrap();
+    }
+    let conditions = pods.get("a").await.unwrap().status.unwrap().conditions.unwrap();
+    let seen: Vec<_> = conditions.iter().map(|c| (c.type_.as_str(), c.status.as_str())).collect();
+    assert_eq!(seen, [("Ready", "True"), ("PodScheduled", "True")]);
+    let gone = json!({"status": {"conditions": [{"type": "Ready", "$patch": "delete"}]}});
+    let made = pods.patch_status("a", &PatchParams::default(), &Patch::Strategic(gone)).await.unwrap();
+    assert_eq!(made.status.unwrap().conditions.unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn a_strategic_patch_adds_to_finalizers_and_takes_from_them() {
+    let (_api, client) = server().await;
+    let nodes: Api<Node> = Api::all(client);
+    created(&nodes, typed(json!({"metadata": {"name": "n"}}))).await;
+    let patch = async |patch: Value| {
+        let made = nodes.patch("n", &PatchParams::default(), &Patch::Strategic(patch)).await.unwrap();
+        made.finalizers().to_vec()
+    };
+    assert_eq!(patch(json!({"metadata": {"finalizers": ["x.io/a"]}})).await, ["x.io/a"]);
+    assert_eq!(patch(json!({"metadata": {"finalizers": ["x.io/b"]}})).await, ["x.io/a", "x.io/b"]);
+    let gone = json!({"metadata": {"$deleteFromPrimitiveList/finalizers": ["x.io/a"]}});
+    assert_eq!(patch(gone).await, ["x.io/b"]);
+}
+
+#[tokio::test]
+async fn server_side_apply_creates_and_then_merges() {
+    let (_api, client) = server().await;
+    let maps: Api<ConfigMap> = Api::default_namespaced(client.clone());
+    let params = PatchParams::apply("test");
+    let apply = |data: Value| {
+        Patch::Apply(json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}, "data": data}))
+    };
+    let made = maps.patch("a", &params, &apply(json!({"a": "1"}))).await.unwrap();
+    assert!(made.uid().is_some());
+    let made = maps.patch("a", &params, &apply(json!({"b": "2"}))).await.unwrap();
+    assert_eq!(made.data.unwrap().len(), 2);
+
+    let slices: Api<ResourceSlice> = Api::all(client);
+    let mut applied = slice("s", "node-a");
+    slices.patch("s", &params, &Patch::Apply(&applied)).await.unwrap();
+    let spec = &mut applied.spec;
+    spec.pool.generation = 2;
+    spec.devices.as_mut().unwrap()[0].name = "gpu-1".into();
+    let made = slices.patch("s", &params, &Patch::Apply(&applied)).await.unwrap();
+    let names: Vec<_> = made.spec.devices.unwrap().into_iter().map(|device| device.name).collect();
+    assert_eq!(names, ["gpu-1"], "the devices of a slice are one atomic list");
+    assert_eq!(made.metadata.generation, Some(2));
+}
+
+#[tokio::test]
+async fn another_media_type_is_refused() {
+    let (_api, client) = server().await;
+    let request = axum::http::Request::patch("/api/v1/namespaces/default/configmaps/a")
+        .header("content-type", "text/plain")
+        .body(b"{}".to_vec())
+        .unwrap();
+    assert_eq!(refusal(client.request::<Value>(request).await).0, 415);
+}

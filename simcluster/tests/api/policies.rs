@@ -1,0 +1,113 @@
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+use tessera_simcluster::api::{ApiServer, Fault, Policies, User};
+
+use crate::{allocation, claim, created, refusal, server, slice, typed};
+
+const DRIVER: &str = "gpu.tessera.dev";
+const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
+
+fn claims_as(api: &ApiServer, user: &User) -> Api<ResourceClaim> {
+    Api::default_namespaced(api.client(user))
+}
+
+fn controller() -> User {
+    User::service_account("tessera-system", "tessera-controller")
+}
+
+fn driver() -> User {
+    User::service_account("tessera-system", "tessera-driver")
+}
+
+async fn write(claims: &Api<ResourceClaim>, allocation: Value) -> Result<ResourceClaim, kube::Error> {
+    let patch = Patch::Merge(json!({"status": {"allocation": allocation}}));
+    claims.patch_status("c", &PatchParams::default(), &patch).await
+}
+
+#[tokio::test]
+async fn only_the_controller_allocates_ours_and_anybody_allocates_theirs() {
+    let (api, client) = server().await;
+    api.set_policies(Policies::all());
+    let admin: Api<ResourceClaim> = Api::default_namespaced(client);
+    created(&admin, claim("c")).await;
+    let scheduler = claims_as(&api, &User::named("system:kube-scheduler"));
+    let (code, reason, message) = refusal(write(&scheduler, allocation(DRIVER, "node-a")).await);
+    assert_eq!((code, reason.as_str()), (422, "Invalid"));
+    assert!(message.ends_with("only tessera-controller allocates gpu.tessera.dev"), "{message}");
+    write(&scheduler, allocation("other.example", "node-a")).await.unwrap();
+    write(&scheduler, Value::Null).await.unwrap();
+    write(&claims_as(&api, &controller()), allocation(DRIVER, "node-a")).await.unwrap();
+    let denied = refusal(write(&admin, Value::Null).await);
+    assert!(denied.2.ends_with("not allowed to deallocate gpu.tessera.dev"));
+    write(&scheduler, Value::Null).await.unwrap();
+}
+
+#[tokio::test]
+async fn no_claim_tolerates_the_fence_by_name() {
+    let (api, client) = server().await;
+    api.set_policies(Policies::all());
+    let claims: Api<ResourceClaim> = Api::default_namespaced(client);
+    let with = |toleration: Value| {
+        let mut object = serde_json::to_value(claim("c")).unwrap();
+        object["spec"]["devices"]["requests"][0]["exactly"]["tolerations"] = json!([toleration]);
+        typed::<ResourceClaim>(object)
+    };
+    let fence = with(json!({"key": "gpu.tessera.dev/managed", "operator": "Exists"}));
+    assert!(refusal(claims.create(&PostParams::default(), &fence).await).2.contains("tessera-fence"));
+    // A toleration of everything is for other drivers' taints, and harmless: the write is guarded.
+    created(&claims, with(json!({"operator": "Exists"}))).await;
+}
+
+#[tokio::test]
+async fn a_driver_writes_its_own_node_and_nobody_else_writes_its_slices() {
+    let (api, _client) = server().await;
+    api.set_policies(Policies::all());
+    let slices_as = |user: &User| Api::<ResourceSlice>::all(api.client(user));
+    let own = slices_as(&driver().on_node("node-a"));
+    created(&own, slice("a", "node-a")).await;
+    let (code, _, message) = refusal(own.create(&PostParams::default(), &slice("b", "node-b")).await);
+    assert_eq!(code, 422);
+    assert!(message.ends_with("a driver writes only its own node"), "{message}");
+    let unbound = slices_as(&driver());
+    assert!(unbound.create(&PostParams::default(), &slice("b", "node-a")).await.is_err());
+    let neighbour = slices_as(&driver().on_node("node-b"));
+    assert!(neighbour.delete("a", &DeleteParams::default()).await.is_err());
+    let kubelet = slices_as(&User::kubelet("node-a"));
+    assert!(kubelet.create(&PostParams::default(), &slice("b", "node-a")).await.is_err());
+    kubelet.delete("a", &DeleteParams::default()).await.unwrap();
+}
+
+#[tokio::test]
+async fn the_finalizer_stays_while_a_claim_is_allocated() {
+    let (api, client) = server().await;
+    api.set_policies(Policies::all());
+    let claims: Api<ResourceClaim> = Api::default_namespaced(client);
+    let mut object = claim("c");
+    object.metadata.finalizers = Some(vec![FINALIZER.into()]);
+    created(&claims, object).await;
+    let controller = claims_as(&api, &controller());
+    write(&controller, allocation(DRIVER, "node-a")).await.unwrap();
+    let strip = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+    assert!(refusal(claims.patch("c", &PatchParams::default(), &strip).await).2.contains("tessera-finalizer"));
+    write(&controller, Value::Null).await.unwrap();
+    claims.patch("c", &PatchParams::default(), &strip).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_fault_hook_refuses_requests_and_loses_answers() {
+    let (api, client) = server().await;
+    let claims: Api<ResourceClaim> = Api::default_namespaced(client);
+    let down = tessera_simcluster::api::ApiError::unavailable("etcd leader changed");
+    let lost = down.clone();
+    api.set_fault_hook(Some(std::sync::Arc::new(move |request| match request.verb {
+        "create" => Fault::LoseAnswer(lost.clone()),
+        "delete" => Fault::Refuse(down.clone()),
+        _ => Fault::None,
+    })));
+    assert_eq!(refusal(claims.create(&PostParams::default(), &claim("c")).await).0, 503);
+    assert!(claims.get_opt("c").await.unwrap().is_some());
+    assert_eq!(refusal(claims.delete("c", &DeleteParams::default()).await).0, 503);
+    api.set_fault_hook(None);
+    claims.delete("c", &DeleteParams::default()).await.unwrap();
+}
