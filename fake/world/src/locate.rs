@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-/// Names the world file; wins over [`DEFAULT_WORLD`].
+/// Names the world file; wins over every other place.
 pub const WORLD_VARIABLE: &str = "TESSERA_FAKE_WORLD";
 /// Names the directory of the shared state; wins over `state` beside the world file.
 pub const STATE_VARIABLE: &str = "TESSERA_FAKE_STATE";

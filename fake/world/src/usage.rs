@@ -7,7 +7,7 @@
 //!
 //! The sum over the slots *is* the use of a GPU: there is no second number that could drift. A slot lives as long as the lock
 //! on its byte is held, and the kernel lets go of it when the process's address space goes away, however that happens (see
-//! [`region::Claim`]). Whoever next needs to know what is used clears the slots of the dead.
+//! `Claim` in `usage/region.rs`). Whoever next needs to know what is used clears the slots of the dead.
 
 mod region;
 

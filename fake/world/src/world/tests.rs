@@ -1,3 +1,5 @@
+use std::collections::HashSet;
+
 use super::*;
 
 const WORLDS: [&str; 5] = [

@@ -1,0 +1,240 @@
+//! The file's form, and the checks that its parts fit together.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+
+use serde::Deserialize;
+
+use super::{Driver, Gpu, MAX_GPUS, NvLink, NvLinkEnd, TimeModel, World, cuda_number};
+use crate::model::Model;
+use crate::pci::PciAddress;
+
+/// `world.yaml` as it is written.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub(super) struct WorldFile {
+    driver: Driver,
+    #[serde(default)]
+    time: TimeModel,
+    #[serde(default)]
+    models: BTreeMap<String, Model>,
+    /// CPUs per NUMA node.
+    #[serde(default)]
+    cpus: Vec<String>,
+    gpus: Vec<GpuFile>,
+    #[serde(default)]
+    nvlink: NvLinkFile,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct GpuFile {
+    uuid: String,
+    model: String,
+    #[serde(default)]
+    serial: Option<String>,
+    #[serde(default)]
+    minor: Option<u32>,
+    pci: PciAddress,
+    pcie_root: String,
+    #[serde(default)]
+    bridges: Vec<PciAddress>,
+    #[serde(default)]
+    numa_node: Option<u32>,
+    #[serde(default)]
+    mig: bool,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
+struct NvLinkFile {
+    /// Links between each pair of GPUs, a row and a column per GPU.
+    peers: Vec<Vec<u32>>,
+    /// Groups of GPUs behind NVSwitches.
+    fabrics: Vec<Fabric>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct Fabric {
+    gpus: Vec<usize>,
+    switches: Vec<PciAddress>,
+}
+
+/// Path of the field, and what is wrong with it.
+pub(super) type Refusal = (String, String);
+
+fn refuse<T>(field: impl Into<String>, reason: impl Into<String>) -> Result<T, Refusal> {
+    Err((field.into(), reason.into()))
+}
+
+impl WorldFile {
+    pub(super) fn resolve(self) -> Result<World, Refusal> {
+        let Self { driver, time, models, cpus, gpus, nvlink } = self;
+        if cuda_number(&driver.cuda).is_none() {
+            return refuse("driver.cuda", format!("`{}` is not `major.minor`", driver.cuda));
+        }
+        if !(time.scale >= 0.0 && time.scale.is_finite()) {
+            return refuse("time.scale", "must be 0 or more");
+        }
+        let models = check_models(models)?;
+        if gpus.len() > MAX_GPUS {
+            return refuse("gpus", format!("{} GPUs; at most {MAX_GPUS} are supported", gpus.len()));
+        }
+        let mut gpus = resolve_gpus(gpus, &models)?;
+        nvlink.connect(&mut gpus)?;
+        let switches = nvlink.fabrics.into_iter().flat_map(|fabric| fabric.switches).collect();
+        Ok(World { driver, time, gpus, cpus, switches })
+    }
+}
+
+fn check_models(models: BTreeMap<String, Model>) -> Result<BTreeMap<String, Arc<Model>>, Refusal> {
+    for (key, model) in &models {
+        if model.memory_mib < model.reserved_mib + model.context_mib {
+            let reason = format!("{} MiB do not hold reservedMiB and contextMiB", model.memory_mib);
+            return refuse(format!("models.{key}.memoryMiB"), reason);
+        }
+        if model.multiprocessors == 0 {
+            return refuse(format!("models.{key}.multiprocessors"), "must be 1 or more");
+        }
+        // The length of NVML's name buffer, with its terminating zero.
+        if model.name.is_empty() || model.name.len() >= 96 {
+            return refuse(format!("models.{key}.name"), "must have 1 to 95 characters");
+        }
+    }
+    Ok(models.into_iter().map(|(key, model)| (key, Arc::new(model))).collect())
+}
+
+fn resolve_gpus(gpus: Vec<GpuFile>, models: &BTreeMap<String, Arc<Model>>) -> Result<Vec<Gpu>, Refusal> {
+    let (mut uuids, mut addresses, mut minors) = (HashSet::new(), HashSet::new(), HashSet::new());
+    let mut resolved = Vec::with_capacity(gpus.len());
+    for (index, gpu) in gpus.into_iter().enumerate() {
+        let field = |name: &str| format!("gpus[{index}].{name}");
+        let Some(model) = models.get(&gpu.model) else {
+            return refuse(field("model"), format!("`{}` is not among `models`", gpu.model));
+        };
+        if !is_gpu_uuid(&gpu.uuid) {
+            return refuse(field("uuid"), format!("`{}` is not `GPU-` and a lower-case UUID", gpu.uuid));
+        }
+        if !uuids.insert(gpu.uuid.clone()) {
+            return refuse(field("uuid"), format!("`{}` is used twice", gpu.uuid));
+        }
+        if !addresses.insert(gpu.pci) {
+            return refuse(field("pci"), format!("`{}` is used twice", gpu.pci));
+        }
+        let minor = gpu.minor.unwrap_or(index as u32);
+        if !minors.insert(minor) {
+            return refuse(field("minor"), format!("{minor} is used twice"));
+        }
+        if gpu.mig && model.max_mig_devices == 0 {
+            return refuse(field("mig"), format!("model `{}` cannot do MIG (maxMigDevices is 0)", gpu.model));
+        }
+        if !is_pcie_root(&gpu.pcie_root) {
+            return refuse(field("pcieRoot"), format!("`{}` is not like `pci0000:16`", gpu.pcie_root));
+        }
+        resolved.push(Gpu {
+            index,
+            serial: gpu.serial.unwrap_or_else(|| format!("16{:011}", index + 1)),
+            uuid: gpu.uuid,
+            minor,
+            pci: gpu.pci,
+            pcie_root: gpu.pcie_root,
+            bridges: gpu.bridges,
+            numa_node: gpu.numa_node,
+            mig: gpu.mig,
+            model: Arc::clone(model),
+            links: Vec::new(),
+        });
+    }
+    Ok(resolved)
+}
+
+fn is_gpu_uuid(text: &str) -> bool {
+    let Some(uuid) = text.strip_prefix("GPU-") else { return false };
+    let groups: Vec<&str> = uuid.split('-').collect();
+    groups.iter().map(|group| group.len()).eq([8, 4, 4, 4, 12])
+        && groups.concat().bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+fn is_pcie_root(text: &str) -> bool {
+    let Some((domain, bus)) = text.strip_prefix("pci").and_then(|rest| rest.split_once(':')) else {
+        return false;
+    };
+    domain.len() == 4 && bus.len() == 2 && (domain.to_owned() + bus).bytes().all(|b| b.is_ascii_hexdigit())
+}
+
+impl NvLinkFile {
+    /// Gives every GPU its active links, numbered from 0 in order of the peers, switches last.
+    fn connect(&self, gpus: &mut [Gpu]) -> Result<(), Refusal> {
+        self.check_peers(gpus.len())?;
+        for (row, peers) in self.peers.iter().enumerate() {
+            for (peer, &count) in peers.iter().enumerate() {
+                for _ in 0..count {
+                    push_link(&mut gpus[row], NvLinkEnd::Gpu(peer))
+                        .map_err(|reason| (format!("nvlink.peers[{row}]"), reason))?;
+                }
+            }
+        }
+        for (position, fabric) in self.fabrics.iter().enumerate() {
+            fabric.connect(gpus).map_err(|reason| (format!("nvlink.fabrics[{position}]"), reason))?;
+        }
+        Ok(())
+    }
+
+    fn check_peers(&self, gpus: usize) -> Result<(), Refusal> {
+        if self.peers.is_empty() {
+            return Ok(());
+        }
+        if self.peers.len() != gpus {
+            return refuse("nvlink.peers", format!("{} rows for {gpus} GPUs", self.peers.len()));
+        }
+        for (row, peers) in self.peers.iter().enumerate() {
+            if peers.len() != gpus {
+                return refuse(
+                    format!("nvlink.peers[{row}]"),
+                    format!("{} columns for {gpus} GPUs", peers.len()),
+                );
+            }
+            for (column, &count) in peers.iter().enumerate() {
+                let field = format!("nvlink.peers[{row}][{column}]");
+                if row == column && count != 0 {
+                    return refuse(field, "a GPU has no link to itself");
+                }
+                // A row of the wrong length is reported when it is its turn.
+                if self.peers[column].get(row).is_some_and(|&back| back != count) {
+                    return refuse(
+                        field,
+                        format!("{count} links here, {} the other way", self.peers[column][row]),
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Fabric {
+    /// All links that a GPU still has go to the switches, evenly.
+    fn connect(&self, gpus: &mut [Gpu]) -> Result<(), String> {
+        if self.switches.is_empty() {
+            return Err("`switches` must name one or more".to_owned());
+        }
+        for &index in &self.gpus {
+            let count = gpus.len();
+            let gpu = gpus.get_mut(index).ok_or_else(|| format!("GPU {index} of {count} does not exist"))?;
+            for switch in self.switches.iter().cycle().take(gpu.model.nvlinks as usize - gpu.links.len()) {
+                push_link(gpu, NvLinkEnd::Switch(*switch))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn push_link(gpu: &mut Gpu, remote: NvLinkEnd) -> Result<(), String> {
+    let index = gpu.links.len() as u32;
+    if index >= gpu.model.nvlinks || gpu.model.nvlink_version.is_none() {
+        return Err(format!("GPU {}: its model has {} NVLinks", gpu.index, gpu.model.nvlinks));
+    }
+    gpu.links.push(NvLink { index, remote });
+    Ok(())
+}
