@@ -31,8 +31,8 @@ pub fn reserve_across<S: Share>(shares: &mut [S], bytes: u64) -> Result<(), Refu
         return Err(why);
     }
     let mut missing = bytes;
-    for at in 0..shares.len() {
-        missing -= shares[at].take(1, missing).unwrap_or(0).min(missing);
+    for share in shares.iter_mut() {
+        missing -= share.take(1, missing).unwrap_or(0).min(missing);
         if missing == 0 {
             return Ok(());
         }

@@ -1,0 +1,72 @@
+//! What it says.
+
+use std::io::Write as _;
+
+use serde::Serialize;
+
+/// One line.
+#[derive(Debug, Serialize)]
+#[serde(tag = "event", rename_all = "lowercase", rename_all_fields = "camelCase")]
+pub(crate) enum Event {
+    See(See),
+    Filled(Filled),
+    Holding {
+        #[serde(skip_serializing_if = "Option::is_none")]
+        taken_bytes: Option<u64>,
+    },
+    Error(Failure),
+}
+
+/// Which GPUs there are.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct See {
+    pub(crate) devices: Vec<Device>,
+    pub(crate) cuda_version: i32,
+}
+
+/// One GPU, as CUDA and NVML show it.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Device {
+    pub(crate) index: i32,
+    pub(crate) uuid: String,
+    pub(crate) name: String,
+    pub(crate) cuda_total_bytes: u64,
+    pub(crate) cuda_free_bytes: u64,
+    pub(crate) nvml_total_bytes: u64,
+    pub(crate) nvml_used_bytes: u64,
+    pub(crate) nvml_free_bytes: u64,
+}
+
+/// How much there was to take.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Filled {
+    pub(crate) device: i32,
+    pub(crate) taken_bytes: u64,
+    pub(crate) refused_with: String,
+    pub(crate) nvml_used_bytes: u64,
+    pub(crate) nvml_total_bytes: u64,
+    pub(crate) cuda_free_bytes: u64,
+}
+
+/// A call that failed.
+#[derive(Debug, Serialize)]
+pub(crate) struct Failure {
+    /// The function.
+    pub(crate) call: String,
+    /// What it answered.
+    pub(crate) code: i32,
+    /// The name of that, or what the loader says.
+    pub(crate) name: String,
+}
+
+/// Writes a line.
+pub(crate) fn say(event: &Event) {
+    let mut out = std::io::stdout().lock();
+    // Whoever closed the pipe does not want to hear it.
+    let _ = serde_json::to_writer(&mut out, event);
+    let _ = out.write_all(b"\n");
+    let _ = out.flush();
+}
