@@ -22,7 +22,8 @@ containerd_config() { # node directory
   local directory=$2
   mkdir -p "$directory/cni"
   # restrict_oom_score_adj: without CAP_SYS_RESOURCE (containers, some virtual machines) runc cannot lower the value.
-  # The opt plugin would make /opt/containerd, which is the host's here.
+  # disable_apparmor: its profile would be loaded into the host's kernel and stay. The opt plugin would make
+  # /opt/containerd, which is the host's here.
   cat >"$directory/containerd.toml" <<END
 version = 3
 [plugins.'io.containerd.internal.v1.opt']
@@ -32,6 +33,7 @@ sandbox = 'docker.io/tessera/pause:e2e'
 [plugins.'io.containerd.cri.v1.runtime']
 enable_cdi = true
 cdi_spec_dirs = ['/var/run/cdi']
+disable_apparmor = true
 restrict_oom_score_adj = true
 [plugins.'io.containerd.cri.v1.runtime'.cni]
 bin_dirs = ['$bin']
