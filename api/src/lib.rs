@@ -1,1 +1,24 @@
 //! What is said between the parts of Tessera: names, quantities, GPUs, configuration, slices, reasons.
+//!
+//! ```text
+//!  gpu::Inventory --slice::build--> ResourceSlice --slice::Topology--> the index's snapshot
+//!  GpuConfig (class, claim) --config::effective_config--> EffectiveConfig --> allocator, driver
+//!  allocator --reason::Explanation--> text of events, the command line, metrics
+//! ```
+//!
+//! Everything here is pure: no I/O, no clock, no client. Whoever calls brings the objects. Text from outside is parsed
+//! once, into the types of [`names`] and [`quantity`]; behind that edge no part of Tessera handles a bare string id.
+
+#![forbid(unsafe_code)]
+
+pub mod config;
+pub mod gpu;
+pub mod labels;
+pub mod names;
+pub mod quantity;
+pub mod reason;
+pub mod slice;
+
+pub use config::{ConfigError, EffectiveConfig, GpuConfig};
+pub use gpu::{Gpu, Inventory, Link};
+pub use quantity::Quantity;

@@ -1,0 +1,42 @@
+//! Names that operators see: labels, event reasons, metrics. Constants, so that the parts and their docs agree.
+
+/// Label: the tool that made an object.
+pub const MANAGED_BY_LABEL: &str = "app.kubernetes.io/managed-by";
+
+/// Reasons of the events that we write on pods, claims and nodes (`Event.reason`: CamelCase, at most 128 bytes).
+pub mod event {
+    /// The controller allocated the pod's claims.
+    pub const ALLOCATED: &str = "GpuAllocated";
+    /// No node fits; the message counts the reasons.
+    pub const NO_FIT: &str = "GpuNoFit";
+    /// The claim asks for what can never be granted as written.
+    pub const CLAIM_REFUSED: &str = "GpuClaimRefused";
+    /// An allocation was taken back, because the pod cannot run there.
+    pub const RELEASED: &str = "GpuReleased";
+    /// The driver could not prepare the claim on the node.
+    pub const PREPARE_FAILED: &str = "GpuPrepareFailed";
+    /// The driver could not take the claim down.
+    pub const UNPREPARE_FAILED: &str = "GpuUnprepareFailed";
+    /// A GPU stopped working or vanished.
+    pub const UNHEALTHY: &str = "GpuUnhealthy";
+}
+
+/// Names of metrics, without the `_total` that counters get when exposed.
+pub mod metric {
+    /// Gauge: GPUs that are published.
+    pub const GPUS_PUBLISHED: &str = "tessera_gpus_published";
+    /// Gauge by `reason`: GPUs that are on the node and not published.
+    pub const GPUS_UNPUBLISHED: &str = "tessera_gpus_unpublished";
+    /// Counter by `operation` and `outcome`: Prepare and Unprepare of claims.
+    pub const CLAIM_OPERATIONS: &str = "tessera_claim_operations";
+    /// Histogram by `operation`: seconds that Prepare and Unprepare took.
+    pub const CLAIM_OPERATION_SECONDS: &str = "tessera_claim_operation_seconds";
+    /// Gauge: claims that are prepared on the node.
+    pub const CLAIMS_PREPARED: &str = "tessera_claims_prepared";
+    /// Counter by `outcome`: allocations written, refused and given up.
+    pub const ALLOCATIONS: &str = "tessera_allocations";
+    /// Histogram: seconds from the watch event that made room to the allocation written.
+    pub const ALLOCATION_SECONDS: &str = "tessera_allocation_seconds";
+    /// Gauge by `reason`: devices that fell to each reason in the last plan of the claims that still wait.
+    pub const WAITING_DEVICES: &str = "tessera_waiting_devices";
+}

@@ -1,0 +1,118 @@
+//! The slices of a node.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::resource::v1::{Device, ResourcePool, ResourceSlice, ResourceSliceSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use sha2::{Digest, Sha256};
+
+use super::{MAX_DEVICES, MAX_TAINTED_DEVICES, SliceOptions, Topology, device};
+use crate::gpu::{Gpu, Inventory, NvlinkClique, nvlink_cliques};
+use crate::names::{DRIVER_NAME, GpuUuid, NodeName, TOPOLOGY_ANNOTATION};
+
+/// Longest object name (DNS subdomain).
+const MAX_NAME_BYTES: usize = 253;
+/// Hexadecimal digits of the hash that stands for a node's name: the clique attribute holds 64 bytes, a node's name has up
+/// to 253. 48 bits make a collision among 40,000 nodes a matter of one in 350,000.
+const NODE_HASH_DIGITS: usize = 12;
+
+/// The slices that publish the inventory: one pool, as many slices as the API's limits ask for, all of one generation. No GPU
+/// gives one empty slice, which says that the driver is there and has nothing.
+///
+/// The result depends on nothing but the arguments: equal arguments give equal slices, names included, so that a slice
+/// published twice collides instead of counting twice.
+pub fn build(inventory: &Inventory, options: &SliceOptions) -> Vec<ResourceSlice> {
+    let cliques = nvlink_cliques(inventory.gpus.iter().map(|gpu| &gpu.uuid), &inventory.links);
+    let mut gpus: Vec<&Gpu> = inventory.gpus.iter().collect();
+    options.order.sort(&mut gpus, &options.in_use, &cliques);
+    let clique_values = clique_values(&cliques, &options.node);
+    let devices: Vec<Device> = gpus
+        .iter()
+        .map(|gpu| {
+            device::device(gpu, clique_values.get(&gpu.uuid).cloned(), options.fence, options.memory_ratio)
+        })
+        .collect();
+    let per_slice =
+        if devices.iter().any(|d| d.taints.is_some()) { MAX_TAINTED_DEVICES } else { MAX_DEVICES };
+    let parts: Vec<(&[Device], &[&Gpu])> = match devices.len() {
+        0 => vec![(&[], &[])],
+        _ => devices.chunks(per_slice).zip(gpus.chunks(per_slice)).collect(),
+    };
+    let count = parts.len() as i64;
+    let slices = parts.into_iter().enumerate().map(|(index, (devices, gpus))| {
+        let links = inventory.links.iter().filter(|link| gpus.iter().any(|gpu| gpu.uuid == link.a));
+        let topology = Topology::new(links.cloned());
+        slice(index, count, devices.to_vec(), &topology, options)
+    });
+    slices.collect()
+}
+
+fn slice(
+    index: usize,
+    count: i64,
+    devices: Vec<Device>,
+    topology: &Topology,
+    options: &SliceOptions,
+) -> ResourceSlice {
+    let annotation =
+        topology.to_annotation().map(|text| BTreeMap::from([(TOPOLOGY_ANNOTATION.to_owned(), text)]));
+    ResourceSlice {
+        metadata: ObjectMeta {
+            name: Some(slice_name(index, &options.node)),
+            annotations: annotation,
+            owner_references: options
+                .owner
+                .as_ref()
+                .map(|owner| vec![owner_reference(&options.node, &owner.uid)]),
+            ..ObjectMeta::default()
+        },
+        spec: ResourceSliceSpec {
+            driver: DRIVER_NAME.to_owned(),
+            node_name: Some(options.node.to_string()),
+            pool: ResourcePool {
+                name: options.pool().into(),
+                generation: options.generation,
+                resource_slice_count: count,
+            },
+            devices: (!devices.is_empty()).then_some(devices),
+            ..ResourceSliceSpec::default()
+        },
+    }
+}
+
+/// The slice's name. The position comes first and has a fixed width, because upstream's allocator goes through slices by
+/// name: so it meets devices in our order.
+fn slice_name(index: usize, node: &NodeName) -> String {
+    let name = format!("{index:03}-{DRIVER_NAME}-{node}");
+    if name.len() <= MAX_NAME_BYTES {
+        return name;
+    }
+    let kept = name[..MAX_NAME_BYTES - NODE_HASH_DIGITS - 1].trim_end_matches(['-', '.']);
+    format!("{kept}-{}", node_hash(node))
+}
+
+fn owner_reference(node: &NodeName, uid: &str) -> OwnerReference {
+    OwnerReference {
+        api_version: "v1".to_owned(),
+        kind: "Node".to_owned(),
+        name: node.to_string(),
+        uid: uid.to_owned(),
+        controller: Some(true),
+        block_owner_deletion: None,
+    }
+}
+
+/// The clique attribute of each GPU that has one. The node's name is in it, so that equal cliques mean one machine.
+fn clique_values(cliques: &[NvlinkClique], node: &NodeName) -> BTreeMap<GpuUuid, String> {
+    let hash = node_hash(node);
+    let values = cliques.iter().flat_map(|clique| {
+        clique.members.iter().map(|member| (member.clone(), format!("{hash}/{}", clique.number)))
+    });
+    values.collect()
+}
+
+fn node_hash(node: &NodeName) -> String {
+    let digest = Sha256::digest(node.as_str().as_bytes());
+    let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    hex[..NODE_HASH_DIGITS].to_owned()
+}

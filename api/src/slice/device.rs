@@ -1,0 +1,122 @@
+//! One GPU as a device of a slice.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::resource::v1::{
+    CapacityRequestPolicy, CapacityRequestPolicyRange, Device, DeviceAttribute, DeviceCapacity, DeviceTaint,
+};
+
+use super::{Fence, MemoryRatio};
+use crate::gpu::{Gpu, Health, normalise_version};
+use crate::names::{MANAGED_TAINT_KEY, NO_SCHEDULE, UNHEALTHY_TAINT_KEY, attribute, capacity};
+use crate::quantity::Quantity;
+
+/// Longest string and version that an attribute can have, bytes (API limit `DeviceAttributeMaxValueLength`).
+pub const MAX_STRING_BYTES: usize = 64;
+
+/// The text, or as much of its beginning as an attribute can hold, cut between characters.
+pub fn truncated(text: &str) -> &str {
+    text[..text.floor_char_boundary(MAX_STRING_BYTES)].trim_end()
+}
+
+/// The device of a GPU; `clique` is the value of its NVLink clique's attribute.
+pub(super) fn device(gpu: &Gpu, clique: Option<String>, fence: Fence, ratio: MemoryRatio) -> Device {
+    let published = Quantity::from_mib(ratio.of_mib(gpu.memory_mib()));
+    Device {
+        name: gpu.device_name().into(),
+        allow_multiple_allocations: Some(true),
+        attributes: Some(attributes(gpu, clique, ratio)),
+        capacity: Some(BTreeMap::from([
+            (
+                capacity::MEMORY.to_owned(),
+                ranged(published, published, Quantity::from_mib(1), Quantity::from_mib(1)),
+            ),
+            (
+                capacity::CORES.to_owned(),
+                ranged(
+                    Quantity::from_percent(100),
+                    Quantity::ZERO,
+                    Quantity::ZERO,
+                    Quantity::from_percent(1),
+                ),
+            ),
+        ])),
+        taints: taints(gpu, fence),
+        ..Device::default()
+    }
+}
+
+fn ranged(value: Quantity, default: Quantity, min: Quantity, step: Quantity) -> DeviceCapacity {
+    DeviceCapacity {
+        value: value.into(),
+        request_policy: Some(CapacityRequestPolicy {
+            default: Some(default.into()),
+            valid_range: Some(CapacityRequestPolicyRange {
+                min: min.into(),
+                step: Some(step.into()),
+                max: None,
+            }),
+            valid_values: None,
+        }),
+    }
+}
+
+fn attributes(gpu: &Gpu, clique: Option<String>, ratio: MemoryRatio) -> BTreeMap<String, DeviceAttribute> {
+    let physical = ratio.is_oversubscribed().then(|| Quantity::from_mib(gpu.memory_mib()).to_string());
+    let architecture = Some(gpu.architecture.clone()).filter(|name| !name.is_empty());
+    let driver_version = normalise_version(&gpu.driver_version).map(|version| version.to_string());
+    let all = [
+        (attribute::TYPE, string(Some(attribute::TYPE_GPU))),
+        (attribute::UUID, string(Some(gpu.uuid.as_str()))),
+        (attribute::PRODUCT_NAME, string(Some(gpu.product_name.as_str()))),
+        (attribute::ARCHITECTURE, string(architecture.as_deref())),
+        (attribute::CUDA_COMPUTE_CAPABILITY, version(Some(gpu.cuda_compute_capability.to_string()))),
+        (attribute::DRIVER_VERSION, version(driver_version)),
+        (attribute::CUDA_DRIVER_VERSION, version(Some(gpu.cuda_driver_version.to_string()))),
+        (attribute::INDEX, int(Some(i64::from(gpu.index)))),
+        (attribute::NVLINK_CLIQUE, string(clique.as_deref())),
+        (attribute::PHYSICAL_MEMORY, string(physical.as_deref())),
+        (attribute::PCI_BUS_ID, string(Some(gpu.pci_bus_id.as_str()))),
+        (attribute::PCIE_ROOT, string(gpu.pcie_root.as_deref())),
+        (attribute::NUMA_NODE, int(gpu.numa_node.map(i64::from))),
+    ];
+    all.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
+}
+
+fn string(value: Option<&str>) -> Option<DeviceAttribute> {
+    value.map(|text| DeviceAttribute {
+        string: Some(truncated(text).to_owned()),
+        ..DeviceAttribute::default()
+    })
+}
+
+fn version(value: Option<String>) -> Option<DeviceAttribute> {
+    value.map(|text| DeviceAttribute { version: Some(text), ..DeviceAttribute::default() })
+}
+
+fn int(value: Option<i64>) -> Option<DeviceAttribute> {
+    value.map(|number| DeviceAttribute { int: Some(number), ..DeviceAttribute::default() })
+}
+
+fn taints(gpu: &Gpu, fence: Fence) -> Option<Vec<DeviceTaint>> {
+    let managed = (fence == Fence::Managed).then(|| no_schedule(MANAGED_TAINT_KEY, None));
+    let unhealthy = match &gpu.health {
+        Health::Healthy => None,
+        Health::Unhealthy { code, .. } => Some(no_schedule(UNHEALTHY_TAINT_KEY, label_value(code))),
+    };
+    let taints: Vec<DeviceTaint> = managed.into_iter().chain(unhealthy).collect();
+    (!taints.is_empty()).then_some(taints)
+}
+
+fn no_schedule(key: &str, value: Option<String>) -> DeviceTaint {
+    DeviceTaint { key: key.to_owned(), value, effect: NO_SCHEDULE.to_owned(), time_added: None }
+}
+
+/// A text made to be a label value, which is what a taint's value must be: at most 63 of `[A-Za-z0-9._-]`, alphanumeric at
+/// both ends.
+fn label_value(text: &str) -> Option<String> {
+    let kept: String =
+        text.chars().filter(|c| c.is_ascii_alphanumeric() || "._-".contains(*c)).take(63).collect();
+    let kept = kept.trim_matches(|c: char| !c.is_ascii_alphanumeric());
+    (!kept.is_empty()).then(|| kept.to_owned())
+}

@@ -1,0 +1,99 @@
+//! What besides the hardware decides how slices look.
+
+use std::collections::BTreeMap;
+
+use super::DeviceOrder;
+use crate::names::{GpuUuid, NodeName, PoolName};
+
+/// How the devices of a node are published.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SliceOptions {
+    /// The node.
+    pub node: NodeName,
+    /// The Node object that owns the slices, so that they go when it goes; `None` = no owner.
+    pub owner: Option<NodeOwner>,
+    /// The pool's generation.
+    pub generation: i64,
+    /// Whether the devices are fenced for our controller.
+    pub fence: Fence,
+    /// The order of the devices: upstream's first fit takes them as they come.
+    pub order: DeviceOrder,
+    /// Memory in use per GPU, bytes, for the orders that look at it; what is missing is unused.
+    pub in_use: BTreeMap<GpuUuid, u64>,
+    /// How much memory is published of what is there.
+    pub memory_ratio: MemoryRatio,
+}
+
+impl SliceOptions {
+    /// The defaults for a node: fenced, by index, memory as it is, first generation, no owner.
+    pub fn new(node: NodeName) -> Self {
+        Self {
+            node,
+            owner: None,
+            generation: 1,
+            fence: Fence::Managed,
+            order: DeviceOrder::Index,
+            in_use: BTreeMap::new(),
+            memory_ratio: MemoryRatio::WHOLE,
+        }
+    }
+
+    /// The pool: named as the node.
+    pub fn pool(&self) -> PoolName {
+        PoolName::of_node(&self.node)
+    }
+}
+
+/// The Node object that owns the slices.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeOwner {
+    /// `metadata.uid` of the Node.
+    pub uid: String,
+}
+
+/// Who may allocate the devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Fence {
+    /// Our controller: every device carries the taint that keeps kube-scheduler away.
+    #[default]
+    Managed,
+    /// kube-scheduler: no taint of ours.
+    Stock,
+}
+
+/// Published memory in percent of the physical memory; 100 or more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct MemoryRatio(u32);
+
+impl MemoryRatio {
+    /// Memory as it is.
+    pub const WHOLE: Self = Self(100);
+    /// The most that is published: eight times what is there.
+    pub const MAX_PERCENT: u32 = 800;
+
+    /// A ratio in percent; `None` below 100 or above [`MAX_PERCENT`](Self::MAX_PERCENT).
+    pub const fn from_percent(percent: u32) -> Option<Self> {
+        if percent >= 100 && percent <= Self::MAX_PERCENT { Some(Self(percent)) } else { None }
+    }
+
+    /// In percent.
+    pub const fn percent(self) -> u32 {
+        self.0
+    }
+
+    /// Whether more is published than is there.
+    pub const fn is_oversubscribed(self) -> bool {
+        self.0 > 100
+    }
+
+    /// What is published of so many MiB, rounded down.
+    pub const fn of_mib(self, mib: u64) -> u64 {
+        (mib as u128 * self.0 as u128 / 100) as u64
+    }
+}
+
+impl Default for MemoryRatio {
+    fn default() -> Self {
+        Self::WHOLE
+    }
+}
