@@ -6,7 +6,10 @@ use std::{
 };
 
 use clap::{Parser, ValueEnum};
-use tessera_api::names::{GpuUuid, NodeName};
+use tessera_api::{
+    names::{GpuUuid, NodeName},
+    slice::DeviceOrder,
+};
 
 /// Shares the GPUs of one node: publishes them as ResourceSlices and prepares the claims that are allocated here.
 #[derive(Clone, Debug, Parser)]
@@ -63,6 +66,11 @@ pub struct Args {
     /// UUID of a GPU that is not to be shared; may be repeated.
     #[arg(long = "exclude-gpu", env = "TESSERA_EXCLUDE_GPU", value_name = "UUID", value_delimiter = ',')]
     pub exclude_gpus: Vec<GpuUuid>,
+
+    /// In which order the slices list the GPUs: index, free-last, free-first or clique. An allocator that takes the first that fits
+    /// packs, spreads or keeps together thereby.
+    #[arg(long, env = "TESSERA_DEVICE_ORDER", default_value = "index")]
+    pub device_order: DeviceOrder,
 
     /// Address of /metrics and /healthz; empty: none.
     #[arg(long, env = "TESSERA_METRICS_ADDRESS", default_value = "0.0.0.0:9400", value_parser = address)]
@@ -122,7 +130,8 @@ mod tests {
 
     #[test]
     fn an_empty_metrics_address_turns_them_off() {
-        let args = Args::try_parse_from(["driver", "--node-name", "n", "--metrics-address", ""]).expect("flags");
+        let args =
+            Args::try_parse_from(["driver", "--node-name", "n", "--metrics-address", ""]).expect("flags");
         assert_eq!(args.metrics_address, Address(None));
     }
 }

@@ -14,7 +14,9 @@ use std::{
 
 pub use driver_root::{DriverFiles, DriverRoot};
 use tessera_api::names::{CDI_DRIVER_KIND, GpuUuid};
-use tessera_cdi::{ContainerEdits, Device, DeviceNode, Kind, Mount, Spec, SpecFile, SpecStore, StoreError, Written};
+use tessera_cdi::{
+    ContainerEdits, Device, DeviceNode, Kind, Mount, Spec, SpecFile, SpecStore, StoreError, Written,
+};
 
 /// Keeps a legacy NVIDIA runtime from adding GPUs that nobody granted.
 pub const NO_LEGACY_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES=void";
@@ -96,7 +98,10 @@ fn device(gpu: &BaseDevice, files: &DriverFiles) -> Device {
     let node = node.and_then(|name| files.device_nodes.iter().find(|node| node.name == name));
     let container_edits = ContainerEdits {
         env: vec![NO_LEGACY_DEVICES.to_owned()],
-        device_nodes: node.map(|node| DeviceNode::of_host(&node.container_path, &node.host_path)).into_iter().collect(),
+        device_nodes: node
+            .map(|node| DeviceNode::of_host(&node.container_path, &node.host_path))
+            .into_iter()
+            .collect(),
         ..ContainerEdits::default()
     };
     let name = gpu.gpu.as_str().parse().expect("invariant: a GPU UUID is a CDI device name");
@@ -109,7 +114,9 @@ fn common_edits(files: &DriverFiles) -> ContainerEdits {
     const CONTROL_NODES: [&str; 4] = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"];
     let control = files.device_nodes.iter().filter(|node| CONTROL_NODES.contains(&node.name.as_str()));
     ContainerEdits {
-        device_nodes: control.map(|node| DeviceNode::of_host(&node.container_path, &node.host_path)).collect(),
+        device_nodes: control
+            .map(|node| DeviceNode::of_host(&node.container_path, &node.host_path))
+            .collect(),
         mounts: files
             .mounts
             .iter()

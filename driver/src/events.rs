@@ -45,7 +45,8 @@ impl Events {
     /// Tells every pod that has reserved `claim` why it is not prepared.
     pub fn prepare_failed(&self, claim: &ResourceClaim, why: &str) {
         let name = claim.metadata.name.as_deref().unwrap_or_default();
-        let note = shortened(&format!("ResourceClaim {name} cannot be prepared on node {}: {why}", self.node));
+        let note =
+            shortened(&format!("ResourceClaim {name} cannot be prepared on node {}: {why}", self.node));
         for pod in reserving_pods(claim) {
             let event = self.event(&pod, claim, &note);
             let api: Api<Event> = Api::namespaced(self.client.clone(), pod.namespace.as_str());

@@ -72,12 +72,18 @@ async fn call_both(sockets: &SocketPaths) -> Result<(), String> {
     let answer = RegistrationClient::new(registration).get_info(InfoRequest {}).await;
     answer.map_err(|status| format!("registration: {status}"))?;
     let plugin = connect(&sockets.plugin).await?;
-    let answer = DraPluginClient::new(plugin).node_prepare_resources(NodePrepareResourcesRequest::default()).await;
+    let answer =
+        DraPluginClient::new(plugin).node_prepare_resources(NodePrepareResourcesRequest::default()).await;
     answer.map_err(|status| format!("plugin: {status}"))?;
     Ok(())
 }
 
 async fn connect(socket: &std::path::Path) -> Result<Channel, String> {
-    let failed = |error: tonic::transport::Error| format!("{}: {}", socket.display(), crate::report::chain(&error));
-    Endpoint::from_shared(format!("unix://{}", socket.display())).map_err(failed)?.connect().await.map_err(failed)
+    let failed =
+        |error: tonic::transport::Error| format!("{}: {}", socket.display(), crate::report::chain(&error));
+    Endpoint::from_shared(format!("unix://{}", socket.display()))
+        .map_err(failed)?
+        .connect()
+        .await
+        .map_err(failed)
 }

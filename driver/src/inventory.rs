@@ -45,7 +45,10 @@ pub enum HardwareState {
 
 impl Default for HardwareState {
     fn default() -> Self {
-        Self::Unknown { reason: "the driver has just started and is looking for them".to_owned(), asked: false }
+        Self::Unknown {
+            reason: "the driver has just started and is looking for them".to_owned(),
+            asked: false,
+        }
     }
 }
 
@@ -209,7 +212,8 @@ impl Watcher {
 
     /// The base spec first: who reads the inventory may refer to it at once.
     fn describe(&self, inventory: &Inventory) {
-        let base_device = |gpu: &tessera_api::Gpu| BaseDevice { gpu: gpu.uuid.clone(), minor: Some(gpu.minor) };
+        let base_device =
+            |gpu: &tessera_api::Gpu| BaseDevice { gpu: gpu.uuid.clone(), minor: Some(gpu.minor) };
         let gpus: Vec<_> = inventory.gpus.iter().map(base_device).collect();
         let in_use = self.journal.borrow().gpus_in_use();
         if let Err(error) = self.base.describe(&gpus, &in_use) {
@@ -221,7 +225,9 @@ impl Watcher {
     fn log(&mut self, inventory: &Inventory) {
         let mut now = BTreeSet::new();
         if inventory.gpus.is_empty() {
-            now.insert("the node has no GPU that can be shared; an empty ResourceSlice is published".to_owned());
+            now.insert(
+                "the node has no GPU that can be shared; an empty ResourceSlice is published".to_owned(),
+            );
         }
         for gpu in &inventory.gpus {
             let health = match &gpu.health {
@@ -231,7 +237,8 @@ impl Watcher {
             now.insert(format!("GPU {} is published: {}{health}", gpu.uuid, gpu.product_name));
         }
         for gpu in &inventory.unpublished {
-            let name = gpu.uuid.as_ref().map_or_else(|| format!("of index {:?}", gpu.index), ToString::to_string);
+            let name =
+                gpu.uuid.as_ref().map_or_else(|| format!("of index {:?}", gpu.index), ToString::to_string);
             now.insert(format!("GPU {name} is not published: {}", gpu.reason));
         }
         for news in now.difference(&self.said) {

@@ -26,5 +26,8 @@ pub mod inventory;
 pub mod kubelet;
 pub mod metrics;
 pub mod prepare;
+pub mod publisher;
 pub mod report;
+pub mod run;
+pub mod slices;
 pub mod state;

@@ -136,13 +136,21 @@ impl Metrics {
             "1 while the GPU library answers, 0 while it does not",
             self.hardware_known.clone(),
         );
-        registry.register("tessera_driver_slice_writes", "Changes made to ResourceSlices", self.slice_writes.clone());
+        registry.register(
+            "tessera_driver_slice_writes",
+            "Changes made to ResourceSlices",
+            self.slice_writes.clone(),
+        );
         registry.register(
             "tessera_driver_slice_failures",
             "Attempts to bring the ResourceSlices in line that failed",
             self.slice_failures.clone(),
         );
-        registry.register("tessera_driver_registered", "1 while the kubelet knows the driver", self.registered.clone());
+        registry.register(
+            "tessera_driver_registered",
+            "1 while the kubelet knows the driver",
+            self.registered.clone(),
+        );
     }
 
     /// All metrics in the OpenMetrics text format.
@@ -170,13 +178,21 @@ impl Metrics {
     }
 
     /// So many GPUs are published, so many of them are unhealthy, and so many are not, by reason.
-    pub fn hardware(&self, known: bool, published: usize, unhealthy: usize, unpublished: &BTreeMap<&str, usize>) {
+    pub fn hardware(
+        &self,
+        known: bool,
+        published: usize,
+        unhealthy: usize,
+        unpublished: &BTreeMap<&str, usize>,
+    ) {
         self.hardware_known.set(i64::from(known));
         self.published_gpus.set(count(published));
         self.unhealthy_gpus.set(count(unhealthy));
         self.unpublished_gpus.clear();
         for (reason, number) in unpublished {
-            self.unpublished_gpus.get_or_create(&ReasonLabel { reason: (*reason).to_owned() }).set(count(*number));
+            self.unpublished_gpus
+                .get_or_create(&ReasonLabel { reason: (*reason).to_owned() })
+                .set(count(*number));
         }
     }
 

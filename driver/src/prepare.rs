@@ -186,7 +186,11 @@ impl Preparer {
     ///
     /// # Errors
     /// [`PrepareError`]; the node is as before.
-    async fn prepare_patiently(&self, asked: &AskedClaim, until: Instant) -> Result<Vec<PreparedDevice>, PrepareError> {
+    async fn prepare_patiently(
+        &self,
+        asked: &AskedClaim,
+        until: Instant,
+    ) -> Result<Vec<PreparedDevice>, PrepareError> {
         let claim = NamedClaim::try_from(asked)?;
         let _guard = Arc::clone(&self.locks).lock(claim.uid.clone()).await;
         let mut journal = self.node.journal.watch();
@@ -360,7 +364,9 @@ impl Claims for DetachedClaims {
             timer.done(result.is_ok());
             match &result {
                 Ok(()) => tracing::info!("unprepared"),
-                Err(error) => tracing::error!(error = %chain(error), "not unprepared; the pod's deletion waits"),
+                Err(error) => {
+                    tracing::error!(error = %chain(error), "not unprepared; the pod's deletion waits")
+                }
             }
             result
         };

@@ -60,8 +60,14 @@ fn libraries_are_mounted_at_their_path_with_links_resolved_below_the_root() {
         mounts,
         [
             (format!("/on/the/host/{libraries}/libcuda.so.580.95.05"), format!("/{libraries}/libcuda.so.1")),
-            (format!("/on/the/host/{libraries}/libcuda.so.580.95.05"), format!("/{libraries}/libcuda.so.580.95.05")),
-            ("/on/the/host/etc/alternatives/libnvidia-ml.real".into(), format!("/{libraries}/libnvidia-ml.so.1")),
+            (
+                format!("/on/the/host/{libraries}/libcuda.so.580.95.05"),
+                format!("/{libraries}/libcuda.so.580.95.05")
+            ),
+            (
+                "/on/the/host/etc/alternatives/libnvidia-ml.real".into(),
+                format!("/{libraries}/libnvidia-ml.so.1")
+            ),
             ("/on/the/host/usr/share/nvidia".into(), "/usr/share/nvidia".into()),
         ]
     );

@@ -77,7 +77,8 @@ struct Bench {
 
 fn bench() -> Bench {
     let directory = tempfile::tempdir().expect("a directory");
-    let base = BaseSpec::new(SpecStore::new(directory.path()), DriverRoot::new("/nonexistent", "/nonexistent"));
+    let base =
+        BaseSpec::new(SpecStore::new(directory.path()), DriverRoot::new("/nonexistent", "/nonexistent"));
     let (hardware_sender, hardware) = watch::channel(Arc::default());
     let (health_sender, health) = watch::channel(Arc::default());
     let (journal, journal_receiver) = watch::channel(Arc::default());
@@ -124,7 +125,9 @@ fn an_xid_makes_a_gpu_unhealthy_until_the_driver_restarts() {
     bench.watcher.found(inventory(&[GPU, OTHER]));
     let state = bench.hardware.borrow().clone();
     let HardwareState::Known(found) = &*state else { panic!("{state:?}") };
-    assert!(matches!(&found.gpu(&uuid(GPU)).expect("there").health, Health::Unhealthy { code, .. } if code == "Xid48"));
+    assert!(
+        matches!(&found.gpu(&uuid(GPU)).expect("there").health, Health::Unhealthy { code, .. } if code == "Xid48")
+    );
     assert!(found.gpu(&uuid(OTHER)).expect("there").is_healthy());
     assert_eq!(healths(&bench), [(GPU.to_lowercase(), Some(false)), (OTHER.to_lowercase(), Some(true))]);
 }
@@ -142,7 +145,8 @@ fn a_gpu_that_vanished_under_a_claim_is_reported_unhealthy() {
     let mut bench = bench();
     in_use(&bench);
     bench.watcher.found(inventory(&[GPU, OTHER]));
-    let lost = Unpublished { uuid: Some(uuid(GPU)), index: None, pci_bus_id: None, reason: UnpublishedReason::Lost };
+    let lost =
+        Unpublished { uuid: Some(uuid(GPU)), index: None, pci_bus_id: None, reason: UnpublishedReason::Lost };
     bench.watcher.found(Inventory::new(vec![gpu(OTHER)], vec![], vec![lost]));
 
     assert_eq!(healths(&bench), [(OTHER.to_lowercase(), Some(true)), (GPU.to_lowercase(), Some(false))]);

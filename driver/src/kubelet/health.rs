@@ -94,7 +94,8 @@ macro_rules! serve {
                     message: device.message.clone(),
                 };
                 let messages = self.stream().map(move |report| {
-                    let devices = report.devices.iter().map(|found| device(report.checked_at, found)).collect();
+                    let devices =
+                        report.devices.iter().map(|found| device(report.checked_at, found)).collect();
                     Ok($version::NodeWatchResourcesResponse { devices })
                 });
                 Ok(Response::new(Box::pin(messages)))

@@ -63,7 +63,10 @@ impl<C> Clone for PluginService<C> {
 
 impl<C: Claims> PluginService<C> {
     /// Claims of a call run side by side; each has an answer of its own.
-    async fn prepare_all(&self, asked: Vec<AskedClaim>) -> Vec<(String, Result<Vec<PreparedDevice>, String>)> {
+    async fn prepare_all(
+        &self,
+        asked: Vec<AskedClaim>,
+    ) -> Vec<(String, Result<Vec<PreparedDevice>, String>)> {
         join_all(asked.into_iter().map(|claim| async {
             let uid = claim.uid.clone();
             (uid, self.claims.prepare(claim).await)

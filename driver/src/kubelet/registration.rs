@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use tessera_proto::{
     PLUGIN_TYPE, SUPPORTS_DRA_V1, SUPPORTS_DRA_V1BETA1, SUPPORTS_HEALTH_V1, SUPPORTS_HEALTH_V1ALPHA1,
     registration::{
-        InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse, registration_server::Registration,
+        InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse,
+        registration_server::Registration,
     },
 };
 use tokio::sync::watch;

@@ -64,7 +64,9 @@ impl SocketPaths {
         let registry = kubelet_root.join("plugins_registry");
         let (plugin, registration) = match pod_uid {
             None => (plugins.join("dra.sock"), registry.join(format!("{driver}-reg.sock"))),
-            Some(uid) => (plugins.join(format!("dra-{uid}.sock")), registration_of_instance(&registry, driver, uid)),
+            Some(uid) => {
+                (plugins.join(format!("dra-{uid}.sock")), registration_of_instance(&registry, driver, uid))
+            }
         };
         fits(&plugin)?;
         fits(&registration)?;
@@ -150,7 +152,9 @@ fn remove_socket(path: &Path) -> Result<(), SocketError> {
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(source) => Err(SocketError::Io { operation: "look at", path: path.to_owned(), source }),
-        Ok(metadata) if !metadata.file_type().is_socket() => Err(SocketError::NotASocket { path: path.to_owned() }),
+        Ok(metadata) if !metadata.file_type().is_socket() => {
+            Err(SocketError::NotASocket { path: path.to_owned() })
+        }
         Ok(_) => fs::remove_file(path).map_err(io_error("remove", path)),
     }
 }
@@ -191,16 +195,22 @@ mod tests {
 
     #[test]
     fn an_instance_without_a_pod_uid_has_the_plain_names() {
-        let paths = SocketPaths::new(Path::new("/var/lib/kubelet"), "gpu.tessera.dev", None).expect("short enough");
+        let paths =
+            SocketPaths::new(Path::new("/var/lib/kubelet"), "gpu.tessera.dev", None).expect("short enough");
         assert_eq!(paths.plugin, Path::new("/var/lib/kubelet/plugins/gpu.tessera.dev/dra.sock"));
-        assert_eq!(paths.registration, Path::new("/var/lib/kubelet/plugins_registry/gpu.tessera.dev-reg.sock"));
+        assert_eq!(
+            paths.registration,
+            Path::new("/var/lib/kubelet/plugins_registry/gpu.tessera.dev-reg.sock")
+        );
     }
 
     #[test]
     fn names_of_an_instance_get_shorter_until_they_fit() {
         let at = |root: &str| {
             let paths = SocketPaths::new(Path::new(root), "gpu.tessera.dev", Some(UID))?;
-            Ok::<_, SocketError>(paths.registration.file_name().expect("a name").to_str().expect("text").to_owned())
+            Ok::<_, SocketError>(
+                paths.registration.file_name().expect("a name").to_str().expect("text").to_owned(),
+            )
         };
         assert_eq!(at("/var/lib/kubelet").expect("fits"), format!("gpu.tessera.dev-{UID}-reg.sock"));
         // Expected values from Go's base64.RawURLEncoding and crypto/sha256.
@@ -225,7 +235,8 @@ mod tests {
 
     #[test]
     fn base64_is_that_of_rfc_4648() {
-        let vectors = [("", ""), ("f", "Zg"), ("fo", "Zm8"), ("foo", "Zm9v"), ("foob", "Zm9vYg"), ("fooba", "Zm9vYmE")];
+        let vectors =
+            [("", ""), ("f", "Zg"), ("fo", "Zm8"), ("foo", "Zm9v"), ("foob", "Zm9vYg"), ("fooba", "Zm9vYmE")];
         for (bytes, text) in vectors {
             assert_eq!(base64_url(bytes.as_bytes()), text);
         }
@@ -260,7 +271,8 @@ mod tests {
         let root = directory.path();
         let alive = SocketPaths::new(root, "d", Some("alive")).expect("short");
         let dead = SocketPaths::new(root, "d", Some("dead")).expect("short");
-        let (_a, _b) = (Socket::bind(&alive.plugin).expect("bound"), Socket::bind(&alive.registration).expect("bound"));
+        let (_a, _b) =
+            (Socket::bind(&alive.plugin).expect("bound"), Socket::bind(&alive.registration).expect("bound"));
         for path in [&dead.plugin, &dead.registration] {
             let (socket, listener) = Socket::bind(path).expect("bound");
             drop(listener);

@@ -7,8 +7,8 @@ use tessera_api::{
     ConfigError, Quantity,
     config::{ComputePolicy, effective_config},
     names::{
-        ClaimName, ClaimUid, DRIVER_NAME, DeviceName, NameError, Namespace, PodName, PoolName, RequestName, ShareId,
-        capacity,
+        ClaimName, ClaimUid, DRIVER_NAME, DeviceName, NameError, Namespace, PodName, PoolName, RequestName,
+        ShareId, capacity,
     },
     quantity::QuantityError,
 };
@@ -64,7 +64,9 @@ pub struct ReservingPod {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ClaimError {
     /// The kubelet means an object that was replaced.
-    #[error("ResourceClaim {namespace}/{name} was replaced: the kubelet asks for UID {asked}, the API has {found}")]
+    #[error(
+        "ResourceClaim {namespace}/{name} was replaced: the kubelet asks for UID {asked}, the API has {found}"
+    )]
     Replaced {
         /// Its namespace.
         namespace: Namespace,
@@ -135,7 +137,9 @@ pub enum ClaimError {
         source: QuantityError,
     },
     /// It says how much, beyond what there can be.
-    #[error("status.allocation.devices.results[{index}].consumedCapacity.{capacity}: {value} is not {expected}")]
+    #[error(
+        "status.allocation.devices.results[{index}].consumedCapacity.{capacity}: {value} is not {expected}"
+    )]
     Amount {
         /// Position of the result.
         index: usize,
@@ -187,10 +191,12 @@ impl AllocatedClaim {
 /// The pods that have reserved `claim`; other consumers have no events that anybody reads.
 #[must_use]
 pub fn reserving_pods(claim: &ResourceClaim) -> Vec<ReservingPod> {
-    let reserved = claim.status.as_ref().and_then(|status| status.reserved_for.as_deref()).unwrap_or_default();
+    let reserved =
+        claim.status.as_ref().and_then(|status| status.reserved_for.as_deref()).unwrap_or_default();
     let namespace = claim.metadata.namespace.as_deref().and_then(|text| Namespace::new(text).ok());
     let pod = |consumer: &ResourceClaimConsumerReference| {
-        let is_pod = consumer.resource == "pods" && consumer.api_group.as_deref().unwrap_or_default().is_empty();
+        let is_pod =
+            consumer.resource == "pods" && consumer.api_group.as_deref().unwrap_or_default().is_empty();
         let name = PodName::new(&consumer.name).ok().filter(|_| is_pod)?;
         Some(ReservingPod { namespace: namespace.clone()?, name, uid: consumer.uid.clone() })
     };

@@ -58,7 +58,9 @@ pub enum PlanError {
         total_bytes: u64,
     },
     /// Its compute is taken.
-    #[error("cores of GPU {gpu}: {asked} percent do not fit beside {taken} percent of claims prepared before")]
+    #[error(
+        "cores of GPU {gpu}: {asked} percent do not fit beside {taken} percent of claims prepared before"
+    )]
     Cores {
         /// The GPU.
         gpu: GpuUuid,
@@ -99,7 +101,9 @@ pub fn plan(
     library: &str,
 ) -> Result<Decision, PlanError> {
     let record = record(claim, library)?;
-    if let Some(prepared) = journal.claims.get(&claim.uid).filter(|prepared| prepared.state == State::Completed) {
+    if let Some(prepared) =
+        journal.claims.get(&claim.uid).filter(|prepared| prepared.state == State::Completed)
+    {
         // Also where the GPU is gone since: the claim keeps what it has.
         return if prepared.shares == record.shares {
             Ok(Decision::Repeat(prepared.clone()))
@@ -153,7 +157,8 @@ fn fits(
     let gpu = &share.gpu;
     let Some(hardware) = inventory.gpu(gpu) else {
         let known = inventory.unpublished.iter().find(|unpublished| unpublished.uuid.as_ref() == Some(gpu));
-        let reason = known.map_or_else(|| "no such GPU is known".to_owned(), |known| known.reason.to_string());
+        let reason =
+            known.map_or_else(|| "no such GPU is known".to_owned(), |known| known.reason.to_string());
         return Err(PlanError::Gone { gpu: gpu.clone(), reason });
     };
     // As published: whole MiB.

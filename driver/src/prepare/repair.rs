@@ -61,8 +61,10 @@ impl Node {
             }
         }
         let prepared = &journal.journal().claims;
-        let shares =
-            prepared.iter().flat_map(|(claim, record)| record.shares.iter().map(|share| share.id(claim))).collect();
+        let shares = prepared
+            .iter()
+            .flat_map(|(claim, record)| record.shares.iter().map(|share| share.id(claim)))
+            .collect();
         repaired.removed = self.executor.files().retain(&shares).map_err(StepError::from)?;
         let specs: BTreeSet<String> = prepared.keys().map(ToString::to_string).collect();
         let cleaned = self.executor.specs().retain(&claim_kind(), &specs).map_err(StepError::from)?;
@@ -99,7 +101,9 @@ impl Node {
         let on_disk = self.executor.files().claims().map_err(StepError::from)?;
         let mut records = BTreeMap::new();
         for claim in claims {
-            let Some(checked) = checked(claim, pool).filter(|checked| on_disk.contains(&checked.uid)) else { continue };
+            let Some(checked) = checked(claim, pool).filter(|checked| on_disk.contains(&checked.uid)) else {
+                continue;
+            };
             let Ok(mut record) = plan::record(&checked, &self.library.hash) else { continue };
             record.state = State::Completed;
             records.insert(checked.uid, record);
@@ -113,10 +117,7 @@ impl Node {
     }
 }
 
-fn checked(
-    claim: &k8s_openapi::api::resource::v1::ResourceClaim,
-    pool: &PoolName,
-) -> Option<AllocatedClaim> {
+fn checked(claim: &k8s_openapi::api::resource::v1::ResourceClaim, pool: &PoolName) -> Option<AllocatedClaim> {
     let metadata = &claim.metadata;
     let uid = ClaimUid::new(metadata.uid.as_deref()?).ok()?;
     let namespace = Namespace::new(metadata.namespace.as_deref()?).ok()?;
@@ -129,7 +130,11 @@ fn checked(
 ///
 /// # Errors
 /// [`PrepareError`]; above all [`JournalError::Newer`], with which this driver must not go on.
-pub async fn repair(node: &Arc<Node>, source: &ClaimSource, pool: &PoolName) -> Result<Repaired, PrepareError> {
+pub async fn repair(
+    node: &Arc<Node>,
+    source: &ClaimSource,
+    pool: &PoolName,
+) -> Result<Repaired, PrepareError> {
     /// Between attempts to reach the API.
     const PAUSE: Duration = Duration::from_secs(2);
 

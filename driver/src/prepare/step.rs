@@ -4,7 +4,9 @@ use std::path::Path;
 
 use tessera_api::names::{CDI_CLAIM_KIND, ClaimDeviceName, ClaimUid, GpuUuid};
 use tessera_cdi::{ContainerEdits, Device, Kind, Mount, Spec};
-use tessera_intercept_abi::{ComputePolicy, GRANT_FILE, Grant, GrantError, LEDGER_FILE, SHARES_DIR, Text, UuidError};
+use tessera_intercept_abi::{
+    ComputePolicy, GRANT_FILE, Grant, GrantError, LEDGER_FILE, SHARES_DIR, Text, UuidError,
+};
 
 use crate::{
     base_spec::NO_LEGACY_DEVICES,
@@ -85,7 +87,11 @@ pub enum GrantTextError {
 ///
 /// # Errors
 /// [`GrantTextError`], for records that were not planned here.
-pub fn steps(claim: &ClaimUid, record: &ClaimRecord, paths: &StatePaths) -> Result<Vec<Step>, GrantTextError> {
+pub fn steps(
+    claim: &ClaimUid,
+    record: &ClaimRecord,
+    paths: &StatePaths,
+) -> Result<Vec<Step>, GrantTextError> {
     let mut steps = vec![Step::EnsureBaseSpec];
     for share in &record.shares {
         let id = share.id(claim);
@@ -133,7 +139,11 @@ fn grant(claim: &ClaimUid, share: &ShareRecord) -> Result<Grant, GrantTextError>
     let id = share.id(claim);
     let text = id.to_string();
     let grant = Grant {
-        gpu_uuid: share.gpu.as_str().parse().map_err(|error| GrantTextError::Gpu(share.gpu.clone(), error))?,
+        gpu_uuid: share
+            .gpu
+            .as_str()
+            .parse()
+            .map_err(|error| GrantTextError::Gpu(share.gpu.clone(), error))?,
         memory_limit_bytes: share.memory_bytes,
         context_bytes: 0,
         cores_percent: u32::from(share.cores_percent),
@@ -142,7 +152,8 @@ fn grant(claim: &ClaimUid, share: &ShareRecord) -> Result<Grant, GrantTextError>
             ComputeCap::Fixed => ComputePolicy::Fixed,
             ComputeCap::Balance => ComputePolicy::Balance,
         },
-        claim_uid: Text::new(claim.as_str()).map_err(|error| GrantTextError::Text(claim.to_string(), error))?,
+        claim_uid: Text::new(claim.as_str())
+            .map_err(|error| GrantTextError::Text(claim.to_string(), error))?,
         id: Text::new(&text).map_err(|error| GrantTextError::Text(text.clone(), error))?,
         sequence: 0,
     };

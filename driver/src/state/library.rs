@@ -63,8 +63,8 @@ impl InstalledLibrary {
     /// # Errors
     /// [`LibraryError`]. Without the library nothing can be enforced, so nothing can be prepared.
     pub fn install(source: &Path, paths: &StatePaths, mounts: &dyn Mounts) -> Result<Self, LibraryError> {
-        let content =
-            fs::read(source).map_err(|error| LibraryError::Missing { path: source.to_owned(), source: error })?;
+        let content = fs::read(source)
+            .map_err(|error| LibraryError::Missing { path: source.to_owned(), source: error })?;
         let hash = hex(&Sha256::digest(&content));
         make_executable_directory(&paths.libraries(), content.len(), mounts)?;
         write_once(&path(paths, &hash), &content)?;
@@ -98,7 +98,11 @@ pub fn path(paths: &StatePaths, hash: &str) -> PathBuf {
 
 /// Some distributions mount `/run` with `noexec`, which a user-namespaced container cannot take off the mount that it gets:
 /// the library would not load there. Then the libraries get a tmpfs of their own.
-fn make_executable_directory(directory: &Path, length: usize, mounts: &dyn Mounts) -> Result<(), LibraryError> {
+fn make_executable_directory(
+    directory: &Path,
+    length: usize,
+    mounts: &dyn Mounts,
+) -> Result<(), LibraryError> {
     /// Room for a few versions side by side during upgrades.
     const VERSIONS: u64 = 16;
     fs::create_dir_all(directory).map_err(io_error("create", directory))?;
@@ -119,7 +123,8 @@ fn write_once(path: &Path, content: &[u8]) -> Result<(), LibraryError> {
     fs::create_dir_all(directory).map_err(io_error("create", directory))?;
     let temporary = path.with_extension("new");
     fs::write(&temporary, content).map_err(io_error("write", &temporary))?;
-    fs::set_permissions(&temporary, Permissions::from_mode(0o755)).map_err(io_error("open up", &temporary))?;
+    fs::set_permissions(&temporary, Permissions::from_mode(0o755))
+        .map_err(io_error("open up", &temporary))?;
     fs::rename(&temporary, path).map_err(io_error("rename to", path))
 }
 
@@ -179,7 +184,8 @@ mod tests {
     fn a_missing_library_is_an_error_that_names_the_flag() {
         let directory = tempfile::tempdir().expect("a directory");
         let paths = StatePaths::new(directory.path());
-        let error = InstalledLibrary::install(Path::new("/no/such.so"), &paths, &KernelMounts).expect_err("missing");
+        let error =
+            InstalledLibrary::install(Path::new("/no/such.so"), &paths, &KernelMounts).expect_err("missing");
         assert!(error.to_string().contains("--intercept-library"), "{error}");
     }
 }

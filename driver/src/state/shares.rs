@@ -40,7 +40,6 @@ pub enum ShareError {
     },
 }
 
-
 /// The files of all shares on this node. Callers hold the journal's lock.
 #[derive(Clone)]
 pub struct ShareFiles {
@@ -213,7 +212,8 @@ fn create_whole(path: &Path, page: &[u8; GRANT_LEN]) -> Result<(), ShareError> {
     let temporary = path.with_extension("new");
     fs::write(&temporary, page).map_err(io_error("write", &temporary))?;
     // The umask may have taken bits away; containers run as anybody.
-    fs::set_permissions(&temporary, Permissions::from_mode(GRANT_MODE)).map_err(io_error("open up", &temporary))?;
+    fs::set_permissions(&temporary, Permissions::from_mode(GRANT_MODE))
+        .map_err(io_error("open up", &temporary))?;
     fs::rename(&temporary, path).map_err(io_error("rename to", path))
 }
 
@@ -233,7 +233,9 @@ fn remove_tree(directory: &Path) -> Result<(), ShareError> {
 
 fn remove_if_empty(directory: &Path) -> Result<(), ShareError> {
     match fs::remove_dir(directory) {
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::DirectoryNotEmpty) => Ok(()),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::DirectoryNotEmpty) => {
+            Ok(())
+        }
         result => result.map_err(io_error("remove", directory)),
     }
 }

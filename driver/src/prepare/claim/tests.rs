@@ -53,7 +53,11 @@ fn check(claim: &ResourceClaim) -> Result<AllocatedClaim, ClaimError> {
 fn with(field: &str, value: Value) -> ResourceClaim {
     let mut result = result();
     let object = result.as_object_mut().expect("an object");
-    if value.is_null() { object.remove(field) } else { object.insert(field.to_owned(), value) };
+    if value.is_null() {
+        object.remove(field)
+    } else {
+        object.insert(field.to_owned(), value)
+    };
     claim(json!([result]), json!([]))
 }
 
@@ -88,7 +92,10 @@ fn a_claim_that_was_replaced_or_is_not_allocated_is_refused() {
 #[test]
 fn a_result_of_another_node_is_refused_by_its_field() {
     let error = check(&with("pool", json!("node-b"))).expect_err("refused");
-    assert!(error.to_string().contains("results[0].pool: `node-b` is not this node's pool `node-a`"), "{error}");
+    assert!(
+        error.to_string().contains("results[0].pool: `node-b` is not this node's pool `node-a`"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -100,7 +107,11 @@ fn what_a_result_must_say_and_does_not_is_refused_by_its_field() {
         ("consumedCapacity", json!({"memory": "0", "cores": "1"}), "consumedCapacity.memory: 0 is not"),
         ("consumedCapacity", json!({"memory": "-1", "cores": "1"}), "consumedCapacity.memory: -1 is not"),
         ("consumedCapacity", json!({"memory": "1Gi", "cores": "101"}), "consumedCapacity.cores: 101 is not"),
-        ("consumedCapacity", json!({"memory": "1Gi", "cores": "2500m"}), "consumedCapacity.cores: 2500m is not"),
+        (
+            "consumedCapacity",
+            json!({"memory": "1Gi", "cores": "2500m"}),
+            "consumedCapacity.cores: 2500m is not",
+        ),
         ("adminAccess", json!(true), "adminAccess: true is not supported in this version"),
         ("shareID", json!("../../etc"), "shareID is malformed"),
         ("device", json!("GPU/0"), "device is malformed"),
@@ -120,13 +131,15 @@ fn parameters_are_strict_and_name_their_field() {
     };
     assert!(refused(json!({"speed": 1})).contains("speed"), "an unknown field");
     assert!(refused(json!({"sharing": "MPS"})).contains("not supported in this version"));
-    let foreign = json!({"source": "FromClaim", "opaque": {"driver": "other.example", "parameters": {"x": 1}}});
+    let foreign =
+        json!({"source": "FromClaim", "opaque": {"driver": "other.example", "parameters": {"x": 1}}});
     check(&claim(json!([result()]), json!([foreign]))).expect("another driver's parameters are its own");
 }
 
 #[test]
 fn only_pods_are_told() {
     let pods = reserving_pods(&claim(json!([result()]), json!([])));
-    let names: Vec<_> = pods.iter().map(|pod| (pod.namespace.as_str(), pod.name.as_str(), pod.uid.as_str())).collect();
+    let names: Vec<_> =
+        pods.iter().map(|pod| (pod.namespace.as_str(), pod.name.as_str(), pod.uid.as_str())).collect();
     assert_eq!(names, [("ns", "pod-a", "p1")]);
 }

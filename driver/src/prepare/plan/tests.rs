@@ -55,7 +55,8 @@ fn claim(uid: &str, shares: Vec<AllocatedShare>) -> AllocatedClaim {
 }
 
 fn inventory() -> Inventory {
-    let lost = Unpublished { uuid: Some(uuid(9)), index: None, pci_bus_id: None, reason: UnpublishedReason::Lost };
+    let lost =
+        Unpublished { uuid: Some(uuid(9)), index: None, pci_bus_id: None, reason: UnpublishedReason::Lost };
     Inventory::new(vec![gpu(0, 16 * GIB + MIB / 2), gpu(1, 16 * GIB)], vec![], vec![lost])
 }
 
@@ -63,7 +64,9 @@ fn inventory() -> Inventory {
 fn journal(claims: &[AllocatedClaim]) -> Journal {
     let mut journal = Journal::default();
     for claim in claims {
-        let Ok(Decision::Prepare(mut record)) = plan(claim, &inventory(), &journal, "lib") else { panic!("{claim:?}") };
+        let Ok(Decision::Prepare(mut record)) = plan(claim, &inventory(), &journal, "lib") else {
+            panic!("{claim:?}")
+        };
         record.state = State::Completed;
         journal.claims.insert(claim.uid.clone(), record);
     }

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use tessera_api::names::{
-    ClaimDeviceName, ClaimName, ClaimUid, DeviceName, GpuUuid, Namespace, PoolName, RequestName, ResultId, ShareId,
+    ClaimDeviceName, ClaimName, ClaimUid, DeviceName, GpuUuid, Namespace, PoolName, RequestName, ResultId,
+    ShareId,
 };
 
 /// What is prepared, or being prepared, on this node.
@@ -96,17 +97,15 @@ impl Journal {
         self.shares().map(|share| share.gpu.clone()).collect()
     }
 
-    /// How many claims have a share of each GPU.
+    /// Memory in bytes that claims have on each GPU.
     #[must_use]
-    pub fn claims_by_gpu(&self) -> BTreeMap<GpuUuid, usize> {
-        let mut count = BTreeMap::new();
-        for record in self.claims.values() {
-            let gpus: BTreeSet<_> = record.shares.iter().map(|share| &share.gpu).collect();
-            for gpu in gpus {
-                *count.entry(gpu.clone()).or_default() += 1;
-            }
+    pub fn memory_by_gpu(&self) -> BTreeMap<GpuUuid, u64> {
+        let mut memory: BTreeMap<GpuUuid, u64> = BTreeMap::new();
+        for share in self.shares() {
+            let of_gpu = memory.entry(share.gpu.clone()).or_default();
+            *of_gpu = of_gpu.saturating_add(share.memory_bytes);
         }
-        count
+        memory
     }
 
     /// Memory in bytes and percent of compute that the claims *other than* `claim` have on `gpu`.

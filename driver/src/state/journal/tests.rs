@@ -120,5 +120,5 @@ fn use_of_a_gpu_is_summed_over_the_other_claims() {
 
     assert_eq!(journal.taken_by_others(&uid("a"), &gpu), (5, 30));
     assert_eq!(journal.taken_by_others(&uid("new"), &gpu), (15, 50));
-    assert_eq!(journal.claims_by_gpu()[&gpu], 2);
+    assert_eq!(journal.memory_by_gpu()[&gpu], 15);
 }

@@ -1,0 +1,152 @@
+//! Which changes bring the slices in line: pure.
+//!
+//! A pool is complete for its readers when the slices of its highest generation are as many as each of them says. So: one changed
+//! slice of an otherwise untouched pool keeps the generation (it is replaced atomically); whatever else changes gives all slices the
+//! next one.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::{
+    api::resource::v1::{DeviceTaint, ResourceSlice},
+    apimachinery::pkg::apis::meta::v1::OwnerReference,
+};
+use serde_json::{Value, json};
+use tessera_api::{
+    names::{NodeName, TOPOLOGY_ANNOTATION},
+    slice::{keep_server_fields, same_content},
+};
+
+/// One change.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Change {
+    /// Remove this one.
+    Delete(Box<ResourceSlice>),
+    /// Change this one.
+    Patch {
+        /// As it is.
+        observed: Box<ResourceSlice>,
+        /// As it is to be.
+        wanted: Box<ResourceSlice>,
+    },
+    /// Make this one.
+    Create(Box<ResourceSlice>),
+}
+
+impl Change {
+    /// Whether it makes a slice.
+    #[must_use]
+    pub fn creates(&self) -> bool {
+        matches!(self, Self::Create(_))
+    }
+
+    /// Makes the Node with this UID the owner of a slice that is made, so that the slice goes when the Node goes.
+    pub fn owned_by(&mut self, node: &NodeName, uid: &str) {
+        if let Self::Create(slice) = self {
+            slice.metadata.owner_references = Some(vec![OwnerReference {
+                api_version: "v1".to_owned(),
+                kind: "Node".to_owned(),
+                name: node.to_string(),
+                uid: uid.to_owned(),
+                controller: Some(true),
+                block_owner_deletion: None,
+            }]);
+        }
+    }
+}
+
+/// The changes from `observed` to `desired`, in the order in which they are to be made: obsolete slices go first, so that no device
+/// is in two slices for longer than it takes. `generation` is the highest ever seen.
+#[must_use]
+pub fn plan(desired: Vec<ResourceSlice>, observed: Vec<ResourceSlice>, generation: i64) -> Vec<Change> {
+    let highest = observed.iter().map(|slice| slice.spec.pool.generation).max().unwrap_or(0).max(generation);
+    let count = i64::try_from(desired.len()).unwrap_or(i64::MAX);
+    let (matched, obsolete) = match_up(desired, observed);
+
+    let of_pool = |slice: &ResourceSlice| {
+        slice.spec.pool.generation == highest && slice.spec.pool.resource_slice_count == count
+    };
+    let settled = matched.iter().all(|(_, known)| known.as_ref().is_some_and(of_pool));
+    let is_same = |(slice, known): &(ResourceSlice, Option<ResourceSlice>)| {
+        known.as_ref().is_some_and(|known| same_content(slice, known))
+    };
+    let differing = matched.iter().filter(|pair| !is_same(pair)).count();
+    let keep = obsolete.is_empty() && settled && differing <= 1;
+    if keep && differing == 0 {
+        return Vec::new();
+    }
+    let generation = if keep { highest } else { highest + 1 };
+
+    let mut changes: Vec<_> = obsolete.into_iter().map(|slice| Change::Delete(Box::new(slice))).collect();
+    let mut creations = Vec::new();
+    for (mut slice, known) in matched {
+        slice.spec.pool.generation = generation;
+        slice.spec.pool.resource_slice_count = count;
+        match known {
+            None => creations.push(Change::Create(Box::new(slice))),
+            Some(known) if keep && same_content(&slice, &known) => {}
+            Some(known) => {
+                keep_server_fields(&mut slice, &known);
+                changes.push(Change::Patch { observed: Box::new(known), wanted: Box::new(slice) });
+            }
+        }
+    }
+    changes.extend(creations);
+    changes
+}
+
+/// Pairs desired slices with those of their names. A slice that has the name and another pool cannot be changed into ours (the
+/// fields are immutable): it is obsolete, as are those of other names.
+fn match_up(
+    desired: Vec<ResourceSlice>,
+    observed: Vec<ResourceSlice>,
+) -> (Vec<(ResourceSlice, Option<ResourceSlice>)>, Vec<ResourceSlice>) {
+    let mut observed: BTreeMap<_, _> =
+        observed.into_iter().map(|slice| (slice.metadata.name.clone().unwrap_or_default(), slice)).collect();
+    let matched = desired
+        .into_iter()
+        .map(|slice| {
+            let name = slice.metadata.name.clone().unwrap_or_default();
+            let known = match observed.remove(&name) {
+                Some(known) if known.spec.pool.name != slice.spec.pool.name => {
+                    observed.insert(name, known);
+                    None
+                }
+                known => known,
+            };
+            (slice, known)
+        })
+        .collect();
+    (matched, observed.into_values().collect())
+}
+
+/// Whether `written` has all taints of `wanted`: an API server without the feature drops them, and then nothing keeps other
+/// schedulers away.
+#[must_use]
+pub fn same_fence(wanted: &ResourceSlice, written: &ResourceSlice) -> bool {
+    let fence = |slice: &ResourceSlice| -> BTreeMap<String, Vec<(String, String)>> {
+        let taint = |taint: &DeviceTaint| (taint.key.clone(), taint.effect.clone());
+        let devices = slice.spec.devices.iter().flatten();
+        devices
+            .map(|device| (device.name.clone(), device.taints.iter().flatten().map(taint).collect()))
+            .collect()
+    };
+    fence(wanted) == fence(written)
+}
+
+/// The body of a merge patch from `observed` to `wanted`, refused by the API if somebody else was faster. Fields that this version
+/// does not know stay, outside of the list of devices.
+#[must_use]
+pub fn patch(observed: &ResourceSlice, wanted: &ResourceSlice) -> Value {
+    let topology =
+        wanted.metadata.annotations.as_ref().and_then(|annotations| annotations.get(TOPOLOGY_ANNOTATION));
+    json!({
+        "metadata": {
+            "resourceVersion": observed.metadata.resource_version,
+            "annotations": {TOPOLOGY_ANNOTATION: topology},
+        },
+        "spec": {"pool": wanted.spec.pool, "devices": wanted.spec.devices},
+    })
+}
+
+#[cfg(test)]
+mod tests;

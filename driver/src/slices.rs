@@ -1,0 +1,67 @@
+//! The ResourceSlices that say what the hardware is.
+
+use k8s_openapi::api::resource::v1::ResourceSlice;
+use tessera_api::{
+    Inventory,
+    names::NodeName,
+    slice::{DeviceOrder, SliceOptions, build},
+};
+
+use crate::{inventory::HardwareState, state::journal::Journal};
+
+/// Makes the slices of one node.
+#[derive(Clone, Debug)]
+pub struct SliceSource {
+    node: NodeName,
+    order: DeviceOrder,
+}
+
+impl SliceSource {
+    /// The slices of `node`, with devices in this order.
+    #[must_use]
+    pub fn new(node: NodeName, order: DeviceOrder) -> Self {
+        Self { node, order }
+    }
+
+    /// The node.
+    #[must_use]
+    pub fn node(&self) -> &NodeName {
+        &self.node
+    }
+
+    /// Whether the order of devices depends on what is in use.
+    #[must_use]
+    pub fn follows_use(&self) -> bool {
+        match self.order {
+            DeviceOrder::FreeLast | DeviceOrder::FreeFirst => true,
+            DeviceOrder::Index | DeviceOrder::Clique => false,
+        }
+    }
+
+    /// The slices of this hardware; one without devices where nobody can tell what there is. `None` before the hardware was asked: what
+    /// was published before a restart stays until then. Generations and owners are the publisher's to set.
+    #[must_use]
+    pub fn slices(&self, hardware: &HardwareState, journal: Option<&Journal>) -> Option<Vec<ResourceSlice>> {
+        let nothing = Inventory::default();
+        let inventory = match hardware {
+            HardwareState::Known(inventory) => inventory,
+            HardwareState::Unknown { asked: true, .. } => &nothing,
+            HardwareState::Unknown { asked: false, .. } => return None,
+        };
+        let in_use = journal.map(Journal::memory_by_gpu).unwrap_or_default();
+        Some(build(
+            inventory,
+            &SliceOptions { order: self.order, in_use, ..SliceOptions::new(self.node.clone()) },
+        ))
+    }
+
+    /// The slices of this inventory as YAML documents.
+    ///
+    /// # Errors
+    /// Never, for what [`build`] makes.
+    pub fn as_yaml(&self, inventory: Inventory) -> Result<String, serde_saphyr::ser::Error> {
+        let slices = self.slices(&HardwareState::Known(inventory), None).unwrap_or_default();
+        let documents: Result<Vec<String>, _> = slices.iter().map(serde_saphyr::to_string).collect();
+        Ok(documents?.into_iter().map(|document| format!("---\n{document}")).collect())
+    }
+}
