@@ -232,18 +232,32 @@ pub(super) fn is_writable(directory: &Path) -> bool {
 /// Makes the file complete under another name and links it into place, so that nobody sees half of it; who comes second uses the
 /// first one's.
 fn create(path: &Path, fingerprint: u64) -> io::Result<()> {
-    let temporary = path.with_extension(format!("{}.new", std::process::id()));
-    let file =
-        OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o666).open(&temporary)?;
-    // Containers run as any user; the umask must not shut them out.
-    file.set_permissions(fs::Permissions::from_mode(0o666))?;
-    fill(&file, fingerprint)?;
-    let linked = match fs::hard_link(&temporary, path) {
+    let (temporary, file) = create_unique(path)?;
+    let linked = complete(&file, fingerprint).and_then(|()| match fs::hard_link(&temporary, path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
         _ => Ok(()),
-    };
+    });
     fs::remove_file(&temporary)?;
     linked
+}
+
+/// A new file beside `path`. Process ids are no help: every container has a process 1, and both fake libraries may start at the same
+/// time in one process.
+fn create_unique(path: &Path) -> io::Result<(PathBuf, File)> {
+    let mut attempt = 0_u32;
+    loop {
+        let temporary = path.with_extension(format!("new-{attempt}"));
+        match OpenOptions::new().read(true).write(true).create_new(true).mode(0o666).open(&temporary) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && attempt < 10_000 => attempt += 1,
+            other => return other.map(|file| (temporary, file)),
+        }
+    }
+}
+
+fn complete(file: &File, fingerprint: u64) -> io::Result<()> {
+    // Containers run as any user; the umask must not shut them out.
+    file.set_permissions(fs::Permissions::from_mode(0o666))?;
+    fill(file, fingerprint)
 }
 
 fn fill(file: &File, fingerprint: u64) -> io::Result<()> {

@@ -122,6 +122,19 @@ fn racing_processes_never_hold_more_than_there_is() {
 }
 
 #[test]
+fn many_may_make_the_file_at_the_same_time() {
+    for _ in 0..50 {
+        let directory = TempDir::new().unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| open(directory.path()).take(0, 1, GIB).unwrap());
+            }
+        });
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "one file, and nothing left over");
+    }
+}
+
+#[test]
 fn worlds_in_one_directory_do_not_mix() {
     let directory = TempDir::new().unwrap();
     let usage = open(directory.path());
