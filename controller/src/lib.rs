@@ -1,1 +1,37 @@
-//! The allocating controller: one leader per cluster.
+//! The allocating controller: the one writer of allocations of our devices.
+//!
+//! ```text
+//!  API server --watch--> watch ---Change---> planner --Task--> commit ----PATCH status---> API server
+//!                                             | owns Index        |
+//!                                             |<-----Outcome------'
+//!                                             '--Notice--> notices ---events---> API server
+//!  leadership: Lease; the planner only exists while this process leads, and the process ends when it no longer does
+//! ```
+//!
+//! One task, the [`planner`], owns all state: it applies every change to the index, plans when something changed (never by a
+//! timer), and hands writes to tasks that report back over a channel. A decision counts as taken from the moment it is made.
+//!
+//! | task | owns | talks to |
+//! |---|---|---|
+//! | `watch`, one per kind | the keys it has seen | planner |
+//! | `planner` | `Index`, `Retries`, what has been told to whom | `commit`, `notices` |
+//! | `commit`, one per claim being written | one claim object | planner |
+//! | `notices` | nothing | API server |
+//! | `leadership` | the Lease | everybody, by ending the process |
+
+#![forbid(unsafe_code)]
+
+pub mod commit;
+pub mod leadership;
+pub mod metrics;
+pub mod planner;
+pub mod retries;
+pub mod watch;
+
+mod args;
+mod message;
+mod notices;
+mod run;
+mod server;
+
+pub use args::Args;

@@ -1,1 +1,28 @@
-//! Kubernetes objects in, allocator snapshot out; one writer.
+//! Kubernetes objects in, allocator snapshot out.
+//!
+//! ```text
+//!   ResourceSlice, DeviceClass, ResourceClaim, Node, Pod --apply/remove--> Index --snapshot()--> allocator::Snapshot
+//!                                                                            |----work()------> pods to plan, and why others are not
+//!                         decision --assume/confirm/forget-----------------> |
+//! ```
+//!
+//! One [`Index`] is owned by one task, which is the only one to change it. It keeps what allocated claims consume and what
+//! bound pods request up to date with every object, and never adds everything up again; [`Index::audit`] does, to prove the
+//! running sums right.
+//!
+//! A claim's devices count as taken from the moment a decision is assumed until the claim is deallocated or gone *and* no
+//! bound pod refers to it: an editor can strip a finalizer, a container keeps running.
+
+#![forbid(unsafe_code)]
+
+pub mod convert;
+
+mod claims;
+mod index;
+mod pods;
+mod scope;
+mod work;
+
+pub use index::{Audit, Index};
+pub use scope::Scope;
+pub use work::{Blocked, Obstacle, Waiting, Work};

@@ -1,0 +1,194 @@
+//! What a request takes of a device's capacities.
+//!
+//! The rules are upstream's (`consumable_capacity.go` of the structured allocator, 1.37 with fractional ranges), case by case.
+//! Amounts are exact here; where upstream works in 64 bits and an amount does not fit, the request fails for good, as there.
+
+use std::collections::BTreeMap;
+
+use tessera_api::quantity::Quantity;
+
+use crate::model::{Capacity, Device, RequestPolicy, ValidRange};
+
+/// Why a request cannot be computed on any device: fatal for the claim.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum CapacityError {
+    /// Beyond 64 bits.
+    #[error("the request of {amount} for capacity `{capacity}` is too large to be rounded to a step of the device")]
+    NotRepresentable {
+        /// The capacity.
+        capacity: String,
+        /// What was requested.
+        amount: Quantity,
+    },
+    /// Below zero.
+    #[error("the request for capacity `{capacity}` comes to the negative amount {amount}")]
+    Negative {
+        /// The capacity.
+        capacity: String,
+        /// What it comes to.
+        amount: Quantity,
+    },
+}
+
+/// What a request comes to on one device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Demand {
+    /// Takes this much of each capacity.
+    Takes(BTreeMap<String, Quantity>),
+    /// The device has no capacity of that name.
+    UnknownCapacity(String),
+    /// The amount breaks the device's policy (above the maximum, off the grid).
+    AgainstPolicy(String),
+}
+
+/// What `requests` come to on `device`, before anything is compared with what is left.
+///
+/// # Errors
+/// The amount cannot be represented or is negative, on any of the capacities: fatal, whatever else is wrong.
+pub(crate) fn demand(requests: &BTreeMap<String, Quantity>, device: &Device) -> Result<Demand, CapacityError> {
+    if let Some(name) = requests.keys().find(|name| !device.capacity.contains_key(*name)) {
+        return Ok(Demand::UnknownCapacity(name.clone()));
+    }
+    let mut taken = BTreeMap::new();
+    for (name, capacity) in &device.capacity {
+        let amount = consumed(name, requests.get(name), capacity)?;
+        if amount.is_negative() {
+            return Err(CapacityError::Negative { capacity: name.clone(), amount });
+        }
+        taken.insert(name.clone(), amount);
+    }
+    let offender = taken.iter().find(|(name, amount)| {
+        device.capacity.get(*name).and_then(|c| c.policy.as_ref()).is_some_and(|policy| violates(**amount, policy))
+    });
+    Ok(match offender {
+        Some((name, _)) => Demand::AgainstPolicy(name.clone()),
+        None => Demand::Takes(taken),
+    })
+}
+
+/// The first capacity of which `demand` takes more than is left after `used` and `planned`, and how much is missing.
+pub(crate) fn exceeded<'d>(
+    demand: &'d BTreeMap<String, Quantity>,
+    device: &Device,
+    used: Option<&BTreeMap<String, Quantity>>,
+    planned: Option<&BTreeMap<String, Quantity>>,
+) -> Option<(&'d str, Quantity)> {
+    let of = |map: Option<&BTreeMap<String, Quantity>>, name: &str| {
+        map.and_then(|m| m.get(name)).copied().unwrap_or(Quantity::ZERO)
+    };
+    demand.iter().find_map(|(name, amount)| {
+        let total = amount.checked_add(of(used, name)).and_then(|sum| sum.checked_add(of(planned, name)));
+        let whole = device.capacity.get(name).map_or(Quantity::ZERO, |c| c.value);
+        // A sum beyond what can be held is more than any device has.
+        let missing = total.map_or(*amount, |total| total.saturating_sub(whole));
+        (!missing.is_zero()).then_some((name.as_str(), missing))
+    })
+}
+
+fn consumed(name: &str, requested: Option<&Quantity>, capacity: &Capacity) -> Result<Quantity, CapacityError> {
+    let Some(requested) = requested else {
+        let default = capacity.policy.as_ref().and_then(|p| p.default);
+        return Ok(default.unwrap_or(capacity.value));
+    };
+    let Some(policy) = &capacity.policy else { return Ok(*requested) };
+    match &policy.valid_range {
+        Some(range) if range.min.is_some() => round_into_range(name, *requested, range),
+        _ if !policy.valid_values.is_empty() => {
+            Ok(policy.valid_values.iter().find(|v| requested <= v).copied().unwrap_or(*requested))
+        }
+        _ => Ok(*requested),
+    }
+}
+
+fn round_into_range(name: &str, requested: Quantity, range: &ValidRange) -> Result<Quantity, CapacityError> {
+    let min = range.min.unwrap_or_default();
+    if requested < min {
+        return Ok(min);
+    }
+    let Some(step) = range.step else { return Ok(requested) };
+    let error = || CapacityError::NotRepresentable { capacity: name.to_owned(), amount: requested };
+    let grid = Grid::of(range);
+    let wanted = grid.units_exactly(requested).ok_or_else(error)?;
+    let (min, step_units) = (grid.units(min), grid.units(step));
+    if step_units <= 0 {
+        return Ok(requested);
+    }
+    let over = wanted - min;
+    let steps = over.div_euclid(step_units) + i128::from(over.rem_euclid(step_units) != 0);
+    let rounded = min + steps * step_units;
+    let rounded = i64::try_from(rounded).map_err(|_| error())?;
+    Ok(grid.quantity(rounded).in_format(step.format()))
+}
+
+fn violates(amount: Quantity, policy: &RequestPolicy) -> bool {
+    // What equals the default always passes; it need not lie on the grid of an object stored long ago.
+    if policy.default == Some(amount) {
+        return false;
+    }
+    if let Some(range) = &policy.valid_range {
+        return violates_range(amount, range);
+    }
+    !policy.valid_values.is_empty() && !policy.valid_values.contains(&amount)
+}
+
+fn violates_range(amount: Quantity, range: &ValidRange) -> bool {
+    if range.max.is_some_and(|max| amount > max) {
+        return true;
+    }
+    let Some(step) = range.step else { return false };
+    let grid = Grid::of(range);
+    let step = grid.units(step);
+    match grid.units_exactly(amount) {
+        Some(units) if step > 0 => (units - grid.units(range.min.unwrap_or_default())).rem_euclid(step) != 0,
+        Some(_) => false,
+        None => true,
+    }
+}
+
+/// Whether steps are counted in thousandths or in whole units.
+///
+/// Upstream counts thousandths whenever all of the range converts without loss into a 64-bit count of them, also where
+/// nothing is fractional (the API text says otherwise; the code decides).
+#[derive(Clone, Copy)]
+enum Grid {
+    Milli,
+    Whole,
+}
+
+impl Grid {
+    fn of(range: &ValidRange) -> Self {
+        let lossless = |q: Quantity| exact_milli(q).is_some();
+        let all = [range.min, range.max, range.step].into_iter().flatten().all(lossless);
+        let step = range.step.is_none_or(|s| s.milli() >= 1);
+        if all && step { Self::Milli } else { Self::Whole }
+    }
+
+    /// In units of the grid, rounded away from zero.
+    fn units(self, amount: Quantity) -> i128 {
+        match self {
+            Self::Milli => amount.milli(),
+            Self::Whole => amount.value(),
+        }
+    }
+
+    /// In units of the grid; `None` where upstream's 64-bit arithmetic has no such number.
+    fn units_exactly(self, amount: Quantity) -> Option<i128> {
+        match self {
+            Self::Milli => exact_milli(amount).map(i128::from),
+            Self::Whole => (amount <= Quantity::from_integer(i64::MAX)).then(|| amount.value()),
+        }
+    }
+
+    fn quantity(self, units: i64) -> Quantity {
+        match self {
+            Self::Milli => Quantity::from_milli(units),
+            Self::Whole => Quantity::from_integer(units),
+        }
+    }
+}
+
+/// The amount in thousandths, where that loses nothing and fits upstream's 64 bits.
+fn exact_milli(amount: Quantity) -> Option<i64> {
+    let milli = i64::try_from(amount.milli()).ok()?;
+    (Quantity::from_milli(milli) == amount).then_some(milli)
+}

@@ -1,0 +1,108 @@
+//! What allocated claims take of each device.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tessera_api::names::RequestName;
+use tessera_api::quantity::Quantity;
+
+use super::device::{Device, DeviceId};
+
+/// One device given to one request of a claim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceResult {
+    /// The request, `request/subrequest` for a chosen alternative.
+    pub request: RequestName,
+    /// The device.
+    pub device: DeviceId,
+    /// A share of it (with a share ID), not the whole of it.
+    pub shared: bool,
+    /// What the share takes of each capacity.
+    pub consumed: BTreeMap<String, Quantity>,
+    /// Granted for administration: takes nothing from anybody.
+    pub admin: bool,
+}
+
+/// What is taken of one device.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DeviceUse {
+    /// Allocations of the whole device.
+    pub exclusive: u32,
+    /// Shares of it.
+    pub shares: u32,
+    /// Sum over the shares.
+    pub consumed: BTreeMap<String, Quantity>,
+}
+
+impl DeviceUse {
+    /// Whether more is taken than the device has, or the whole of it more than once.
+    pub fn exceeds(&self, device: &Device) -> bool {
+        let twice = self.exclusive > 1 || (self.exclusive == 1 && self.shares > 0);
+        let over = |(name, sum): (&String, &Quantity)| device.capacity.get(name).is_none_or(|c| *sum > c.value);
+        twice || self.consumed.iter().any(over)
+    }
+
+    fn is_nothing(&self) -> bool {
+        self.exclusive == 0 && self.shares == 0
+    }
+}
+
+/// What is taken of all devices. A device that is in no claim has no entry.
+///
+/// Cloning is cheap; the first change after a clone copies.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Usage {
+    devices: Arc<BTreeMap<DeviceId, DeviceUse>>,
+}
+
+impl Usage {
+    /// Adds the devices of an allocated claim.
+    pub fn add(&mut self, results: &[DeviceResult]) {
+        let devices = Arc::make_mut(&mut self.devices);
+        for result in results.iter().filter(|r| !r.admin) {
+            let used = devices.entry(result.device.clone()).or_default();
+            if !result.shared {
+                used.exclusive += 1;
+                continue;
+            }
+            used.shares += 1;
+            for (name, amount) in &result.consumed {
+                let sum = used.consumed.entry(name.clone()).or_default();
+                // Beyond what an amount can hold nothing is left anyway.
+                *sum = sum.checked_add(*amount).unwrap_or(*sum);
+            }
+        }
+    }
+
+    /// Takes away what [`add`](Self::add) added for the same results.
+    pub fn remove(&mut self, results: &[DeviceResult]) {
+        let devices = Arc::make_mut(&mut self.devices);
+        for result in results.iter().filter(|r| !r.admin) {
+            let Some(used) = devices.get_mut(&result.device) else { continue };
+            if result.shared {
+                used.shares = used.shares.saturating_sub(1);
+                for (name, amount) in &result.consumed {
+                    if let Some(sum) = used.consumed.get_mut(name) {
+                        *sum = sum.checked_sub(*amount).unwrap_or(*sum);
+                    }
+                }
+                used.consumed.retain(|_, sum| !sum.is_zero());
+            } else {
+                used.exclusive = used.exclusive.saturating_sub(1);
+            }
+            if used.is_nothing() {
+                devices.remove(&result.device);
+            }
+        }
+    }
+
+    /// What is taken of a device; nothing if it has no entry.
+    pub fn of(&self, device: &DeviceId) -> Option<&DeviceUse> {
+        self.devices.get(device)
+    }
+
+    /// All devices of which something is taken, in order.
+    pub fn iter(&self) -> impl Iterator<Item = (&DeviceId, &DeviceUse)> {
+        self.devices.iter()
+    }
+}

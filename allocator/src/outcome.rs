@@ -1,0 +1,81 @@
+//! What planning gives: decisions to carry out, and reasons for pods that have to wait.
+
+use tessera_api::ConfigError;
+use tessera_api::names::{ClaimUid, DeviceClassName, NodeName, RequestName};
+use tessera_api::reason::Explanation;
+
+use crate::model::{DeviceResult, NodeSelector, PodUid};
+
+/// The result of [`plan`](crate::plan).
+#[derive(Debug, Clone, Default)]
+pub struct Plan {
+    /// Pods whose claims can be allocated, in the order in which they were decided.
+    pub decisions: Vec<Decision>,
+    /// Pods that have to wait, and why.
+    pub refusals: Vec<Refusal>,
+    /// Steps spent: devices looked at by the search.
+    pub steps: u64,
+}
+
+/// All pending claims of one pod, placed on one node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Decision {
+    /// The pod.
+    pub pod: PodUid,
+    /// The node.
+    pub node: NodeName,
+    /// Its claims that were pending, in pod order.
+    pub claims: Vec<Allotment>,
+}
+
+/// The devices of one claim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Allotment {
+    /// The claim.
+    pub claim: ClaimUid,
+    /// Its devices, in upstream's order: by request, within a request as found.
+    pub results: Vec<DeviceResult>,
+    /// From where they can be used; none = everywhere.
+    pub nodes: Option<NodeSelector>,
+}
+
+/// A pod that has to wait.
+#[derive(Debug, Clone)]
+pub struct Refusal {
+    /// The pod.
+    pub pod: PodUid,
+    /// The claim to which the reasons apply.
+    pub claim: ClaimUid,
+    /// Why.
+    pub cause: Cause,
+}
+
+/// Why a claim has to wait.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Cause {
+    /// The request's class does not exist.
+    UnknownClass {
+        /// The request.
+        request: RequestName,
+        /// The class it names.
+        class: DeviceClassName,
+    },
+    /// The claim uses something that this version does not have.
+    NotSupported {
+        /// The request.
+        request: RequestName,
+        /// What it uses.
+        feature: String,
+    },
+    /// A configuration of the class or the claim is wrong.
+    Config {
+        /// The request.
+        request: RequestName,
+        /// What is wrong with it.
+        error: ConfigError,
+    },
+    /// No node has the devices.
+    NoFit(Explanation),
+    /// The search was longer than the budget allows.
+    NotDecided,
+}

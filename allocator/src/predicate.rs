@@ -1,0 +1,53 @@
+//! The cheap node predicates: what kube-scheduler would refuse anyway is not planned. Everything else is left to it.
+
+use tessera_api::names::ClaimName;
+use tessera_api::quantity::Quantity;
+use tessera_api::reason::NodeReason;
+
+use crate::model::{Node, NodeSelector, PendingPod};
+
+/// The taint that a cordon puts on a node; tolerating it is tolerating the cordon.
+const UNSCHEDULABLE_TAINT: &str = "node.kubernetes.io/unschedulable";
+
+/// Where a claim of the pod is allocated: the pod can go nowhere else.
+pub(crate) struct Bound {
+    pub(crate) claim: ClaimName,
+    pub(crate) nodes: NodeSelector,
+}
+
+/// The first predicate that keeps `pod` from `node`, given where its other claims are.
+pub(crate) fn fault(pod: &PendingPod, bounds: &[Bound], node: &Node) -> Option<NodeReason> {
+    if let Some(bound) = bounds.iter().find(|bound| !bound.nodes.matches(node)) {
+        return Some(NodeReason::ClaimElsewhere { claim: bound.claim.to_string() });
+    }
+    if pod.excluded.contains(&node.name) {
+        return Some(NodeReason::BackedOff);
+    }
+    if !node.ready {
+        return Some(NodeReason::NotReady);
+    }
+    let demands = &pod.scheduling;
+    let tolerated = |taint| demands.tolerations.iter().any(|t| t.tolerates(taint));
+    let cordon = crate::model::NodeTaint {
+        key: UNSCHEDULABLE_TAINT.to_owned(),
+        value: String::new(),
+        effect: "NoSchedule".to_owned(),
+    };
+    if node.cordoned && !tolerated(&cordon) {
+        return Some(NodeReason::Cordoned);
+    }
+    let hard = |effect: &str| effect == "NoSchedule" || effect == "NoExecute";
+    if let Some(taint) = node.taints.iter().find(|t| hard(&t.effect) && !tolerated(t)) {
+        return Some(NodeReason::Tainted { key: taint.key.clone() });
+    }
+    let labelled = demands.node_selector.iter().all(|(key, value)| node.labels.get(key) == Some(value));
+    if !labelled || demands.affinity.as_ref().is_some_and(|affinity| !affinity.matches(node)) {
+        return Some(NodeReason::NotSelected);
+    }
+    let lacking = demands.requests.iter().find(|(name, amount)| {
+        let of = |map: &std::collections::BTreeMap<String, Quantity>| map.get(*name).copied().unwrap_or_default();
+        !amount.is_zero()
+            && of(&node.used).checked_add(**amount).is_none_or(|total| total > of(&node.allocatable))
+    });
+    lacking.map(|(name, _)| NodeReason::ResourceShort { resource: name.clone() })
+}

@@ -1,0 +1,93 @@
+//! Whose devices a selector can select.
+//!
+//! A DeviceClass does not name a driver; its selector usually does. Reading that off the expression tells claims of ours from
+//! claims of other drivers before any device is looked at, and without knowing the other drivers' devices.
+
+use cel::common::ast::{CallExpr, Expr, IdedExpr, LiteralValue, operators};
+
+/// What an expression says about devices of one driver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DriverVerdict {
+    /// It selects none of them, whatever their attributes.
+    Never,
+    /// It may select some.
+    Maybe,
+}
+
+/// Three-valued: `None` = depends on more than the driver.
+type Truth = Option<bool>;
+
+pub(super) fn verdict(expr: &IdedExpr, driver: &str) -> DriverVerdict {
+    if truth(expr, driver) == Some(false) { DriverVerdict::Never } else { DriverVerdict::Maybe }
+}
+
+fn truth(expr: &IdedExpr, driver: &str) -> Truth {
+    match &expr.expr {
+        Expr::Literal(LiteralValue::Boolean(value)) => Some(*value.inner()),
+        Expr::Call(call) => call_truth(call, driver),
+        _ => None,
+    }
+}
+
+fn call_truth(call: &CallExpr, driver: &str) -> Truth {
+    let args = call.args.as_slice();
+    match (call.func_name.as_str(), args) {
+        (operators::LOGICAL_NOT, [a]) => truth(a, driver).map(|t| !t),
+        (operators::LOGICAL_AND, [a, b]) => match (truth(a, driver), truth(b, driver)) {
+            (Some(false), _) | (_, Some(false)) => Some(false),
+            (Some(true), Some(true)) => Some(true),
+            _ => None,
+        },
+        (operators::LOGICAL_OR, [a, b]) => match (truth(a, driver), truth(b, driver)) {
+            (Some(true), _) | (_, Some(true)) => Some(true),
+            (Some(false), Some(false)) => Some(false),
+            _ => None,
+        },
+        (operators::CONDITIONAL, [condition, yes, no]) => match truth(condition, driver) {
+            Some(true) => truth(yes, driver),
+            Some(false) => truth(no, driver),
+            None => None,
+        },
+        (operators::EQUALS, [a, b]) => equality(a, b, driver),
+        (operators::NOT_EQUALS, [a, b]) => equality(a, b, driver).map(|t| !t),
+        (operators::IN, [a, b]) if is_driver(a) => match &b.expr {
+            Expr::List(list) => {
+                let known: Option<Vec<&str>> = list.elements.iter().map(string).collect();
+                known.map(|values| values.contains(&driver))
+            }
+            _ => None,
+        },
+        ("startsWith", [prefix]) => on_driver(call, prefix, |p| driver.starts_with(p)),
+        ("endsWith", [suffix]) => on_driver(call, suffix, |s| driver.ends_with(s)),
+        _ => None,
+    }
+}
+
+fn equality(a: &IdedExpr, b: &IdedExpr, driver: &str) -> Truth {
+    let value = if is_driver(a) {
+        string(b)
+    } else if is_driver(b) {
+        string(a)
+    } else {
+        None
+    };
+    value.map(|v| v == driver)
+}
+
+fn on_driver(call: &CallExpr, argument: &IdedExpr, holds: impl Fn(&str) -> bool) -> Truth {
+    let target = call.target.as_deref()?;
+    if is_driver(target) { string(argument).map(holds) } else { None }
+}
+
+fn is_driver(expr: &IdedExpr) -> bool {
+    matches!(&expr.expr, Expr::Select(select)
+        if select.field == "driver" && !select.test
+            && matches!(&select.operand.expr, Expr::Ident(name) if name == "device"))
+}
+
+fn string(expr: &IdedExpr) -> Option<&str> {
+    match &expr.expr {
+        Expr::Literal(LiteralValue::String(text)) => Some(text.inner()),
+        _ => None,
+    }
+}

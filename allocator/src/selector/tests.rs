@@ -1,0 +1,127 @@
+use tessera_api::names::{DeviceName, DriverName};
+
+use super::*;
+use crate::model::{Attribute, Capacity, Device};
+
+fn gpu() -> Device {
+    let attribute = |name: &str, value| (name.to_owned(), value);
+    Device {
+        attributes: [
+            attribute("type", Attribute::String("gpu".into())),
+            attribute("productName", Attribute::String("NVIDIA H100 80GB HBM3".into())),
+            attribute("index", Attribute::Int(3)),
+            attribute("mig", Attribute::Bool(false)),
+            attribute("driverVersion", Attribute::Version("580.95.5".into())),
+            attribute("resource.kubernetes.io/numaNode", Attribute::Int(1)),
+            attribute("links", Attribute::List(vec![Attribute::Int(1), Attribute::Int(4)])),
+        ]
+        .into(),
+        capacity: [(
+            "memory".to_owned(),
+            Capacity { value: tessera_api::Quantity::parse("81559Mi").unwrap(), policy: None },
+        )]
+        .into(),
+        shared: true,
+        ..Device::new(DeviceName::new("gpu-0").unwrap())
+    }
+}
+
+fn eval(expression: &str) -> Result<bool, SelectorError> {
+    let view = DeviceView::new(&DriverName::ours(), &gpu());
+    CompiledSelector::cached(expression)?.matches(&view)
+}
+
+#[test]
+fn selectors_of_all_shapes_select() {
+    for expression in [
+        "device.driver == 'gpu.tessera.dev'",
+        "device.allowMultipleAllocations",
+        "device.attributes['gpu.tessera.dev'].type == 'gpu'",
+        "device.attributes['gpu.tessera.dev'].productName.lowerAscii().contains('h100')",
+        "device.attributes['gpu.tessera.dev'].productName.matches('^NVIDIA (A|H)100')",
+        "device.attributes['resource.kubernetes.io'].numaNode == 1",
+        "device.attributes['gpu.tessera.dev'].driverVersion.isGreaterThan(semver('550.0.0'))",
+        "device.attributes['gpu.tessera.dev'].driverVersion.major() == 580",
+        "device.capacity['gpu.tessera.dev'].memory.compareTo(quantity('40Gi')) >= 0",
+        "device.capacity['gpu.tessera.dev'].memory.sub(quantity('8Gi')).asInteger() > 0",
+        "has(device.attributes['gpu.tessera.dev'].mig) && !device.attributes['gpu.tessera.dev'].mig",
+        "device.attributes['other.example.com'].?x.orValue(1) == 1",
+        "!('other.example.com' in device.attributes)",
+        "'index' in device.attributes['gpu.tessera.dev']",
+        "device.attributes['gpu.tessera.dev'].exists(k, k == 'mig')",
+        "cel.bind(a, device.attributes['gpu.tessera.dev'], a.index == 3 && !a.mig)",
+        "sets.contains(['gpu', 'mig'], [device.attributes['gpu.tessera.dev'].type])",
+        "device.attributes['gpu.tessera.dev'].links.includes(4)",
+        "4 in device.attributes['gpu.tessera.dev'].links",
+        "[1, 2, 3].exists(i, i == device.attributes['gpu.tessera.dev'].index)",
+        "semver('v1.02', true) == semver('1.2.0')",
+    ] {
+        assert_eq!(eval(expression), Ok(true), "{expression}");
+    }
+}
+
+#[test]
+fn a_missing_attribute_is_an_error_and_says_how_to_avoid_it() {
+    let error = eval("device.attributes['gpu.tessera.dev'].nosuch == 'x'").unwrap_err();
+    assert!(matches!(&error, SelectorError::Runtime { problem } if problem.contains("nosuch")), "{error}");
+    assert!(error.to_string().contains("has()"), "{error}");
+}
+
+#[test]
+fn errors_are_absorbed_as_in_cel() {
+    assert_eq!(eval("true || device.attributes['gpu.tessera.dev'].nosuch == 'x'"), Ok(true));
+    assert_eq!(eval("device.attributes['gpu.tessera.dev'].nosuch == 'x' && false"), Ok(false));
+}
+
+#[test]
+fn what_upstream_would_not_compile_never_matches_even_behind_a_short_circuit() {
+    for expression in ["true || a == b", "true || device.nosuch == 1", "device.driver ==", "true || nosuch(1)"] {
+        let error = CompiledSelector::cached(expression).map(|_| ()).unwrap_err();
+        let refused = matches!(error, SelectorError::Compile { .. } | SelectorError::Unsupported { .. });
+        assert!(refused, "{expression}: {error}");
+    }
+}
+
+#[test]
+fn what_only_upstream_knows_is_named_as_not_supported() {
+    for (expression, construct) in [
+        ("device.attributes['gpu.tessera.dev'].all(k, v, k != 'x')", "`all` with 3 arguments"),
+        ("isURL('x')", "`isURL`"),
+        ("[1].all(a, [1].all(b, [1].all(c, a + b + c > 0)))", "nested more than two deep"),
+    ] {
+        let error = CompiledSelector::cached(expression).map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains(construct) && error.contains("not supported in this version"), "{expression}: {error}");
+    }
+}
+
+#[test]
+fn a_result_that_is_no_boolean_is_an_error() {
+    assert_eq!(eval("device.attributes['gpu.tessera.dev'].index"), Err(SelectorError::NotBoolean));
+}
+
+#[test]
+fn a_version_that_is_not_semver_spoils_every_evaluation_on_its_device() {
+    let mut device = gpu();
+    device.attributes.insert("driverVersion".to_owned(), Attribute::Version("580.95.05".into()));
+    let view = DeviceView::new(&DriverName::ours(), &device);
+    let error = CompiledSelector::cached("true").unwrap().matches(&view).unwrap_err();
+    assert!(matches!(error, SelectorError::BadVersion { .. }));
+}
+
+#[test]
+fn an_expression_tells_whose_devices_it_can_select() {
+    let verdict = |expression: &str, driver: &str| CompiledSelector::cached(expression).unwrap().verdict_on_driver(driver);
+    let ours = "gpu.tessera.dev";
+    for (expression, on_ours, on_others) in [
+        ("device.driver == 'gpu.tessera.dev'", DriverVerdict::Maybe, DriverVerdict::Never),
+        ("'gpu.tessera.dev' == device.driver && device.attributes[device.driver].?x.orValue(0) == 1", DriverVerdict::Maybe, DriverVerdict::Never),
+        ("device.driver != 'gpu.tessera.dev'", DriverVerdict::Never, DriverVerdict::Maybe),
+        ("device.driver in ['a.example.com', 'b.example.com']", DriverVerdict::Never, DriverVerdict::Never),
+        ("device.driver.endsWith('.example.com') && true", DriverVerdict::Never, DriverVerdict::Never),
+        ("device.driver == 'x.example.com' ? true : device.allowMultipleAllocations", DriverVerdict::Maybe, DriverVerdict::Maybe),
+        ("device.attributes['x.example.com'].model == 'y'", DriverVerdict::Maybe, DriverVerdict::Maybe),
+    ] {
+        assert_eq!(verdict(expression, ours), on_ours, "{expression}");
+        assert_eq!(verdict(expression, "nobody.invalid"), on_others, "{expression}");
+    }
+}

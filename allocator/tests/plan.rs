@@ -1,0 +1,377 @@
+//! What is planned, and what is said when nothing fits.
+
+mod builders;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use builders::*;
+use serde_json::json;
+use tessera_allocator::model::{
+    Attribute, Mode, NodeSelector, NodeTaint, PendingPod, PodClaim, PodToleration, Selector, Toleration, TolerationOperator,
+};
+use tessera_allocator::{Cause, Plan, Settings, plan};
+use tessera_api::names::{ClaimName, ClaimUid, NodeName};
+use tessera_api::reason::{NodeReason, Reason};
+
+fn decide(cluster: &Cluster, pods: &[PendingPod]) -> Plan {
+    plan(&cluster.0, pods, Settings::default())
+}
+
+/// Devices of the claims of each decision, as `node/device`.
+fn places(plan: &Plan) -> Vec<Vec<String>> {
+    let place = |d: &tessera_allocator::Decision| {
+        let results = d.claims.iter().flat_map(|c| &c.results);
+        results.map(|r| format!("{}/{}", d.node, r.device.device)).collect()
+    };
+    plan.decisions.iter().map(place).collect()
+}
+
+/// Per reason, how many devices on how many nodes.
+fn reasons(plan: &Plan) -> BTreeMap<Reason, (u64, usize)> {
+    let Cause::NoFit(explanation) = &plan.refusals[0].cause else { panic!("{:?}", plan.refusals) };
+    explanation.tallies().map(|(reason, tally)| (reason.clone(), (tally.devices(), tally.nodes().len()))).collect()
+}
+
+fn short_of(capacity: &str) -> Reason {
+    Reason::Short { capacity: capacity.to_owned() }
+}
+
+fn two_nodes() -> Cluster {
+    let gpus = || (0..4).map(|i| gpu(&format!("gpu-{i}"), "80Gi")).collect();
+    Cluster::new().node("node-a", gpus()).node("node-b", gpus())
+}
+
+fn four_pods(parameters: &serde_json::Value) -> Vec<PendingPod> {
+    let claim = |i| {
+        let name = format!("p{i}");
+        configured(claim(&name, vec![request("gpu", 1, &[("memory", "19Gi"), ("cores", "25")])]), parameters.clone())
+    };
+    (0..4).map(|i| pod(&format!("p{i}"), vec![claim(i)])).collect()
+}
+
+#[test]
+fn four_quarter_gpu_pods_share_one_gpu_under_binpack() {
+    let policy = json!({"placement": {"node": "Binpack", "device": "Binpack"}});
+    let got = places(&decide(&two_nodes(), &four_pods(&policy)));
+    assert_eq!(got, vec![vec!["node-a/gpu-0".to_owned()]; 4]);
+}
+
+#[test]
+fn four_quarter_gpu_pods_go_to_four_gpus_of_one_node_when_only_devices_are_spread() {
+    let policy = json!({"placement": {"node": "Binpack", "device": "Spread"}});
+    let got: BTreeSet<_> = places(&decide(&two_nodes(), &four_pods(&policy))).concat().into_iter().collect();
+    let expected: Vec<_> = (0..4).map(|i| format!("node-a/gpu-{i}")).collect();
+    assert_eq!(got.into_iter().collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn four_quarter_gpu_pods_alternate_between_nodes_when_both_are_spread() {
+    let policy = json!({"placement": {"node": "Spread", "device": "Spread"}});
+    let got = places(&decide(&two_nodes(), &four_pods(&policy))).concat();
+    assert_eq!(got, ["node-a/gpu-0", "node-b/gpu-0", "node-a/gpu-1", "node-b/gpu-1"]);
+}
+
+#[test]
+fn binpack_prefers_the_smaller_of_two_empty_gpus() {
+    let cluster = Cluster::new().node("node-a", vec![gpu("gpu-0", "80Gi"), gpu("gpu-1", "16Gi")]);
+    assert_eq!(places(&decide(&cluster, &[share_pod("p", "10Gi", "10")])), [["node-a/gpu-1"]]);
+}
+
+#[test]
+fn a_claim_without_amounts_gets_a_gpu_alone() {
+    let mut cluster = Cluster::new().node("node-a", vec![gpu("gpu-0", "80Gi"), gpu("gpu-1", "80Gi")]);
+    cluster.use_share("node-a", "gpu-0", "1Gi", "0");
+    let whole = pod("first", vec![claim("whole", vec![request("gpu", 1, &[])])]);
+    let plan = decide(&cluster, &[whole, share_pod("second", "1Gi", "0")]);
+    assert_eq!(places(&plan), [["node-a/gpu-1"], ["node-a/gpu-0"]]);
+    assert_eq!(plan.decisions[0].claims[0].results[0].consumed["memory"], quantity("80Gi"));
+}
+
+#[test]
+fn amounts_are_rounded_up_to_the_step_and_written_so() {
+    let cluster = Cluster::new().node("node-a", vec![gpu("gpu-0", "80Gi")]);
+    let plan = decide(&cluster, &[share_pod("p", "1500Ki", "0")]);
+    let consumed = &plan.decisions[0].claims[0].results[0].consumed;
+    assert_eq!(consumed["memory"].to_string(), "2Mi");
+    assert_eq!(consumed["cores"].to_string(), "0");
+}
+
+#[test]
+fn a_percentage_of_memory_is_taken_of_the_gpu_that_is_chosen() {
+    let cluster = Cluster::new().node("node-a", vec![gpu("gpu-0", "81559Mi")]);
+    let claims = (0..3).map(|i| {
+        let half = claim(&format!("c{i}"), vec![request("gpu", 1, &[])]);
+        pod(&format!("p{i}"), vec![configured(half, json!({"memory": {"percent": 50}}))])
+    });
+    let plan = decide(&cluster, &claims.collect::<Vec<_>>());
+    assert_eq!(plan.decisions.len(), 2, "two halves fit, a third does not");
+    assert_eq!(plan.decisions[0].claims[0].results[0].consumed["memory"], quantity("40779Mi"));
+    assert_eq!(reasons(&plan), BTreeMap::from([(short_of("memory"), (1, 1))]));
+}
+
+#[test]
+fn nothing_is_placed_where_cores_or_memory_would_be_exceeded() {
+    let mut cluster = Cluster::new().node("node-a", vec![gpu("gpu-0", "80Gi")]);
+    cluster.use_share("node-a", "gpu-0", "60Gi", "90");
+    assert_eq!(decide(&cluster, &[share_pod("p", "10Gi", "11")]).decisions, []);
+    assert_eq!(decide(&cluster, &[share_pod("p", "21Gi", "10")]).decisions, []);
+    assert_eq!(decide(&cluster, &[share_pod("p", "20Gi", "10")]).decisions.len(), 1);
+}
+
+#[test]
+fn a_refusal_counts_devices_and_nodes_per_reason() {
+    let gpus = |n: usize| (0..n).map(|i| gpu(&format!("gpu-{i}"), "40Gi")).collect::<Vec<_>>();
+    let mut cluster = Cluster::new()
+        .node("node-a", gpus(2))
+        .node("node-b", gpus(4))
+        .node("node-c", vec![gpu("gpu-0", "80Gi").tainted("example.com/broken"), gpu("gpu-1", "80Gi")]);
+    cluster.put_node("node-b", |node| node.ready = false);
+    cluster.use_share("node-c", "gpu-1", "50Gi", "0");
+    let plan = decide(&cluster, &[share_pod("p", "60Gi", "0")]);
+    let expected = BTreeMap::from([
+        (Reason::Node(NodeReason::NotReady), (4, 1)),
+        (Reason::TooSmall { capacity: "memory".to_owned() }, (2, 1)),
+        (short_of("memory"), (1, 1)),
+        (Reason::Tainted { key: "example.com/broken".to_owned() }, (1, 1)),
+    ]);
+    assert_eq!(reasons(&plan), expected);
+}
+
+#[test]
+fn two_gpus_of_one_group_wait_until_one_group_has_two() {
+    let numa = |i: usize| gpu(&format!("gpu-{i}"), "80Gi").with("numaNode", Attribute::Int(i64::from(i >= 2)));
+    let mut cluster = Cluster::new().node("node-a", (0..4).map(numa).collect());
+    for device in ["gpu-0", "gpu-2"] {
+        cluster.use_share("node-a", device, "80Gi", "0");
+    }
+    let mut pair = claim("pair", vec![request("gpu", 2, &[])]);
+    pair.constraints.push(matching("gpu.tessera.dev/numaNode"));
+    let pods = [pod("pair", vec![pair])];
+    let waiting = decide(&cluster, &pods);
+    assert_eq!(reasons(&waiting), BTreeMap::from([(short_of("memory"), (2, 1)), (Reason::Together, (2, 1))]));
+    cluster.0.usage.remove(&[share("node-a", "gpu-2", "80Gi", "0")]);
+    assert_eq!(places(&decide(&cluster, &pods)), [["node-a/gpu-2", "node-a/gpu-3"]]);
+}
+
+#[test]
+fn two_requests_of_one_claim_may_share_a_gpu_but_two_devices_of_one_request_may_not() {
+    let cluster = Cluster::new().node("node-a", vec![gpu("gpu-0", "80Gi")]);
+    let amounts = [("memory", "10Gi")];
+    let two = claim("two", vec![request("one", 1, &amounts), request("other", 1, &amounts)]);
+    assert_eq!(places(&decide(&cluster, &[pod("p", vec![two])])), [["node-a/gpu-0", "node-a/gpu-0"]]);
+    let count = claim("count", vec![request("gpu", 2, &amounts)]);
+    assert_eq!(decide(&cluster, &[pod("p", vec![count])]).decisions, []);
+}
+
+#[test]
+fn all_claims_of_a_pod_are_on_one_node_or_none_is_placed() {
+    let cluster = Cluster::new()
+        .node("node-a", vec![gpu("gpu-0", "40Gi")])
+        .node("node-b", vec![gpu("gpu-0", "80Gi")]);
+    let ask = |name: &str| claim(name, vec![request("gpu", 1, &[("memory", "30Gi")])]);
+    assert_eq!(places(&decide(&cluster, &[pod("p", vec![ask("a"), ask("b")])])), [["node-b/gpu-0", "node-b/gpu-0"]]);
+    let plan = decide(&cluster, &[pod("p", vec![ask("a"), ask("b"), ask("c")])]);
+    assert_eq!(plan.decisions, []);
+    assert_eq!(plan.refusals.len(), 3);
+}
+
+#[test]
+fn all_means_every_matching_gpu_of_a_node() {
+    let mut cluster = two_nodes();
+    cluster.use_share("node-a", "gpu-3", "1Gi", "0");
+    let mut all = request("gpus", 1, &[]);
+    all.mode = Mode::All;
+    let got = places(&decide(&cluster, &[pod("p", vec![claim("all", vec![all])])]));
+    assert_eq!(got, [["node-b/gpu-0", "node-b/gpu-1", "node-b/gpu-2", "node-b/gpu-3"]]);
+}
+
+#[test]
+fn a_pod_follows_a_claim_that_is_allocated_already() {
+    let cluster = two_nodes();
+    let mut second = share_pod("p", "1Gi", "0");
+    second.claims.push(PodClaim::Allocated {
+        uid: ClaimUid::new("other").unwrap(),
+        name: ClaimName::new("other").unwrap(),
+        nodes: Some(NodeSelector::of_node(&NodeName::new("node-b").unwrap())),
+    });
+    assert_eq!(places(&decide(&cluster, &[second])), [["node-b/gpu-0"]]);
+}
+
+#[test]
+fn two_pending_pods_on_one_shared_claim_decide_it_once() {
+    let shared = claim("shared", vec![request("gpu", 1, &[("memory", "10Gi")])]);
+    let own = claim("own", vec![request("gpu", 1, &[("memory", "10Gi")])]);
+    let plan = decide(&two_nodes(), &[pod("p0", vec![shared.clone()]), pod("p1", vec![shared, own])]);
+    assert_eq!(places(&plan), [["node-a/gpu-0"], ["node-a/gpu-0"]]);
+    assert_eq!(plan.decisions[1].claims.len(), 1, "the second pod only decides its own claim");
+    assert_eq!(plan.refusals.len(), 0);
+}
+
+#[test]
+fn pods_are_taken_by_priority_and_then_by_age() {
+    let cluster = Cluster::new().node("node-a", vec![gpu("gpu-0", "80Gi")]);
+    let (mut old, mut young, mut urgent) =
+        (share_pod("old", "80Gi", "0"), share_pod("young", "80Gi", "0"), share_pod("urgent", "80Gi", "0"));
+    (old.created, young.created, urgent.created) = (1, 2, 3);
+    urgent.priority = 5;
+    let first = |pods: &[PendingPod]| decide(&cluster, pods).decisions[0].pod.to_string();
+    assert_eq!(first(&[young.clone(), old.clone(), urgent]), "urgent");
+    assert_eq!(first(&[young, old]), "old");
+}
+
+#[test]
+fn the_nominated_node_comes_first_and_excluded_nodes_not_at_all() {
+    let cluster = two_nodes();
+    let mut nominated = share_pod("p", "1Gi", "0");
+    nominated.nominated = Some(NodeName::new("node-b").unwrap());
+    assert_eq!(places(&decide(&cluster, &[nominated.clone()])), [["node-b/gpu-0"]]);
+    nominated.excluded.insert(NodeName::new("node-b").unwrap());
+    assert_eq!(places(&decide(&cluster, &[nominated])), [["node-a/gpu-0"]]);
+}
+
+#[test]
+fn node_predicates_keep_pods_away_each_with_its_reason() {
+    type Change = fn(&mut tessera_allocator::model::Node);
+    let cases: [(Change, NodeReason); 4] = [
+        (|n| n.cordoned = true, NodeReason::Cordoned),
+        (
+            |n| n.taints.push(NodeTaint { key: "k".to_owned(), value: String::new(), effect: "NoSchedule".to_owned() }),
+            NodeReason::Tainted { key: "k".to_owned() },
+        ),
+        (|n| n.allocatable = BTreeMap::new(), NodeReason::ResourceShort { resource: "pods".to_owned() }),
+        (|n| n.used = BTreeMap::from([("pods".to_owned(), quantity("110"))]), NodeReason::ResourceShort { resource: "pods".to_owned() }),
+    ];
+    for (change, fault) in cases {
+        let mut cluster = Cluster::new().node("node-a", vec![gpu("gpu-0", "80Gi")]);
+        cluster.put_node("node-a", change);
+        let plan = decide(&cluster, &[share_pod("p", "1Gi", "0")]);
+        assert_eq!(reasons(&plan), BTreeMap::from([(Reason::Node(fault), (1, 1))]));
+    }
+}
+
+#[test]
+fn a_pod_that_tolerates_a_cordon_is_placed_on_a_cordoned_node() {
+    let mut cluster = Cluster::new().node("node-a", vec![gpu("gpu-0", "80Gi")]);
+    cluster.put_node("node-a", |node| node.cordoned = true);
+    let mut pod = share_pod("p", "1Gi", "0");
+    Arc::make_mut(&mut pod.scheduling).tolerations.push(PodToleration {
+        key: None,
+        operator: Some("Exists".to_owned()),
+        value: String::new(),
+        effect: None,
+    });
+    assert_eq!(decide(&cluster, &[pod]).decisions.len(), 1);
+}
+
+#[test]
+fn requests_of_pods_planned_together_add_up_on_the_node() {
+    let mut cluster = Cluster::new().node("node-a", vec![gpu("gpu-0", "80Gi")]);
+    cluster.put_node("node-a", |node| {
+        node.allocatable.insert("cpu".to_owned(), quantity("3"));
+    });
+    let pods: Vec<_> = (0..3)
+        .map(|i| {
+            let mut pod = share_pod(&format!("p{i}"), "1Gi", "0");
+            Arc::make_mut(&mut pod.scheduling).requests.insert("cpu".to_owned(), quantity("1500m"));
+            pod
+        })
+        .collect();
+    let plan = decide(&cluster, &pods);
+    assert_eq!(plan.decisions.len(), 2);
+    assert_eq!(reasons(&plan), BTreeMap::from([(Reason::Node(NodeReason::ResourceShort { resource: "cpu".to_owned() }), (1, 1))]));
+}
+
+#[test]
+fn a_tainted_device_is_taken_by_who_tolerates_it() {
+    let cluster = Cluster::new().node("node-a", vec![gpu("gpu-0", "80Gi").tainted("example.com/old")]);
+    let mut tolerant = request("gpu", 1, &[]);
+    tolerant.tolerations.push(Toleration {
+        key: Some("example.com/old".to_owned()),
+        operator: TolerationOperator::Exists,
+        value: String::new(),
+        effect: None,
+    });
+    assert_eq!(decide(&cluster, &[pod("p", vec![claim("c", vec![request("gpu", 1, &[])])])]).decisions, []);
+    assert_eq!(decide(&cluster, &[pod("p", vec![claim("c", vec![tolerant])])]).decisions.len(), 1);
+}
+
+#[test]
+fn a_device_outside_the_fence_is_never_taken() {
+    let mut stray = gpu("gpu-0", "80Gi");
+    stray.foreign = true;
+    let cluster = Cluster::new().node("node-a", vec![stray]);
+    let plan = decide(&cluster, &[share_pod("p", "1Gi", "0")]);
+    assert_eq!(reasons(&plan), BTreeMap::from([(Reason::NotManaged, (1, 1))]));
+}
+
+#[test]
+fn an_unknown_class_and_a_bad_config_are_named() {
+    let cluster = two_nodes();
+    let mut lost = request("gpu", 1, &[]);
+    lost.class = Some(tessera_api::names::DeviceClassName::new("h200.gpu.tessera.dev").unwrap());
+    let plan = decide(&cluster, &[pod("p", vec![claim("c", vec![lost])])]);
+    assert!(matches!(&plan.refusals[0].cause, Cause::UnknownClass { class, .. } if class.as_str() == "h200.gpu.tessera.dev"));
+    let bad = configured(claim("c", vec![request("gpu", 1, &[])]), json!({"placement": {"node": "Tightest"}}));
+    let plan = decide(&cluster, &[pod("p", vec![bad])]);
+    let Cause::Config { error, .. } = &plan.refusals[0].cause else { panic!("{:?}", plan.refusals) };
+    assert!(error.to_string().contains("placement.node"), "{error}");
+}
+
+#[test]
+fn a_selector_that_fails_is_a_reason_on_the_devices_it_fails_on() {
+    let cluster = Cluster::new()
+        .node("node-a", vec![gpu("gpu-0", "80Gi")])
+        .node("node-b", vec![gpu("gpu-0", "80Gi").with("generation", Attribute::Int(9))]);
+    let mut picky = request("gpu", 1, &[]);
+    picky.selectors.push(Selector::new("device.attributes['gpu.tessera.dev'].generation > 8"));
+    let both = decide(&cluster, &[pod("p", vec![claim("c", vec![picky.clone()])])]);
+    assert_eq!(places(&both), [["node-b/gpu-0"]]);
+    let alone = Cluster::new().node("node-a", vec![gpu("gpu-0", "80Gi")]);
+    let plan = decide(&alone, &[pod("p", vec![claim("c", vec![picky])])]);
+    let (fault, count) = reasons(&plan).pop_first().unwrap();
+    assert!(matches!(&fault, Reason::SelectorError { message } if message.contains("generation")), "{fault:?}");
+    assert_eq!(count, (1, 1));
+}
+
+#[test]
+fn a_hopeless_search_ends_with_the_step_budget_and_says_not_decided() {
+    // Each GPU in a group of its own, all different: nothing is symmetric and no two belong together.
+    let odd = |i: usize| {
+        gpu(&format!("gpu-{i}"), &format!("{}Gi", 80 + i)).with("group", Attribute::Int(i as i64))
+    };
+    let cluster = Cluster::new().node("node-a", (0..16).map(odd).collect());
+    let mut hopeless = claim("c", (0..6).map(|i| request(&format!("r{i}"), 1, &[("memory", "1Gi")])).collect());
+    hopeless.constraints.push(tessera_allocator::model::Constraint {
+        requests: Vec::new(),
+        kind: tessera_allocator::model::ConstraintKind::Distinct("gpu.tessera.dev/group".to_owned()),
+    });
+    hopeless.constraints.push(matching("gpu.tessera.dev/none"));
+    hopeless.constraints.swap(0, 1);
+    hopeless.constraints[0].requests = vec!["r5".to_owned()];
+    let settings = Settings { steps_per_pod: 1000, ..Settings::default() };
+    let plan = plan(&cluster.0, &[pod("p", vec![hopeless])], settings);
+    assert_eq!(plan.refusals[0].cause, Cause::NotDecided);
+    assert_eq!(plan.steps, 1000);
+}
+
+#[test]
+fn equal_gpus_are_not_permuted() {
+    let cluster = Cluster::new().node("node-a", (0..8).map(|i| gpu(&format!("gpu-{i}"), "80Gi")).collect());
+    // Nine GPUs of eight: upstream would try every combination.
+    let plan = decide(&cluster, &[pod("p", vec![claim("c", vec![request("gpu", 9, &[])])])]);
+    assert_eq!(plan.decisions, []);
+    assert!(plan.steps < 100, "{} steps", plan.steps);
+}
+
+#[test]
+fn nothing_is_taken_from_a_pool_that_is_being_replaced() {
+    let mut cluster = Cluster::new().node("node-a", vec![gpu("gpu-0", "80Gi")]);
+    let old = cluster.0.slices["node-a"].clone();
+    let mut newer = slice("node-a", vec![gpu("gpu-1", "80Gi")]);
+    (newer.generation, newer.slice_count, newer.name) = (2, 2, "newer".to_owned());
+    cluster.0.slices.insert("newer".to_owned(), Arc::new(newer));
+    let plan = decide(&cluster, &[share_pod("p", "1Gi", "0")]);
+    assert_eq!(reasons(&plan).into_keys().collect::<Vec<_>>(), [Reason::PoolIncomplete]);
+    assert_eq!(old.generation, 1);
+}

@@ -1,0 +1,57 @@
+//! The command line.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Parser, ValueEnum};
+
+/// Allocates GPU claims of the driver gpu.tessera.dev.
+#[derive(Debug, Parser)]
+#[command(name = "tessera-controller", version)]
+pub struct Args {
+    /// How to reach the API server; without it the pod's service account, then ~/.kube/config.
+    #[arg(long, env = "TESSERA_KUBECONFIG")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Namespace of the Lease.
+    #[arg(long, env = "POD_NAMESPACE", default_value = "tessera-system")]
+    pub namespace: String,
+    /// Who we are in the Lease and in events; without it the host name and process id.
+    #[arg(long, env = "POD_NAME")]
+    pub identity: Option<String>,
+    /// Whether to work only while holding the Lease. Off only where there is one process for certain.
+    #[arg(long, env = "TESSERA_LEADER_ELECT", default_value_t = true, action = clap::ArgAction::Set)]
+    pub leader_elect: bool,
+    /// Where /metrics and /healthz are served; empty = nowhere.
+    #[arg(long, env = "TESSERA_METRICS_ADDRESS", default_value = "0.0.0.0:9401", value_parser = address)]
+    pub metrics_address: Address,
+    /// How log lines look.
+    #[arg(long, env = "TESSERA_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+}
+
+/// An address, or none.
+#[derive(Debug, Clone, Copy)]
+pub struct Address(pub Option<SocketAddr>);
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// For machines: one JSON object a line.
+    Json,
+}
+
+fn address(text: &str) -> Result<Address, std::net::AddrParseError> {
+    if text.is_empty() { Ok(Address(None)) } else { text.parse().map(|a| Address(Some(a))) }
+}
+
+impl Args {
+    /// Reads the command line and works until the process is told to stop.
+    ///
+    /// # Errors
+    /// The API server cannot be reached at all, an address cannot be bound, or leadership is lost.
+    pub async fn parse_and_run() -> anyhow::Result<()> {
+        crate::run::run(Self::parse()).await
+    }
+}

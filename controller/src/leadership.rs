@@ -1,0 +1,223 @@
+//! Leader election: client-go's algorithm on a Lease, and the end of the process when leadership is lost.
+//!
+//! [`decide`] is pure. Expiry goes by how long *we* have seen the lease unchanged, never by the holder's clock. Every write
+//! is a replace with the `resourceVersion` that was read, so of two candidates that see the same expired lease one wins.
+//!
+//! There is no fencing token that the API server would check on writes to claims. What stands in for it: requests end
+//! before the lease can pass to somebody else ([`REQUEST_TIMEOUT`] is shorter than what lies between the renew deadline and
+//! the lease's end), the holder ends its process when it could not renew, and who takes over from a holder that did not
+//! release waits for that long before it lists and writes.
+
+use std::time::Duration;
+
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{ObjectMeta, PostParams};
+use kube::{Api, Client, ResourceExt};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::commit::REQUEST_TIMEOUT;
+
+/// Name of the Lease.
+pub const LEASE_NAME: &str = "tessera-controller";
+
+/// client-go's defaults.
+const LEASE_DURATION: Duration = Duration::from_secs(15);
+const RENEW_DEADLINE: Duration = Duration::from_secs(10);
+const RETRY_PERIOD: Duration = Duration::from_secs(2);
+
+const _: () = assert!(REQUEST_TIMEOUT.as_millis() < LEASE_DURATION.as_millis() - RENEW_DEADLINE.as_millis());
+
+/// Why leadership ended.
+#[derive(Debug, thiserror::Error)]
+pub enum LeadershipError {
+    /// Another process holds the lease.
+    #[error("the Lease is held by `{holder}` now; this process stops, so that there is only one writer")]
+    Taken {
+        /// The holder.
+        holder: String,
+    },
+    /// It could not be renewed in time.
+    #[error("the Lease could not be renewed within {RENEW_DEADLINE:?}; this process stops, so that there is only one writer")]
+    NotRenewed,
+}
+
+/// What to do about a lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Decision {
+    /// There is none: make it.
+    Create,
+    /// It is ours: renew it.
+    Renew,
+    /// Nobody holds it: take it.
+    Acquire,
+    /// Its holder is gone: take it, and wait before writing anything.
+    TakeOver,
+    /// Somebody else holds it.
+    Wait,
+}
+
+/// Decides about `lease`, which we have seen unchanged since `unchanged_since`.
+pub fn decide(lease: Option<&LeaseSpec>, identity: &str, unchanged_since: Instant, now: Instant) -> Decision {
+    let Some(lease) = lease else { return Decision::Create };
+    match lease.holder_identity.as_deref() {
+        None | Some("") => Decision::Acquire,
+        Some(holder) if holder == identity => Decision::Renew,
+        Some(_) => {
+            let duration = lease.lease_duration_seconds.and_then(|s| u64::try_from(s).ok());
+            let duration = duration.map_or(LEASE_DURATION, Duration::from_secs);
+            if now.duration_since(unchanged_since) >= duration { Decision::TakeOver } else { Decision::Wait }
+        }
+    }
+}
+
+/// A candidate for leadership.
+pub struct Candidate {
+    leases: Api<Lease>,
+    identity: String,
+    /// The lease as last read, and since when it reads so.
+    seen: Option<(Lease, Instant)>,
+}
+
+impl Candidate {
+    /// A candidate named `identity` for the lease in `namespace`.
+    pub fn new(client: Client, namespace: &str, identity: String) -> Self {
+        Self { leases: Api::namespaced(client, namespace), identity, seen: None }
+    }
+
+    /// Waits until this process leads. Afterwards it is safe to list and write.
+    pub async fn acquire(&mut self) {
+        loop {
+            match self.attempt().await {
+                Ok(Some(decision)) => {
+                    // A lease of our own name may be that of a process before us whose last requests are still under way.
+                    if matches!(decision, Decision::TakeOver | Decision::Renew) {
+                        tokio::time::sleep(REQUEST_TIMEOUT).await;
+                    }
+                    tracing::info!(identity = self.identity, ?decision, "leading");
+                    return;
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    tracing::warn!(error = &error as &dyn std::error::Error, "cannot read or write the Lease, trying again");
+                }
+            }
+            tokio::time::sleep(RETRY_PERIOD).await;
+        }
+    }
+
+    /// Renews until `stop`, then gives the lease back.
+    ///
+    /// # Errors
+    /// Leadership is lost: the process has to end at once.
+    pub async fn hold(&mut self, stop: CancellationToken) -> Result<(), LeadershipError> {
+        let mut renewed = Instant::now();
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => {
+                    self.give_back().await;
+                    return Ok(());
+                }
+                () = tokio::time::sleep(RETRY_PERIOD) => {}
+            }
+            let left = RENEW_DEADLINE.saturating_sub(renewed.elapsed());
+            match tokio::time::timeout(left, self.attempt()).await {
+                Ok(Ok(Some(_))) => renewed = Instant::now(),
+                Ok(Ok(None)) => return Err(LeadershipError::Taken { holder: self.holder() }),
+                Ok(Err(error)) => {
+                    tracing::warn!(error = &error as &dyn std::error::Error, "cannot renew the Lease, trying again");
+                }
+                Err(_) => {}
+            }
+            if renewed.elapsed() >= RENEW_DEADLINE {
+                return Err(LeadershipError::NotRenewed);
+            }
+        }
+    }
+
+    fn holder(&self) -> String {
+        let spec = self.seen.as_ref().and_then(|(lease, _)| lease.spec.as_ref());
+        spec.and_then(|s| s.holder_identity.clone()).unwrap_or_default()
+    }
+
+    /// Reads the lease and writes it if that is ours to do; gives the decision if we lead now.
+    async fn attempt(&mut self) -> Result<Option<Decision>, kube::Error> {
+        let lease = self.leases.get_opt(LEASE_NAME).await?;
+        let now = Instant::now();
+        let unchanged_since = self.observe(lease.as_ref(), now);
+        let spec = lease.as_ref().and_then(|l| l.spec.as_ref());
+        let decision = decide(spec, &self.identity, unchanged_since, now);
+        let written = match (decision, lease) {
+            (Decision::Wait, _) => return Ok(None),
+            (_, None) => self.leases.create(&PostParams::default(), &self.fresh()).await,
+            (_, Some(lease)) => {
+                let lease = self.renewed(lease, decision);
+                self.leases.replace(LEASE_NAME, &PostParams::default(), &lease).await
+            }
+        };
+        match written {
+            Ok(lease) => {
+                self.seen = Some((lease, now));
+                Ok(Some(decision))
+            }
+            // Somebody was faster. If we lead, the next reading says who.
+            Err(kube::Error::Api(status)) if status.code == 409 => match decision {
+                Decision::Renew => Err(kube::Error::Api(status)),
+                _ => Ok(None),
+            },
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Since when the lease reads as it does.
+    fn observe(&mut self, lease: Option<&Lease>, now: Instant) -> Instant {
+        let same = |(seen, _): &(Lease, Instant)| lease.is_some_and(|l| l.resource_version() == seen.resource_version());
+        match (&self.seen, lease) {
+            (Some(seen), _) if same(seen) => seen.1,
+            (_, Some(lease)) => {
+                self.seen = Some((lease.clone(), now));
+                now
+            }
+            (_, None) => now,
+        }
+    }
+
+    fn fresh(&self) -> Lease {
+        let metadata = ObjectMeta { name: Some(LEASE_NAME.to_owned()), ..Default::default() };
+        self.renewed(Lease { metadata, spec: None }, Decision::Create)
+    }
+
+    fn renewed(&self, mut lease: Lease, decision: Decision) -> Lease {
+        let now = MicroTime(Timestamp::now());
+        let old = lease.spec.take().unwrap_or_default();
+        let ours = decision == Decision::Renew;
+        let transitions = old.lease_transitions.unwrap_or(0) + i32::from(!ours && decision != Decision::Create);
+        lease.spec = Some(LeaseSpec {
+            holder_identity: Some(self.identity.clone()),
+            lease_duration_seconds: i32::try_from(LEASE_DURATION.as_secs()).ok(),
+            acquire_time: if ours { old.acquire_time } else { Some(now.clone()) },
+            renew_time: Some(now),
+            lease_transitions: Some(transitions),
+            ..Default::default()
+        });
+        lease
+    }
+
+    /// Lets the next one in without waiting. Called when nothing of ours is being written any more.
+    async fn give_back(&mut self) {
+        let Some((mut lease, _)) = self.seen.take() else { return };
+        if let Some(spec) = &mut lease.spec {
+            spec.holder_identity = Some(String::new());
+            spec.lease_duration_seconds = Some(1);
+        }
+        let params = PostParams::default();
+        let replace = self.leases.replace(LEASE_NAME, &params, &lease);
+        match tokio::time::timeout(REQUEST_TIMEOUT, replace).await {
+            Ok(Ok(_)) => tracing::info!("gave the Lease back"),
+            Ok(Err(error)) => tracing::warn!(error = &error as &dyn std::error::Error, "cannot give the Lease back"),
+            Err(_) => tracing::warn!("cannot give the Lease back in time"),
+        }
+    }
+}

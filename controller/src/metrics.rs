@@ -1,0 +1,85 @@
+//! Figures about the controller, in Prometheus' format.
+
+use std::sync::atomic::AtomicU64;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+
+/// From 0.5 ms to 16 s, doubling.
+const BUCKETS: [f64; 16] =
+    [0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.0, 2.0, 4.0, 8.0, 16.0];
+
+/// Why claims wait.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct ReasonLabel {
+    /// A short word; the event on the pod has the details.
+    pub reason: &'static str,
+}
+
+/// All figures. Cloning shares them.
+#[derive(Debug, Clone)]
+pub struct Metrics {
+    /// Claims allocated.
+    pub allocations: Counter,
+    /// Allocations taken back because the pod went away or could not run there.
+    pub releases: Counter,
+    /// Writes dropped because the claim had changed.
+    pub conflicts: Counter,
+    /// Writes that failed for another reason.
+    pub write_errors: Counter,
+    /// From the arrival of the watch event to the answer to the write, seconds.
+    pub latency: Histogram,
+    /// Time of one plan, seconds.
+    pub plan_time: Histogram,
+    /// Claims that wait, by reason.
+    pub pending: Family<ReasonLabel, Gauge>,
+    /// Devices of which more is allocated than there is.
+    pub overcommitted: Gauge,
+    /// Times that the running sums were found to be wrong.
+    pub drift: Counter,
+    /// 1 while this process leads.
+    pub leading: Gauge<f64, AtomicU64>,
+}
+
+impl Metrics {
+    /// Makes the figures and registers them.
+    pub fn new(registry: &mut Registry) -> Self {
+        let metrics = Self {
+            allocations: Counter::default(),
+            releases: Counter::default(),
+            conflicts: Counter::default(),
+            write_errors: Counter::default(),
+            latency: Histogram::new(BUCKETS),
+            plan_time: Histogram::new(BUCKETS),
+            pending: Family::default(),
+            overcommitted: Gauge::default(),
+            drift: Counter::default(),
+            leading: Gauge::default(),
+        };
+        let registry = registry.sub_registry_with_prefix("tessera_controller");
+        registry.register("allocations", "Claims allocated", metrics.allocations.clone());
+        registry.register("releases", "Allocations taken back", metrics.releases.clone());
+        registry.register("conflicts", "Writes dropped because the claim had changed", metrics.conflicts.clone());
+        registry.register("write_errors", "Writes that failed otherwise", metrics.write_errors.clone());
+        registry.register_with_unit(
+            "allocation_latency",
+            "From the arrival of the watch event to the answer to the write",
+            Unit::Seconds,
+            metrics.latency.clone(),
+        );
+        registry.register_with_unit("plan", "Time of one plan", Unit::Seconds, metrics.plan_time.clone());
+        registry.register("pending_claims", "Claims that wait, by reason", metrics.pending.clone());
+        registry.register(
+            "overcommitted_devices",
+            "Devices of which more is allocated than there is",
+            metrics.overcommitted.clone(),
+        );
+        registry.register("usage_drift", "Times that running sums were wrong and put right", metrics.drift.clone());
+        registry.register("leading", "1 while this process leads", metrics.leading.clone());
+        metrics
+    }
+}

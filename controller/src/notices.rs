@@ -1,0 +1,101 @@
+//! Telling users: events on pods, each text once.
+//!
+//! `kube`'s recorder merges events of one reason into a series and keeps the first text, so a reason that changes its
+//! numbers would never be read. Here the same text is told once, and another text is another event.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::Client;
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use tessera_allocator::model::PodUid;
+use tessera_api::reason::MAX_EVENT_BYTES;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+/// A pod is told at most this often: numbers change with every pod that comes and goes.
+const INTERVAL: Duration = Duration::from_secs(2);
+
+/// Events that wait to be written; beyond this they are dropped (they are repeated when something changes).
+const QUEUE: usize = 1024;
+
+/// Something to say.
+#[derive(Debug, Clone)]
+pub(crate) struct Notice {
+    pub(crate) regarding: ObjectReference,
+    pub(crate) kind: EventType,
+    pub(crate) reason: &'static str,
+    pub(crate) note: String,
+}
+
+/// Sends notices to the task that writes them, and remembers what each pod was told last.
+#[derive(Debug)]
+pub(crate) struct Notices {
+    queue: mpsc::Sender<Notice>,
+    told: BTreeMap<PodUid, Told>,
+}
+
+#[derive(Debug)]
+struct Told {
+    note: String,
+    at: Instant,
+}
+
+impl Notices {
+    /// Starts the writing task.
+    pub(crate) fn start(client: Client, identity: &str) -> Self {
+        let (queue, mut waiting) = mpsc::channel::<Notice>(QUEUE);
+        let reporter = Reporter { controller: "tessera-controller".to_owned(), instance: Some(identity.to_owned()) };
+        tokio::spawn(async move {
+            while let Some(notice) = waiting.recv().await {
+                // A recorder of its own for each: it would otherwise put a new text into an old event's series.
+                let recorder = Recorder::new(client.clone(), reporter.clone());
+                let event = Event {
+                    type_: notice.kind,
+                    reason: notice.reason.to_owned(),
+                    note: Some(notice.note),
+                    action: "Allocating".to_owned(),
+                    secondary: None,
+                };
+                if let Err(error) = recorder.publish(&event, &notice.regarding).await {
+                    tracing::warn!(error = &error as &dyn std::error::Error, reason = notice.reason, "cannot write an event");
+                }
+            }
+        });
+        Self { queue, told: BTreeMap::new() }
+    }
+
+    /// Tells `pod` something, unless it was told just that, or something else just now. In the latter case the time is
+    /// returned at which to try again.
+    pub(crate) fn tell(&mut self, pod: &PodUid, mut notice: Notice, now: Instant) -> Option<Instant> {
+        if let Some(told) = self.told.get(pod) {
+            if told.note == notice.note {
+                return None;
+            }
+            if now < told.at + INTERVAL {
+                return Some(told.at + INTERVAL);
+            }
+        }
+        self.told.insert(pod.clone(), Told { note: notice.note.clone(), at: now });
+        truncate(&mut notice.note);
+        if self.queue.try_send(notice).is_err() {
+            tracing::debug!("too many events at once, one is left out");
+        }
+        None
+    }
+
+    /// Forgets pods that need not be told anything any more.
+    pub(crate) fn retain(&mut self, is_waiting: impl Fn(&PodUid) -> bool) {
+        self.told.retain(|pod, _| is_waiting(pod));
+    }
+}
+
+fn truncate(note: &mut String) {
+    if note.len() <= MAX_EVENT_BYTES {
+        return;
+    }
+    let end = (0..=MAX_EVENT_BYTES - '…'.len_utf8()).rev().find(|&i| note.is_char_boundary(i)).unwrap_or(0);
+    note.truncate(end);
+    note.push('…');
+}

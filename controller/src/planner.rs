@@ -1,0 +1,269 @@
+//! The one task that owns the state: applies changes, plans, hands out writes.
+
+mod effects;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::Client;
+use tessera_allocator::model::PodUid;
+use tessera_allocator::{Settings, plan};
+use tessera_api::names::ClaimUid;
+use tessera_index::Index;
+use tokio::sync::{Semaphore, mpsc};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::commit::{CommitError, Writer};
+use crate::metrics::Metrics;
+use crate::notices::Notices;
+use crate::retries::Retries;
+use crate::watch::{Change, Kind, Object, What};
+
+/// After a change, so long is waited for more of them: pods, claims and statuses of one cause come within moments.
+const DEBOUNCE: Duration = Duration::from_millis(2);
+
+/// Writes under way at once. An API server with default limits takes this without queueing.
+const WRITES: usize = 32;
+
+/// How often the running sums are checked.
+const AUDIT: Duration = Duration::from_secs(60);
+
+/// The planner and everything it owns.
+pub struct Planner {
+    index: Index,
+    retries: Retries,
+    notices: Notices,
+    writer: Writer,
+    metrics: Metrics,
+    settings: Settings,
+    /// Kinds that have been listed.
+    listed: BTreeSet<Kind>,
+    /// Claims that are being written, for which pod.
+    writing: BTreeMap<ClaimUid, PodUid>,
+    slots: Arc<Semaphore>,
+    outcomes: mpsc::UnboundedSender<Outcome>,
+    finished: mpsc::UnboundedReceiver<Outcome>,
+    /// When to look again although nothing has changed: back-off that ends, an event that was held back.
+    wake: Option<Instant>,
+}
+
+/// How a write ended.
+struct Outcome {
+    claim: ClaimUid,
+    pod: Option<PodUid>,
+    write: Write,
+    result: Result<ResourceClaim, CommitError>,
+    /// When the change arrived that led to the write.
+    cause: Instant,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Write {
+    Allocation,
+    Release,
+}
+
+impl Planner {
+    /// A planner without any knowledge yet. `identity` names it in events.
+    pub fn new(client: Client, identity: &str, settings: Settings, metrics: Metrics) -> Self {
+        let (outcomes, finished) = mpsc::unbounded_channel();
+        Self {
+            index: Index::new(),
+            retries: Retries::default(),
+            notices: Notices::start(client.clone(), identity),
+            writer: Writer::new(client),
+            metrics,
+            settings,
+            listed: BTreeSet::new(),
+            writing: BTreeMap::new(),
+            slots: Arc::new(Semaphore::new(WRITES)),
+            outcomes,
+            finished,
+            wake: None,
+        }
+    }
+
+    /// Works until `stop`, then waits for the writes under way.
+    pub async fn run(mut self, mut changes: mpsc::Receiver<Change>, stop: CancellationToken) {
+        let mut audit = tokio::time::interval_at(Instant::now() + AUDIT, AUDIT);
+        loop {
+            let wake = self.wake;
+            let mut cause = None;
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                Some(outcome) = self.finished.recv() => cause = self.conclude(outcome),
+                change = changes.recv() => match change {
+                    Some(change) => {
+                        cause = Some(change.at);
+                        self.apply(change);
+                    }
+                    None => break,
+                },
+                () = tokio::time::sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {
+                    cause = Some(Instant::now());
+                }
+                _ = audit.tick() => self.audit(),
+            }
+            if let Some(cause) = cause {
+                self.gather(&mut changes).await;
+                self.step(cause);
+            }
+        }
+        self.finish().await;
+    }
+
+    /// Takes in what else has changed in this moment.
+    async fn gather(&mut self, changes: &mut mpsc::Receiver<Change>) {
+        if !self.is_listed() {
+            return;
+        }
+        tokio::time::sleep(DEBOUNCE).await;
+        while let Ok(change) = changes.try_recv() {
+            self.apply(change);
+        }
+        while let Ok(outcome) = self.finished.try_recv() {
+            self.conclude(outcome);
+        }
+    }
+
+    fn is_listed(&self) -> bool {
+        self.listed.len() == Kind::ALL.len()
+    }
+
+    fn apply(&mut self, change: Change) {
+        let applied = match change.what {
+            What::Listed(kind) => {
+                self.listed.insert(kind);
+                Ok(())
+            }
+            What::Applied(Object::Slice(slice)) => self.index.apply_slice(&slice),
+            What::Applied(Object::Class(class)) => self.index.apply_class(Arc::unwrap_or_clone(class)),
+            What::Applied(Object::Node(node)) => self.index.apply_node(&node),
+            What::Applied(Object::Claim(claim)) => self.index.apply_claim(&claim),
+            What::Applied(Object::Pod(pod)) => {
+                self.index.apply_pod(&pod);
+                Ok(())
+            }
+            What::Deleted(object) => {
+                match object {
+                    Object::Slice(slice) => self.index.remove_slice(&slice),
+                    Object::Class(class) => self.index.remove_class(&class),
+                    Object::Node(node) => self.index.remove_node(&node),
+                    Object::Claim(claim) => self.index.remove_claim(&claim),
+                    Object::Pod(pod) => self.index.remove_pod(&pod),
+                }
+                Ok(())
+            }
+        };
+        if let Err(error) = applied {
+            tracing::warn!(error = &error as &dyn std::error::Error, "an object cannot be used and is left out");
+        }
+    }
+
+    /// Plans and acts. `cause` is when the change arrived that this answers.
+    fn step(&mut self, cause: Instant) {
+        if !self.is_listed() {
+            return;
+        }
+        let now = Instant::now();
+        self.wake = None;
+        let mut work = self.index.work();
+        let mut taken_back = BTreeSet::new();
+        for pod in &mut work.pending {
+            if self.retries.is_pending(&pod.uid, pod.nominated.as_ref(), now) {
+                tracing::info!(pod = %pod.name, namespace = %pod.namespace, "the allocation was taken back, planning again");
+                taken_back.insert(pod.uid.clone());
+            }
+            pod.excluded = self.retries.excluded(&pod.uid, now);
+        }
+        work.pending.retain(|pod| !self.retries.is_held(&pod.uid, now));
+        let plan = plan(&self.index.snapshot(), &work.pending, self.settings);
+        self.metrics.plan_time.observe(now.elapsed().as_secs_f64());
+        for decision in &plan.decisions {
+            self.carry_out(decision, cause, now);
+        }
+        self.tell_refused(&plan.refusals, &work.blocked, now);
+        self.take_back(&plan.refusals, &taken_back, now);
+        let waiting = self.index.unbound_pods();
+        self.retries.retain(|pod| waiting.contains(pod));
+        self.notices.retain(|pod| waiting.contains(pod));
+        self.wake_at(self.retries.next_wake(now));
+    }
+
+    fn wake_at(&mut self, at: Option<Instant>) {
+        self.wake = self.wake.into_iter().chain(at).min();
+    }
+
+    /// Takes in how a write ended. Gives the moment to answer to, if planning may have something to do now.
+    fn conclude(&mut self, outcome: Outcome) -> Option<Instant> {
+        let Outcome { claim, pod, write, result, cause } = outcome;
+        let now = Instant::now();
+        self.writing.remove(&claim);
+        let fresh = match result {
+            Ok(written) => {
+                self.wrote(write, cause);
+                Some(written)
+            }
+            Err(error) => self.not_written(write, pod.as_ref(), error, now),
+        };
+        if let Some(object) = fresh
+            && let Err(error) = self.index.apply_claim(&Arc::new(object))
+        {
+            tracing::warn!(error = &error as &dyn std::error::Error, "a claim that was written cannot be read");
+        }
+        self.index.forget(&claim);
+        Some(now)
+    }
+
+    fn wrote(&self, write: Write, cause: Instant) {
+        match write {
+            Write::Allocation => {
+                self.metrics.allocations.inc();
+                self.metrics.latency.observe(cause.elapsed().as_secs_f64());
+            }
+            Write::Release => {
+                self.metrics.releases.inc();
+            }
+        }
+    }
+
+    /// Gives the claim as it is now, where that is known.
+    fn not_written(
+        &mut self,
+        write: Write,
+        pod: Option<&PodUid>,
+        error: CommitError,
+        now: Instant,
+    ) -> Option<ResourceClaim> {
+        let is_conflict = matches!(error, CommitError::Conflict { .. });
+        if is_conflict {
+            self.metrics.conflicts.inc();
+            tracing::debug!(%error, ?write, "planning again");
+        } else {
+            self.metrics.write_errors.inc();
+            tracing::warn!(error = &error as &dyn std::error::Error, ?write, "write failed");
+        }
+        if let Some(pod) = pod.filter(|_| write == Write::Allocation) {
+            self.retries.not_written(pod, !is_conflict, now);
+            if matches!(error, CommitError::Dropped { .. }) {
+                self.tell_pod(pod, "AllocationNotKept", error.to_string(), now);
+            }
+        }
+        match error {
+            CommitError::Conflict { now, .. } | CommitError::Dropped { now, .. } => now.map(|claim| *claim),
+            CommitError::Request { .. } | CommitError::Timeout { .. } => None,
+        }
+    }
+
+    /// Waits for the writes under way, so that the lease is not given back before they have ended.
+    async fn finish(mut self) {
+        while !self.writing.is_empty() {
+            let Some(outcome) = self.finished.recv().await else { return };
+            self.conclude(outcome);
+        }
+    }
+}

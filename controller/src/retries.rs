@@ -1,0 +1,171 @@
+//! Pods that could not run where their devices are, and what is tried next.
+//!
+//! kube-scheduler may find that a pod does not fit where we allocated (a port, a volume, a pod that was faster). Two signals
+//! say so: it takes an allocation back itself, or the pod stays unschedulable. Then the node is left out for this pod for a
+//! while that grows with every failure, and the plan goes elsewhere.
+//!
+//! Time stamps in the pod do not tell whether a failure is newer than the allocation (identical failures are not written
+//! again), so a message that differs from the one seen at the decision counts as news, and otherwise a deadline does.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use tessera_allocator::model::PodUid;
+use tessera_api::names::NodeName;
+use tessera_index::Waiting;
+use tokio::time::Instant;
+
+/// A failure that kube-scheduler reported after the allocation is acted on after this long: an attempt that began before it
+/// saw the allocation may have been under way.
+const AFTER_NEW_FAILURE: Duration = Duration::from_secs(2);
+
+/// Without news the scheduler gets this long; its own back-off is at most 10 s.
+const WITHOUT_NEWS: Duration = Duration::from_secs(20);
+
+/// For how long a node is left out after the first failure there.
+const EXCLUSION: Duration = Duration::from_secs(10);
+
+/// Nothing grows beyond this.
+const LONGEST: Duration = Duration::from_secs(300);
+
+/// After taking an allocation back, the scheduler gets this long to notice before the next one is written.
+const AFTER_RELEASE: Duration = Duration::from_secs(2);
+
+/// After a write failed for a reason that is nobody's change.
+const AFTER_WRITE_ERROR: Duration = Duration::from_millis(500);
+
+/// What the scheduler writes about a pod whose claims are not allocated (dynamicresources plugin): old news once they are.
+const NOT_ALLOCATED: &str = "cannot allocate all claims";
+
+/// What is known about the attempts of each pod.
+#[derive(Debug, Default)]
+pub struct Retries {
+    pods: BTreeMap<PodUid, Attempts>,
+}
+
+#[derive(Debug, Default)]
+struct Attempts {
+    failures: u32,
+    excluded: BTreeMap<NodeName, Instant>,
+    held_until: Option<Instant>,
+    placed: Option<Placed>,
+}
+
+/// A decision that waits for the scheduler.
+#[derive(Debug)]
+struct Placed {
+    node: Option<NodeName>,
+    since: Instant,
+    /// The scheduler's message when it was made.
+    message: Option<String>,
+    /// When another message was first seen.
+    changed: Option<Instant>,
+}
+
+/// What to do about a pod that waits for the scheduler.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Nothing, until something changes.
+    Wait,
+    /// Nothing before then.
+    WaitUntil(Instant),
+    /// Take the allocation back and plan elsewhere.
+    GiveUp,
+}
+
+impl Retries {
+    /// Nodes to leave out for a pod.
+    pub fn excluded(&self, pod: &PodUid, now: Instant) -> BTreeSet<NodeName> {
+        let excluded = self.pods.get(pod).into_iter().flat_map(|a| &a.excluded);
+        excluded.filter(|(_, until)| **until > now).map(|(node, _)| node.clone()).collect()
+    }
+
+    /// Whether a pod is not to be planned yet.
+    pub fn is_held(&self, pod: &PodUid, now: Instant) -> bool {
+        self.pods.get(pod).and_then(|a| a.held_until).is_some_and(|until| until > now)
+    }
+
+    /// A decision was made for the pod; `message` is what the scheduler says about it at this moment.
+    pub fn placed(&mut self, pod: &PodUid, node: NodeName, message: Option<String>, now: Instant) {
+        let attempts = self.pods.entry(pod.clone()).or_default();
+        attempts.placed = Some(Placed { node: Some(node), since: now, message, changed: None });
+    }
+
+    /// A decision could not be written. With `hold`, it is not repeated at once.
+    pub fn not_written(&mut self, pod: &PodUid, hold: bool, now: Instant) {
+        let attempts = self.pods.entry(pod.clone()).or_default();
+        attempts.placed = None;
+        if hold {
+            attempts.failures += 1;
+            attempts.held_until = Some(now + grown(AFTER_WRITE_ERROR, attempts.failures));
+        }
+    }
+
+    /// A pod has claims to be allocated. If it had been placed, its allocation was taken back by somebody else: where
+    /// preemption has just made room (`nominated`) it is tried again, otherwise that node is left out for a while.
+    ///
+    /// Returns whether that was the case.
+    pub fn is_pending(&mut self, pod: &PodUid, nominated: Option<&NodeName>, now: Instant) -> bool {
+        let Some(attempts) = self.pods.get_mut(pod) else { return false };
+        let Some(Placed { node: Some(node), .. }) = attempts.placed.take() else { return false };
+        if nominated != Some(&node) {
+            attempts.exclude(node, now);
+        }
+        true
+    }
+
+    /// What to do about a pod whose claims are all allocated.
+    pub fn verdict(&mut self, waiting: &Waiting, now: Instant) -> Verdict {
+        let attempts = self.pods.entry(waiting.pod.clone()).or_default();
+        let placed = attempts.placed.get_or_insert_with(|| Placed {
+            node: waiting.node.clone(),
+            since: now,
+            message: waiting.unschedulable.clone(),
+            changed: None,
+        });
+        let Some(message) = &waiting.unschedulable else { return Verdict::Wait };
+        if waiting.nominated || waiting.movable.is_empty() {
+            return Verdict::Wait;
+        }
+        let news = Some(message) != placed.message.as_ref() && !message.contains(NOT_ALLOCATED);
+        let deadline = if news {
+            *placed.changed.get_or_insert(now) + grown(AFTER_NEW_FAILURE, attempts.failures)
+        } else {
+            placed.since + grown(WITHOUT_NEWS, attempts.failures)
+        };
+        if now >= deadline { Verdict::GiveUp } else { Verdict::WaitUntil(deadline) }
+    }
+
+    /// The allocation of a pod is being taken back by us.
+    pub fn gave_up(&mut self, pod: &PodUid, node: Option<&NodeName>, now: Instant) {
+        let attempts = self.pods.entry(pod.clone()).or_default();
+        attempts.placed = None;
+        attempts.held_until = Some(now + AFTER_RELEASE);
+        if let Some(node) = node {
+            attempts.exclude(node.clone(), now);
+        }
+    }
+
+    /// When something that is being waited for is over by itself.
+    pub fn next_wake(&self, now: Instant) -> Option<Instant> {
+        let of = |a: &Attempts| a.excluded.values().copied().chain(a.held_until).filter(|t| *t > now).min();
+        self.pods.values().filter_map(of).min()
+    }
+
+    /// Forgets pods that are not waiting any more.
+    pub fn retain(&mut self, is_waiting: impl Fn(&PodUid) -> bool) {
+        self.pods.retain(|pod, _| is_waiting(pod));
+    }
+}
+
+impl Attempts {
+    fn exclude(&mut self, node: NodeName, now: Instant) {
+        self.failures += 1;
+        self.excluded.insert(node, now + grown(EXCLUSION, self.failures - 1));
+    }
+}
+
+/// `base`, doubled for each failure.
+fn grown(base: Duration, failures: u32) -> Duration {
+    base.saturating_mul(1 << failures.min(10)).min(LONGEST)
+}

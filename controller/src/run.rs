@@ -1,0 +1,122 @@
+//! Wiring.
+
+use anyhow::Context;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+use prometheus_client::registry::Registry;
+use tessera_allocator::Settings;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use tracing_subscriber::EnvFilter;
+
+use crate::args::{Address, Args, LogFormat};
+use crate::leadership::Candidate;
+use crate::metrics::Metrics;
+use crate::planner::Planner;
+use crate::{server, watch};
+
+pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
+    let Args { kubeconfig, namespace, identity, leader_elect, metrics_address: Address(address), log_format } = args;
+    start_logging(log_format);
+    let identity = identity.filter(|i| !i.is_empty()).unwrap_or_else(default_identity);
+    let stop = stop_on_signal()?;
+    let client = Client::try_from(config(kubeconfig).await?).context("cannot make a client for the API server")?;
+    let mut registry = Registry::default();
+    let metrics = Metrics::new(&mut registry);
+    let serving = tokio::spawn({
+        let stop = stop.clone();
+        async move {
+            match address {
+                Some(address) => server::serve(address, registry, stop).await,
+                None => Ok(()),
+            }
+        }
+    });
+    let worked = work(client, &namespace, identity, leader_elect, metrics, stop.clone()).await;
+    stop.cancel();
+    serving.await.context("the metrics server panicked")?.context("cannot serve metrics")?;
+    worked
+}
+
+/// Leads, if it has to, and plans until `stop` or until leadership is lost.
+async fn work(
+    client: Client,
+    namespace: &str,
+    identity: String,
+    leader_elect: bool,
+    metrics: Metrics,
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
+    let mut candidate = leader_elect.then(|| Candidate::new(client.clone(), namespace, identity.clone()));
+    if let Some(candidate) = &mut candidate {
+        tokio::select! {
+            () = candidate.acquire() => {}
+            () = stop.cancelled() => return Ok(()),
+        }
+    }
+    metrics.leading.set(1.0);
+    // Only now: what a standby had seen could be older than the last writes of the leader before it.
+    let changes = watch::start(&client);
+    let planner = Planner::new(client, &identity, Settings::default(), metrics);
+    let planner = planner.run(changes, stop.clone());
+    match &mut candidate {
+        None => planner.await,
+        Some(candidate) => {
+            let planned = CancellationToken::new();
+            let holding = candidate.hold(planned.clone());
+            tokio::pin!(planner, holding);
+            tokio::select! {
+                // No waiting for writes under way: they end by their own time-out before the lease can pass on.
+                lost = &mut holding => return lost.context("leadership lost"),
+                () = &mut planner => planned.cancel(),
+            }
+            holding.await.context("leadership lost")?;
+        }
+    }
+    Ok(())
+}
+
+async fn config(kubeconfig: Option<std::path::PathBuf>) -> anyhow::Result<Config> {
+    let Some(path) = kubeconfig else {
+        return Config::infer().await.context("no service account and no kubeconfig found; give one with --kubeconfig");
+    };
+    let read = Kubeconfig::read_from(&path).with_context(|| format!("cannot read kubeconfig {}", path.display()))?;
+    Config::from_custom_kubeconfig(read, &KubeConfigOptions::default())
+        .await
+        .with_context(|| format!("cannot use kubeconfig {}", path.display()))
+}
+
+fn start_logging(format: LogFormat) {
+    // Another process-wide provider may have been installed by a test: the first one stays, and either will do.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => builder.init(),
+        LogFormat::Json => builder.json().init(),
+    }
+}
+
+fn default_identity() -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    format!("{}_{}", host.trim(), std::process::id())
+}
+
+/// A token that SIGTERM and SIGINT cancel.
+fn stop_on_signal() -> anyhow::Result<CancellationToken> {
+    let stop = CancellationToken::new();
+    let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for SIGINT")?;
+    tokio::spawn({
+        let stop = stop.clone();
+        async move {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            tracing::info!("stopping");
+            stop.cancel();
+        }
+    });
+    Ok(stop)
+}

@@ -1,0 +1,208 @@
+//! Watches: what changes in the cluster, as changes for the planner.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::{StreamExt, TryStreamExt};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
+use kube::runtime::utils::Backoff;
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, Client, Resource, ResourceExt};
+use serde::de::DeserializeOwned;
+use tessera_api::names::DRIVER_NAME;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+/// Changes that may wait for the planner. It takes many at a time; a list of a large cluster fills it, and then the watches
+/// wait instead of the memory growing.
+const QUEUE: usize = 4096;
+
+/// Kinds that are watched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// ResourceSlice.
+    Slice,
+    /// DeviceClass.
+    Class,
+    /// ResourceClaim.
+    Claim,
+    /// Node.
+    Node,
+    /// Pod.
+    Pod,
+}
+
+impl Kind {
+    /// All of them: nothing is planned before each has been listed.
+    pub const ALL: [Self; 5] = [Self::Slice, Self::Class, Self::Claim, Self::Node, Self::Pod];
+}
+
+/// Something that changed, and when we heard of it.
+#[derive(Debug, Clone)]
+pub struct Change {
+    /// What changed.
+    pub what: What,
+    /// When the event arrived.
+    pub at: Instant,
+}
+
+/// What changed.
+#[derive(Debug, Clone)]
+pub enum What {
+    /// An object is there or is different.
+    Applied(Object),
+    /// An object is gone.
+    Deleted(Object),
+    /// The kind has been listed in whole.
+    Listed(Kind),
+}
+
+/// An object of one of the kinds.
+#[derive(Debug, Clone)]
+pub enum Object {
+    /// ResourceSlice.
+    Slice(Arc<ResourceSlice>),
+    /// DeviceClass.
+    Class(Arc<DeviceClass>),
+    /// ResourceClaim.
+    Claim(Arc<ResourceClaim>),
+    /// Node.
+    Node(Arc<Node>),
+    /// Pod.
+    Pod(Arc<Pod>),
+}
+
+/// How long a watch that failed waits before the next attempt. A standing error (no permission, API server away) is retried
+/// ever more slowly, but never given up.
+#[derive(Debug)]
+struct Pause(Duration);
+
+impl Pause {
+    /// kube's default begins at 0.8 s; a watch that merely ended should not cost a waiting pod that much.
+    const SHORTEST: Duration = Duration::from_millis(100);
+    const LONGEST: Duration = Duration::from_secs(10);
+}
+
+impl Default for Pause {
+    fn default() -> Self {
+        Self(Self::SHORTEST)
+    }
+}
+
+impl Iterator for Pause {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        let pause = self.0;
+        self.0 = (pause * 2).min(Self::LONGEST);
+        Some(pause)
+    }
+}
+
+impl Backoff for Pause {
+    fn reset(&mut self) {
+        *self = Self::default();
+    }
+}
+
+/// Starts one task per kind. They end when the receiver is dropped.
+pub fn start(client: &Client) -> mpsc::Receiver<Change> {
+    let (changes, receiver) = mpsc::channel(QUEUE);
+    let ours = watcher::Config::default().fields(&format!("spec.driver={DRIVER_NAME}"));
+    let all = watcher::Config::default;
+    let task = |kind, wrap: fn(_) -> _, config| follow(Api::all(client.clone()), config, kind, wrap, changes.clone());
+    tokio::spawn(task(Kind::Slice, Object::Slice, ours));
+    tokio::spawn(follow(Api::all(client.clone()), all(), Kind::Class, Object::Class, changes.clone()));
+    tokio::spawn(follow(Api::all(client.clone()), all(), Kind::Claim, Object::Claim, changes.clone()));
+    tokio::spawn(follow(Api::all(client.clone()), all(), Kind::Node, Object::Node, changes.clone()));
+    tokio::spawn(follow(Api::all(client.clone()), all(), Kind::Pod, Object::Pod, changes.clone()));
+    receiver
+}
+
+/// Follows one kind for ever. After a gap the watcher lists anew; what is not in the list then was deleted meanwhile.
+async fn follow<K>(
+    api: Api<K>,
+    config: watcher::Config,
+    kind: Kind,
+    wrap: fn(Arc<K>) -> Object,
+    changes: mpsc::Sender<Change>,
+) where
+    K: Resource + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+{
+    let mut known = Known::default();
+    let events = watcher(api, config).backoff(Pause::default());
+    let mut events = std::pin::pin!(events.modify(|object| object.managed_fields_mut().clear()).into_stream());
+    while let Some(event) = events.next().await {
+        let at = Instant::now();
+        let news = match event {
+            Ok(event) => known.take(event, kind, wrap),
+            Err(error) => {
+                tracing::warn!(?kind, error = &error as &dyn std::error::Error, "watch failed, trying again");
+                continue;
+            }
+        };
+        for what in news {
+            if changes.send(Change { what, at }).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// The objects that a watch has delivered.
+struct Known<K> {
+    objects: BTreeMap<String, Arc<K>>,
+    listing: Option<BTreeMap<String, Arc<K>>>,
+}
+
+impl<K> Default for Known<K> {
+    fn default() -> Self {
+        Self { objects: BTreeMap::new(), listing: None }
+    }
+}
+
+impl<K: Resource> Known<K> {
+    fn take(&mut self, event: watcher::Event<K>, kind: Kind, wrap: fn(Arc<K>) -> Object) -> Vec<What> {
+        match event {
+            watcher::Event::Init => {
+                self.listing = Some(BTreeMap::new());
+                Vec::new()
+            }
+            watcher::Event::InitApply(object) => {
+                let object = Arc::new(object);
+                self.listing.get_or_insert_default().insert(key(object.as_ref()), Arc::clone(&object));
+                vec![What::Applied(wrap(object))]
+            }
+            watcher::Event::InitDone => {
+                let listed = self.listing.take().unwrap_or_default();
+                let before = std::mem::replace(&mut self.objects, listed);
+                let gone = before.into_iter().filter(|(key, _)| !self.objects.contains_key(key));
+                let mut news: Vec<What> = gone.map(|(_, object)| What::Deleted(wrap(object))).collect();
+                news.push(What::Listed(kind));
+                news
+            }
+            watcher::Event::Apply(object) => {
+                let object = Arc::new(object);
+                self.objects.insert(key(object.as_ref()), Arc::clone(&object));
+                vec![What::Applied(wrap(object))]
+            }
+            watcher::Event::Delete(object) => {
+                let object = Arc::new(object);
+                self.objects.remove(&key(object.as_ref()));
+                vec![What::Deleted(wrap(object))]
+            }
+        }
+    }
+}
+
+/// Namespaced objects that come and go under one name are told apart by their UID; the others are known by name.
+fn key<K: Resource>(object: &K) -> String {
+    let meta = object.meta();
+    match (&meta.namespace, &meta.uid) {
+        (Some(_), Some(uid)) => uid.clone(),
+        _ => meta.name.clone().unwrap_or_default(),
+    }
+}

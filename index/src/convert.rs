@@ -1,0 +1,75 @@
+//! Between Kubernetes objects and the allocator's terms.
+
+mod allocation;
+mod claim;
+mod node;
+mod pod;
+mod selector;
+mod slice;
+
+pub use allocation::{AllocatedClaim, allocated, allocation};
+pub use claim::{claim, class};
+pub use node::node;
+pub use pod::{requests as pod_requests, scheduling};
+pub use slice::{Fence, slice};
+
+/// Why an object cannot be used. The object is left out and the error logged; an API server would not have accepted it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConvertError {
+    /// A field that must be there is not.
+    #[error("{kind} `{name}` has no `{field}`")]
+    Missing {
+        /// Kind of the object.
+        kind: &'static str,
+        /// Its name.
+        name: String,
+        /// The field.
+        field: &'static str,
+    },
+    /// A field does not hold what it should.
+    #[error("{kind} `{name}` has an unusable `{field}`")]
+    Field {
+        /// Kind of the object.
+        kind: &'static str,
+        /// Its name.
+        name: String,
+        /// The field.
+        field: String,
+        /// What is wrong.
+        #[source]
+        source: FieldError,
+    },
+}
+
+/// What is wrong with a field.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FieldError {
+    /// Not a name of that kind.
+    #[error(transparent)]
+    Name(#[from] tessera_api::names::NameError),
+    /// Not a quantity.
+    #[error(transparent)]
+    Quantity(#[from] tessera_api::quantity::QuantityError),
+}
+
+/// Names the object in errors.
+#[derive(Clone, Copy)]
+pub(crate) struct Subject<'a> {
+    kind: &'static str,
+    name: &'a str,
+}
+
+impl<'a> Subject<'a> {
+    pub(crate) fn new(kind: &'static str, name: Option<&'a String>) -> Self {
+        Self { kind, name: name.map_or("", String::as_str) }
+    }
+
+    pub(crate) fn missing(self, field: &'static str) -> ConvertError {
+        ConvertError::Missing { kind: self.kind, name: self.name.to_owned(), field }
+    }
+
+    pub(crate) fn field<E: Into<FieldError>>(self, field: impl Into<String>) -> impl FnOnce(E) -> ConvertError {
+        let (kind, name, field) = (self.kind, self.name.to_owned(), field.into());
+        move |source| ConvertError::Field { kind, name, field, source: source.into() }
+    }
+}

@@ -1,0 +1,82 @@
+//! What pods demand of nodes.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1 as api;
+use tessera_allocator::model::{PodToleration, Scheduling};
+use tessera_api::quantity::Quantity;
+
+use super::node::amounts;
+use super::selector::node_selector;
+
+type Amounts = BTreeMap<String, Quantity>;
+
+/// What the pod demands of its node.
+pub fn scheduling(spec: &api::PodSpec) -> Scheduling {
+    let affinity = spec.affinity.as_ref().and_then(|a| a.node_affinity.as_ref());
+    let required = affinity.and_then(|a| a.required_during_scheduling_ignored_during_execution.as_ref());
+    Scheduling {
+        node_selector: spec.node_selector.clone().unwrap_or_default(),
+        affinity: required.map(node_selector),
+        tolerations: spec.tolerations.iter().flatten().map(toleration).collect(),
+        requests: requests(spec),
+    }
+}
+
+fn toleration(toleration: &api::Toleration) -> PodToleration {
+    PodToleration {
+        key: toleration.key.clone(),
+        operator: toleration.operator.clone(),
+        value: toleration.value.clone().unwrap_or_default(),
+        effect: toleration.effect.clone(),
+    }
+}
+
+/// What the pod requests in all, as kube-scheduler adds it up (`PodRequests` of k8s.io/component-helpers/resource): the
+/// larger of what runs together and what runs first, restartable init containers counting with everything after them; plus
+/// the overhead; `pods: 1`. Requests of the pod itself replace those of its containers.
+pub fn requests(spec: &api::PodSpec) -> Amounts {
+    let mut together = Amounts::new();
+    for container in &spec.containers {
+        add(&mut together, &of(container));
+    }
+    let mut sidecars = Amounts::new();
+    let mut first = Amounts::new();
+    for container in spec.init_containers.iter().flatten() {
+        let mut step = of(container);
+        if container.restart_policy.as_deref() == Some("Always") {
+            add(&mut together, &step);
+            add(&mut sidecars, &step);
+            step = sidecars.clone();
+        } else {
+            add(&mut step, &sidecars);
+        }
+        raise(&mut first, &step);
+    }
+    raise(&mut together, &first);
+    let own = spec.resources.as_ref().and_then(|r| r.requests.as_ref());
+    for (name, amount) in amounts(own) {
+        together.insert(name, amount);
+    }
+    add(&mut together, &amounts(spec.overhead.as_ref()));
+    together.insert("pods".to_owned(), Quantity::from_integer(1));
+    together
+}
+
+fn of(container: &api::Container) -> Amounts {
+    amounts(container.resources.as_ref().and_then(|r| r.requests.as_ref()))
+}
+
+fn add(sum: &mut Amounts, more: &Amounts) {
+    for (name, amount) in more {
+        let entry = sum.entry(name.clone()).or_default();
+        *entry = entry.checked_add(*amount).unwrap_or(*entry);
+    }
+}
+
+fn raise(to: &mut Amounts, at_least: &Amounts) {
+    for (name, amount) in at_least {
+        let entry = to.entry(name.clone()).or_default();
+        *entry = (*entry).max(*amount);
+    }
+}

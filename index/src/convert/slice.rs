@@ -1,0 +1,200 @@
+//! ResourceSlices.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use k8s_openapi::api::resource::v1 as api;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
+use tessera_allocator::model::{
+    Attribute, BINDING_CONDITIONS, Capacity, Device, NODE_ALLOCATABLE, NodeChoice, PoolId, RequestPolicy, SHARED_COUNTERS,
+    Slice, Taint, TaintEffect, ValidRange,
+};
+use tessera_api::names::{DeviceName, DriverName, MANAGED_TAINT_KEY, NO_SCHEDULE, NodeName, PoolName};
+use tessera_api::quantity::Quantity;
+
+use super::selector::node_selector;
+use super::{ConvertError, Subject};
+
+/// What tells a device that we may hand out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fence {
+    /// It carries the taint [`MANAGED_TAINT_KEY`]; that taint then means nothing to our claims.
+    Managed,
+    /// Every device: for simulations in which we are the only allocator.
+    None,
+}
+
+/// Reads a ResourceSlice.
+///
+/// # Errors
+/// A name or quantity in it is not one.
+pub fn slice(object: &api::ResourceSlice, fence: Fence) -> Result<Slice, ConvertError> {
+    let subject = Subject::new("ResourceSlice", object.metadata.name.as_ref());
+    let spec = &object.spec;
+    let published = spec.devices.as_deref().unwrap_or_default();
+    let counters = spec.shared_counters.as_ref().is_some_and(|c| !c.is_empty());
+    let convert = |device| self::device(device, fence, subject).map(Arc::new);
+    Ok(Slice {
+        name: object.metadata.name.clone().ok_or_else(|| subject.missing("metadata.name"))?,
+        pool: PoolId {
+            driver: DriverName::new(&spec.driver).map_err(subject.field("spec.driver"))?,
+            pool: PoolName::new(&spec.pool.name).map_err(subject.field("spec.pool.name"))?,
+        },
+        generation: spec.pool.generation,
+        slice_count: spec.pool.resource_slice_count,
+        nodes: slice_nodes(spec, subject)?,
+        // A slice with counters never provides devices, even if it has some.
+        devices: if counters { Vec::new() } else { published.iter().map(convert).collect::<Result<_, _>>()? },
+        counters: counters || published.iter().any(|d| !is_empty(&d.consumes_counters)),
+        ignored: published.iter().any(uses_compatibility_groups),
+    })
+}
+
+fn slice_nodes(spec: &api::ResourceSliceSpec, subject: Subject<'_>) -> Result<NodeChoice, ConvertError> {
+    if spec.per_device_node_selection == Some(true) {
+        return Ok(NodeChoice::PerDevice);
+    }
+    choice(spec.node_name.as_deref(), spec.all_nodes, spec.node_selector.as_ref(), subject)
+}
+
+fn choice(
+    name: Option<&str>,
+    all: Option<bool>,
+    selector: Option<&k8s_openapi::api::core::v1::NodeSelector>,
+    subject: Subject<'_>,
+) -> Result<NodeChoice, ConvertError> {
+    if let Some(name) = name.filter(|n| !n.is_empty()) {
+        return Ok(NodeChoice::Node(NodeName::new(name).map_err(subject.field("nodeName"))?));
+    }
+    if all == Some(true) {
+        return Ok(NodeChoice::All);
+    }
+    Ok(selector.map_or(NodeChoice::Unknown, |s| NodeChoice::Selector(node_selector(s))))
+}
+
+fn device(device: &api::Device, fence: Fence, subject: Subject<'_>) -> Result<Device, ConvertError> {
+    let name = DeviceName::new(&device.name).map_err(subject.field("spec.devices[].name"))?;
+    let (fences, taints): (Vec<Taint>, Vec<Taint>) =
+        device.taints.iter().flatten().map(taint).partition(|taint| fence == Fence::Managed && is_fence(taint));
+    let attributes = device.attributes.iter().flatten();
+    let mut converted = Device {
+        attributes: attributes.map(|(name, value)| (name.clone(), attribute(value))).collect(),
+        capacity: capacities(device, subject)?,
+        shared: device.allow_multiple_allocations == Some(true),
+        taints,
+        nodes: choice(device.node_name.as_deref(), device.all_nodes, device.node_selector.as_ref(), subject)?,
+        binds_to_node: device.binds_to_node == Some(true),
+        ..Device::new(name)
+    };
+    converted.foreign = fence == Fence::Managed && fences.is_empty();
+    converted.unsupported = unsupported(device);
+    Ok(converted)
+}
+
+fn unsupported(device: &api::Device) -> Option<&'static str> {
+    if device.binding_conditions.is_some() {
+        Some(BINDING_CONDITIONS)
+    } else if !is_empty(&device.consumes_counters) {
+        Some(SHARED_COUNTERS)
+    } else if device.node_allocatable_resources.as_ref().is_some_and(|r| !r.is_empty()) {
+        Some(NODE_ALLOCATABLE)
+    } else {
+        None
+    }
+}
+
+fn is_fence(taint: &Taint) -> bool {
+    taint.key == MANAGED_TAINT_KEY && taint.effect.as_str() == NO_SCHEDULE
+}
+
+fn is_empty<T>(list: &Option<Vec<T>>) -> bool {
+    list.as_ref().is_none_or(Vec::is_empty)
+}
+
+/// With the gate off, upstream acts as if such a slice were not there.
+fn uses_compatibility_groups(device: &api::Device) -> bool {
+    device.consumes_counters.iter().flatten().any(|c| !is_empty(&c.compatibility_groups))
+}
+
+pub(super) fn taint(taint: &api::DeviceTaint) -> Taint {
+    Taint {
+        key: taint.key.clone(),
+        value: taint.value.clone().unwrap_or_default(),
+        effect: match taint.effect.as_str() {
+            "NoSchedule" => TaintEffect::NoSchedule,
+            "NoExecute" => TaintEffect::NoExecute,
+            other => TaintEffect::Other(other.to_owned()),
+        },
+    }
+}
+
+fn attribute(value: &api::DeviceAttribute) -> Attribute {
+    match (&value.string, value.int, value.bool, &value.version) {
+        (Some(text), None, None, None) => Attribute::String(text.as_str().into()),
+        (None, Some(number), None, None) => Attribute::Int(number),
+        (None, None, Some(truth), None) => Attribute::Bool(truth),
+        (None, None, None, Some(version)) => Attribute::Version(version.as_str().into()),
+        (None, None, None, None) => list_attribute(value),
+        _ => Attribute::Unknown,
+    }
+}
+
+fn list_attribute(value: &api::DeviceAttribute) -> Attribute {
+    let text = |t: &String| -> std::sync::Arc<str> { t.as_str().into() };
+    if let Some(list) = &value.strings {
+        Attribute::List(list.iter().map(|t| Attribute::String(text(t))).collect())
+    } else if let Some(list) = &value.versions {
+        Attribute::List(list.iter().map(|t| Attribute::Version(text(t))).collect())
+    } else if let Some(list) = &value.ints {
+        Attribute::List(list.iter().copied().map(Attribute::Int).collect())
+    } else if let Some(list) = &value.bools {
+        Attribute::List(list.iter().copied().map(Attribute::Bool).collect())
+    } else {
+        Attribute::Unknown
+    }
+}
+
+fn capacities(device: &api::Device, subject: Subject<'_>) -> Result<BTreeMap<String, Capacity>, ConvertError> {
+    let convert = |(name, capacity): (&String, &api::DeviceCapacity)| {
+        let policy = capacity.request_policy.as_ref().map(|p| policy(p, name, subject)).transpose()?;
+        let value = quantity(&capacity.value, name, "value", subject)?.unwrap_or_default();
+        Ok((name.clone(), Capacity { value, policy }))
+    };
+    device.capacity.iter().flatten().map(convert).collect()
+}
+
+fn policy(
+    policy: &api::CapacityRequestPolicy,
+    name: &str,
+    subject: Subject<'_>,
+) -> Result<RequestPolicy, ConvertError> {
+    let read = |q: &ApiQuantity, field: &'static str| quantity(q, name, field, subject);
+    let optional = |q: &Option<ApiQuantity>, field| q.as_ref().map_or(Ok(None), |q| read(q, field));
+    let values = policy.valid_values.iter().flatten().map(|v| Ok(read(v, "validValues")?.unwrap_or_default()));
+    let range = policy.valid_range.as_ref().map(|range| {
+        Ok(ValidRange {
+            min: read(&range.min, "validRange.min")?,
+            max: optional(&range.max, "validRange.max")?,
+            step: optional(&range.step, "validRange.step")?,
+        })
+    });
+    Ok(RequestPolicy {
+        default: optional(&policy.default, "default")?,
+        valid_values: values.collect::<Result<_, _>>()?,
+        valid_range: range.transpose()?,
+    })
+}
+
+/// A quantity; the empty text, which a required field holds that is not there, is none.
+fn quantity(
+    quantity: &ApiQuantity,
+    capacity: &str,
+    field: &str,
+    subject: Subject<'_>,
+) -> Result<Option<Quantity>, ConvertError> {
+    if quantity.0.is_empty() {
+        return Ok(None);
+    }
+    let path = || format!("spec.devices[].capacity[{capacity}].{field}");
+    Quantity::try_from(quantity).map(Some).map_err(subject.field(path()))
+}

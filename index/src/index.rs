@@ -1,0 +1,369 @@
+//! The index: every object that planning depends on, and the sums over them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Node as ApiNode, Pod};
+use k8s_openapi::api::resource::v1::{DeviceClass as ApiClass, ResourceClaim, ResourceSlice};
+use tessera_allocator::Allotment;
+use tessera_allocator::model::{DeviceClass, DeviceId, Node, PodUid, Slice, Snapshot, Usage};
+use tessera_api::names::{ClaimName, ClaimUid, DRIVER_NAME, DeviceClassName, Namespace, NodeName};
+use tessera_api::quantity::Quantity;
+
+use crate::claims::ClaimEntry;
+use crate::convert::{self, AllocatedClaim, ConvertError, Fence};
+use crate::pods::PodEntry;
+use crate::scope::{self, Scope};
+
+pub(crate) type ClaimKey = (Namespace, ClaimName);
+
+/// All state of the controller that comes from objects. One owner, one writer.
+#[derive(Debug, Default)]
+pub struct Index {
+    pub(crate) nodes: BTreeMap<NodeName, NodeEntry>,
+    pub(crate) slices: BTreeMap<String, Arc<Slice>>,
+    pub(crate) classes: BTreeMap<DeviceClassName, (Arc<DeviceClass>, Arc<ApiClass>)>,
+    pub(crate) claims: BTreeMap<ClaimUid, ClaimEntry>,
+    pub(crate) claim_names: BTreeMap<ClaimKey, ClaimUid>,
+    pub(crate) pods: BTreeMap<PodUid, PodEntry>,
+    pub(crate) pods_by_claim: BTreeMap<ClaimKey, BTreeSet<PodUid>>,
+    usage: Usage,
+}
+
+/// A node and what is booked on it. The requests stay when the node object is not there (yet).
+#[derive(Debug, Default)]
+pub(crate) struct NodeEntry {
+    pub(crate) node: Option<Arc<Node>>,
+    used: BTreeMap<String, Quantity>,
+}
+
+/// What an audit of the running sums found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Audit {
+    /// Devices of which more is taken than there is, or that are taken twice as a whole.
+    pub overcommitted: Vec<DeviceId>,
+    /// The running sums differ from a fresh count: a defect of ours. They have been put right.
+    pub drifted: bool,
+}
+
+impl Index {
+    /// An empty index.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A ResourceSlice was made or changed. Slices of other drivers are ignored.
+    ///
+    /// # Errors
+    /// It cannot be read; its pool is then short of a slice and nothing is taken from it.
+    pub fn apply_slice(&mut self, object: &ResourceSlice) -> Result<(), ConvertError> {
+        let Some(name) = object.metadata.name.clone() else { return Ok(()) };
+        if object.spec.driver != DRIVER_NAME {
+            return Ok(());
+        }
+        match convert::slice(object, Fence::Managed) {
+            Ok(slice) => {
+                self.slices.insert(name, Arc::new(slice));
+                Ok(())
+            }
+            Err(error) => {
+                self.slices.remove(&name);
+                Err(error)
+            }
+        }
+    }
+
+    /// A ResourceSlice is gone.
+    pub fn remove_slice(&mut self, object: &ResourceSlice) {
+        if let Some(name) = &object.metadata.name {
+            self.slices.remove(name);
+        }
+    }
+
+    /// A DeviceClass was made or changed.
+    ///
+    /// # Errors
+    /// It cannot be read; it is then as if it were not there.
+    pub fn apply_class(&mut self, object: ApiClass) -> Result<(), ConvertError> {
+        let class = convert::class(&object);
+        if let Some(name) = object.metadata.name.as_deref().and_then(|n| DeviceClassName::new(n).ok()) {
+            self.classes.remove(&name);
+        }
+        let class = class?;
+        self.classes.insert(class.name.clone(), (Arc::new(class), Arc::new(object)));
+        Ok(())
+    }
+
+    /// A DeviceClass is gone.
+    pub fn remove_class(&mut self, object: &ApiClass) {
+        if let Some(name) = object.metadata.name.as_deref() {
+            self.classes.remove(name);
+        }
+    }
+
+    /// A Node was made or changed.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn apply_node(&mut self, object: &ApiNode) -> Result<(), ConvertError> {
+        let node = convert::node(object)?;
+        let entry = self.nodes.entry(node.name.clone()).or_default();
+        entry.node = Some(Arc::new(Node { used: entry.used.clone(), ..node }));
+        Ok(())
+    }
+
+    /// A Node is gone.
+    pub fn remove_node(&mut self, object: &ApiNode) {
+        let Some(name) = object.metadata.name.as_deref() else { return };
+        if let Some(entry) = self.nodes.get_mut(name) {
+            entry.node = None;
+            if entry.used.is_empty() {
+                self.nodes.remove(name);
+            }
+        }
+    }
+
+    /// A Pod was made or changed.
+    pub fn apply_pod(&mut self, object: &Arc<Pod>) {
+        let Some(mut pod) = PodEntry::new(object) else { return };
+        if let Some(old) = self.pods.remove(&pod.uid) {
+            self.unlink(&old);
+            pod.links = old.links;
+            pod.booked_on = old.booked_on;
+            pod.booked_requests = old.booked_requests;
+        }
+        let uid = pod.uid.clone();
+        for name in pod.claims.iter().filter_map(|c| c.name.clone()) {
+            self.pods_by_claim.entry((pod.namespace.clone(), name)).or_default().insert(uid.clone());
+        }
+        self.pods.insert(uid.clone(), pod);
+        self.settle_pod(&uid);
+    }
+
+    /// A Pod is gone.
+    pub fn remove_pod(&mut self, object: &Pod) {
+        let Some(uid) = object.metadata.uid.as_deref().map(PodUid::new) else { return };
+        let Some(mut pod) = self.pods.remove(&uid) else { return };
+        self.unlink(&pod);
+        self.book_requests(&mut pod, None);
+        for claim in pod.links.values() {
+            self.release_user(claim, &uid);
+        }
+    }
+
+    /// A ResourceClaim was made or changed, also by ourselves: what the API server answers to a write is news as well.
+    ///
+    /// # Errors
+    /// It cannot be read. What was known of it stays.
+    pub fn apply_claim(&mut self, object: &Arc<ResourceClaim>) -> Result<(), ConvertError> {
+        let fresh = ClaimEntry::new(object)?;
+        let (uid, key) = (fresh.claim.uid.clone(), (fresh.claim.namespace.clone(), fresh.claim.name.clone()));
+        let entry = self.claims.entry(uid.clone()).or_insert(fresh);
+        if !entry.observe(object)? {
+            return Ok(());
+        }
+        self.claim_names.insert(key.clone(), uid.clone());
+        self.settle_claim(&uid, &key);
+        Ok(())
+    }
+
+    /// A ResourceClaim is gone.
+    pub fn remove_claim(&mut self, object: &ResourceClaim) {
+        let Some(uid) = object.metadata.uid.as_deref().and_then(|u| ClaimUid::new(u).ok()) else { return };
+        let Some(entry) = self.claims.get_mut(&uid) else { return };
+        entry.object = None;
+        entry.observed = None;
+        entry.assumed = None;
+        let key = (entry.claim.namespace.clone(), entry.claim.name.clone());
+        if self.claim_names.get(&key) == Some(&uid) {
+            self.claim_names.remove(&key);
+        }
+        self.settle_claim(&uid, &key);
+    }
+
+    /// Counts a decision as taken from now on, before the API server knows of it.
+    pub fn assume(&mut self, allotment: &Allotment) {
+        let Some(entry) = self.claims.get_mut(&allotment.claim) else { return };
+        entry.assumed = Some(AllocatedClaim { results: allotment.results.clone(), nodes: allotment.nodes.clone() });
+        let key = (entry.claim.namespace.clone(), entry.claim.name.clone());
+        self.settle_claim(&allotment.claim, &key);
+    }
+
+    /// Ends an assumption: the decision was dropped, or [`apply_claim`](Self::apply_claim) has shown its result.
+    pub fn forget(&mut self, claim: &ClaimUid) {
+        let Some(entry) = self.claims.get_mut(claim) else { return };
+        entry.assumed = None;
+        let key = (entry.claim.namespace.clone(), entry.claim.name.clone());
+        self.settle_claim(claim, &key);
+    }
+
+    /// The picture for the allocator.
+    pub fn snapshot(&self) -> Snapshot {
+        let nodes = self.nodes.iter().filter_map(|(name, entry)| Some((name.clone(), entry.node.clone()?)));
+        Snapshot {
+            nodes: nodes.collect(),
+            slices: self.slices.clone(),
+            classes: self.classes.iter().map(|(name, (class, _))| (name.clone(), Arc::clone(class))).collect(),
+            usage: self.usage.clone(),
+        }
+    }
+
+    /// Whose devices a claim asks for; none if it is not known.
+    pub fn scope(&self, claim: &ClaimUid) -> Option<Scope> {
+        let entry = self.claims.get(claim)?;
+        Some(scope::of_claim(&entry.claim, |name| self.classes.get(name).map(|(class, _)| class.as_ref())))
+    }
+
+    /// The claim as last seen; none if it is not known or gone.
+    pub fn claim_object(&self, claim: &ClaimUid) -> Option<&Arc<ResourceClaim>> {
+        self.claims.get(claim)?.object.as_ref()
+    }
+
+    /// The pod as last seen.
+    pub fn pod_object(&self, pod: &PodUid) -> Option<&Arc<Pod>> {
+        self.pods.get(pod).map(|p| &p.object)
+    }
+
+    /// The classes that a claim names, as objects.
+    pub fn class_objects(&self) -> BTreeMap<String, &ApiClass> {
+        self.classes.iter().map(|(name, (_, object))| (name.to_string(), object.as_ref())).collect()
+    }
+
+    /// Adds everything up anew and compares.
+    pub fn audit(&mut self) -> Audit {
+        let mut usage = Usage::default();
+        for entry in self.claims.values() {
+            usage.add(entry.booked());
+        }
+        let drifted = usage != self.usage;
+        self.usage = usage;
+        let devices = self.slices.values().flat_map(|s| s.devices.iter().map(move |d| (s, d)));
+        let over = devices.filter_map(|(slice, device)| {
+            let id = DeviceId { pool: slice.pool.clone(), device: device.name.clone() };
+            let used = self.usage.of(&id)?;
+            used.exceeds(device).then_some(id)
+        });
+        Audit { overcommitted: over.collect(), drifted }
+    }
+
+    /// After a change of a claim: links it to bound pods, books it, and moves the pods that wait for it.
+    fn settle_claim(&mut self, uid: &ClaimUid, key: &ClaimKey) {
+        let pods: Vec<PodUid> = self.pods_by_claim.get(key).into_iter().flatten().cloned().collect();
+        for pod in &pods {
+            self.link(pod);
+        }
+        if let Some(entry) = self.claims.get_mut(uid) {
+            entry.book(&mut self.usage);
+            if !entry.is_alive() {
+                self.claims.remove(uid);
+            }
+        }
+        for pod in &pods {
+            self.rebook(pod);
+        }
+    }
+
+    /// After a change of a pod: the same from its side.
+    fn settle_pod(&mut self, uid: &PodUid) {
+        self.link(uid);
+        let Some(pod) = self.pods.get(uid) else { return };
+        if !pod.is_running() && !pod.links.is_empty() {
+            let links: Vec<ClaimUid> = pod.links.values().cloned().collect();
+            for claim in links {
+                self.release_user(&claim, uid);
+            }
+            if let Some(pod) = self.pods.get_mut(uid) {
+                pod.links.clear();
+            }
+        }
+        self.rebook(uid);
+    }
+
+    /// Ties a bound pod to the claims that its names mean now. A tie once made stays until the pod has ended.
+    fn link(&mut self, uid: &PodUid) {
+        let Some(pod) = self.pods.get_mut(uid).filter(|p| p.is_running()) else { return };
+        for name in pod.claims.iter().filter_map(|c| c.name.as_ref()) {
+            if pod.links.contains_key(name) {
+                continue;
+            }
+            let key = (pod.namespace.clone(), name.clone());
+            let Some(claim) = self.claim_names.get(&key) else { continue };
+            if let Some(entry) = self.claims.get_mut(claim) {
+                entry.users.insert(uid.clone());
+                entry.book(&mut self.usage);
+                pod.links.insert(name.clone(), claim.clone());
+            }
+        }
+    }
+
+    fn release_user(&mut self, claim: &ClaimUid, pod: &PodUid) {
+        let Some(entry) = self.claims.get_mut(claim) else { return };
+        entry.users.remove(pod);
+        entry.book(&mut self.usage);
+        if !entry.is_alive() {
+            self.claims.remove(claim);
+        }
+    }
+
+    /// Forgets by which names the pod is found.
+    fn unlink(&mut self, pod: &PodEntry) {
+        for name in pod.claims.iter().filter_map(|c| c.name.clone()) {
+            let key = (pod.namespace.clone(), name);
+            if let Some(pods) = self.pods_by_claim.get_mut(&key) {
+                pods.remove(&pod.uid);
+                if pods.is_empty() {
+                    self.pods_by_claim.remove(&key);
+                }
+            }
+        }
+    }
+
+    /// Books the pod's requests where it runs, or where its allocated claims will have it go.
+    fn rebook(&mut self, uid: &PodUid) {
+        let Some(mut pod) = self.pods.remove(uid) else { return };
+        let node = if pod.is_running() {
+            pod.node.clone()
+        } else if pod.is_waiting() {
+            self.expected_node(&pod)
+        } else {
+            None
+        };
+        self.book_requests(&mut pod, node);
+        self.pods.insert(uid.clone(), pod);
+    }
+
+    fn expected_node(&self, pod: &PodEntry) -> Option<NodeName> {
+        let names = pod.claims.iter().filter_map(|c| c.name.clone());
+        let mut claims = names.filter_map(|name| self.claim_names.get(&(pod.namespace.clone(), name)));
+        claims.find_map(|claim| self.claims.get(claim)?.nodes()?.single_node().and_then(|n| NodeName::new(n).ok()))
+    }
+
+    fn book_requests(&mut self, pod: &mut PodEntry, node: Option<NodeName>) {
+        if pod.booked_on == node && (node.is_none() || pod.booked_requests == pod.scheduling.requests) {
+            return;
+        }
+        if let Some(old) = pod.booked_on.take() {
+            self.change_requests(&old, &pod.booked_requests, false);
+        }
+        if let Some(new) = &node {
+            pod.booked_requests = pod.scheduling.requests.clone();
+            self.change_requests(new, &pod.booked_requests, true);
+        }
+        pod.booked_on = node;
+    }
+
+    fn change_requests(&mut self, node: &NodeName, requests: &BTreeMap<String, Quantity>, add: bool) {
+        let entry = self.nodes.entry(node.clone()).or_default();
+        for (name, amount) in requests {
+            let sum = entry.used.entry(name.clone()).or_default();
+            let changed = if add { sum.checked_add(*amount) } else { sum.checked_sub(*amount) };
+            *sum = changed.unwrap_or(*sum);
+        }
+        entry.used.retain(|_, sum| !sum.is_zero());
+        if let Some(node) = &mut entry.node {
+            Arc::make_mut(node).used.clone_from(&entry.used);
+        } else if entry.used.is_empty() {
+            self.nodes.remove(node);
+        }
+    }
+}

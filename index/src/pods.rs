@@ -1,0 +1,109 @@
+//! Pods, as far as they need devices or take room on a node.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Pod;
+use tessera_allocator::model::{PodUid, Scheduling};
+use tessera_api::names::{ClaimName, ClaimUid, Namespace, NodeName, PodName};
+use tessera_api::quantity::Quantity;
+
+use crate::convert;
+
+/// One pod.
+#[derive(Debug, Clone)]
+pub(crate) struct PodEntry {
+    pub(crate) uid: PodUid,
+    pub(crate) namespace: Namespace,
+    pub(crate) name: PodName,
+    /// `spec.nodeName`.
+    pub(crate) node: Option<NodeName>,
+    /// Succeeded or failed: nothing of it runs any more.
+    pub(crate) finished: bool,
+    pub(crate) deleting: bool,
+    /// It has scheduling gates: not to be planned yet.
+    pub(crate) gated: bool,
+    pub(crate) priority: i32,
+    pub(crate) created: i64,
+    pub(crate) nominated: Option<NodeName>,
+    /// Names of its claims in pod order; none where the claim of a template is not there yet.
+    pub(crate) claims: Vec<ClaimRef>,
+    pub(crate) scheduling: Arc<Scheduling>,
+    /// The object, for those who read its conditions.
+    pub(crate) object: Arc<Pod>,
+    /// Which claim a name meant when the pod was bound: an object made anew under the name is another one.
+    pub(crate) links: BTreeMap<ClaimName, ClaimUid>,
+    /// What is booked for it on a node, as it was when it was booked.
+    pub(crate) booked_requests: BTreeMap<String, Quantity>,
+    /// The node on which its requests are booked.
+    pub(crate) booked_on: Option<NodeName>,
+}
+
+/// One entry of `spec.resourceClaims`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ClaimRef {
+    /// The claim's name; none = not generated yet.
+    pub(crate) name: Option<ClaimName>,
+    /// It is made from a template, so it has to be owned by the pod.
+    pub(crate) generated: bool,
+}
+
+impl PodEntry {
+    /// Reads a pod; `None` for an object that the API server cannot have made.
+    pub(crate) fn new(object: &Arc<Pod>) -> Option<Self> {
+        let metadata = &object.metadata;
+        let spec = object.spec.as_ref()?;
+        let status = object.status.clone().unwrap_or_default();
+        let node = |name: &Option<String>| name.as_deref().and_then(|n| NodeName::new(n).ok());
+        Some(Self {
+            uid: PodUid::new(metadata.uid.as_deref()?),
+            namespace: Namespace::new(metadata.namespace.as_deref()?).ok()?,
+            name: PodName::new(metadata.name.as_deref()?).ok()?,
+            node: node(&spec.node_name),
+            finished: matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")),
+            deleting: metadata.deletion_timestamp.is_some(),
+            gated: spec.scheduling_gates.as_ref().is_some_and(|g| !g.is_empty()),
+            priority: spec.priority.unwrap_or(0),
+            created: metadata.creation_timestamp.as_ref().map_or(0, |t| t.0.as_second()),
+            nominated: node(&status.nominated_node_name),
+            claims: claims(object),
+            scheduling: Arc::new(convert::scheduling(spec)),
+            object: Arc::clone(object),
+            links: BTreeMap::new(),
+            booked_requests: BTreeMap::new(),
+            booked_on: None,
+        })
+    }
+
+    /// Bound to a node, and something of it may run there.
+    pub(crate) fn is_running(&self) -> bool {
+        self.node.is_some() && !self.finished
+    }
+
+    /// Waits for a node.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.node.is_none() && !self.finished && !self.deleting
+    }
+}
+
+fn claims(object: &Pod) -> Vec<ClaimRef> {
+    let entries = object.spec.iter().flat_map(|s| s.resource_claims.iter().flatten());
+    let statuses = || object.status.iter().flat_map(|s| s.resource_claim_statuses.iter().flatten());
+    let mut claims = Vec::new();
+    for entry in entries {
+        if let Some(name) = &entry.resource_claim_name {
+            claims.push(ClaimRef { name: ClaimName::new(name).ok(), generated: false });
+            continue;
+        }
+        let status = statuses().find(|s| s.name == entry.name);
+        // A status without a name: the pod does not need the claim (KEP-3063, optional claims).
+        if let Some(status) = status {
+            if let Some(name) = &status.resource_claim_name {
+                claims.push(ClaimRef { name: ClaimName::new(name).ok(), generated: true });
+            }
+        } else {
+            claims.push(ClaimRef { name: None, generated: true });
+        }
+    }
+    claims
+}

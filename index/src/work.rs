@@ -1,0 +1,208 @@
+//! What there is to do: pods to plan, pods that cannot be planned and why, claims to give back.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use tessera_allocator::model::{DeviceId, PendingPod, PodClaim, PodUid};
+use tessera_api::names::{ClaimName, ClaimUid, NodeName};
+
+use crate::claims::ClaimEntry;
+use crate::index::Index;
+use crate::pods::PodEntry;
+use crate::scope::Scope;
+
+/// What the index has to say to whoever plans.
+#[derive(Debug, Default)]
+pub struct Work {
+    /// Pods with claims of ours to allocate.
+    pub pending: Vec<PendingPod>,
+    /// Pods that will not be planned until somebody changes something.
+    pub blocked: Vec<Blocked>,
+}
+
+/// A pod that cannot be planned.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Blocked {
+    /// The pod.
+    pub pod: PodUid,
+    /// The claim that stands in the way.
+    pub claim: ClaimUid,
+    /// Why.
+    pub obstacle: Obstacle,
+}
+
+/// Why a pod cannot be planned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Obstacle {
+    /// One claim asks our driver and another for devices, and a claim is allocated as a whole or not at all.
+    MixedDrivers,
+}
+
+/// A pod whose claims of ours are all allocated and that is not bound: kube-scheduler's turn.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Waiting {
+    /// The pod.
+    pub pod: PodUid,
+    /// Its claims that hold devices of ours, that nobody has reserved, and that no other pod needs where they are.
+    pub movable: Vec<ClaimUid>,
+    /// The node that the claims are on.
+    pub node: Option<NodeName>,
+    /// `status.nominatedNodeName` is set: the scheduler is making room.
+    pub nominated: bool,
+    /// Condition `PodScheduled` is `False` with reason `Unschedulable`: its message.
+    pub unschedulable: Option<String>,
+}
+
+impl Index {
+    /// The pods to plan and those that cannot be planned.
+    pub fn work(&self) -> Work {
+        let mut work = Work::default();
+        for pod in self.pods.values().filter(|p| p.is_waiting() && !p.gated && !p.claims.is_empty()) {
+            match self.plan_of(pod) {
+                Ok(Some(pending)) => work.pending.push(pending),
+                Ok(None) => {}
+                Err(blocked) => work.blocked.push(blocked),
+            }
+        }
+        work
+    }
+
+    /// The pod as the allocator is to see it; none if it is not complete yet or has nothing to be decided.
+    fn plan_of(&self, pod: &PodEntry) -> Result<Option<PendingPod>, Blocked> {
+        let Some(entries) = self.claims_of(pod) else { return Ok(None) };
+        let mut claims = Vec::with_capacity(entries.len());
+        let mut ours = false;
+        for entry in entries {
+            let uid = entry.claim.uid.clone();
+            if let Some(allocation) = entry.allocation() {
+                claims.push(PodClaim::Allocated {
+                    uid,
+                    name: entry.claim.name.clone(),
+                    nodes: allocation.nodes.clone(),
+                });
+                continue;
+            }
+            match self.scope(&uid) {
+                Some(Scope::Ours | Scope::Any) => {
+                    ours = true;
+                    claims.push(PodClaim::Pending(Arc::clone(&entry.claim)));
+                }
+                Some(Scope::Mixed) => {
+                    return Err(Blocked { pod: pod.uid.clone(), claim: uid, obstacle: Obstacle::MixedDrivers });
+                }
+                // kube-scheduler allocates it, at the node that our claims will force.
+                Some(Scope::Foreign) | None => {}
+            }
+        }
+        Ok(ours.then(|| PendingPod {
+            uid: pod.uid.clone(),
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+            priority: pod.priority,
+            created: pod.created,
+            claims,
+            scheduling: Arc::clone(&pod.scheduling),
+            nominated: pod.nominated.clone(),
+            excluded: BTreeSet::new(),
+        }))
+    }
+
+    /// The claims of a pod; none unless all are there, alive and the pod's to use.
+    fn claims_of(&self, pod: &PodEntry) -> Option<Vec<&ClaimEntry>> {
+        let mut entries = Vec::with_capacity(pod.claims.len());
+        for reference in &pod.claims {
+            let entry = self.claim_named(pod, reference.name.as_ref()?)?;
+            if entry.is_deleting() || (reference.generated && !is_owned_by(entry, pod)) {
+                return None;
+            }
+            entries.push(entry);
+        }
+        Some(entries)
+    }
+
+    fn claim_named(&self, pod: &PodEntry, name: &ClaimName) -> Option<&ClaimEntry> {
+        let uid = self.claim_names.get(&(pod.namespace.clone(), name.clone()))?;
+        self.claims.get(uid)
+    }
+
+    /// Pods that have all they need from us and are not bound.
+    pub fn waiting(&self) -> Vec<Waiting> {
+        let unbound = self.pods.values().filter(|p| p.is_waiting() && !p.gated && !p.claims.is_empty());
+        unbound.filter_map(|pod| self.waiting_of(pod)).collect()
+    }
+
+    fn waiting_of(&self, pod: &PodEntry) -> Option<Waiting> {
+        let entries = self.claims_of(pod)?;
+        let ours: Vec<&&ClaimEntry> = entries.iter().filter(|e| !e.booked().is_empty()).collect();
+        if ours.is_empty() {
+            return None;
+        }
+        let movable = ours.iter().filter(|e| self.is_movable(e, pod)).map(|e| e.claim.uid.clone());
+        Some(Waiting {
+            pod: pod.uid.clone(),
+            movable: movable.collect(),
+            node: ours.iter().find_map(|e| e.nodes()?.single_node().and_then(|n| NodeName::new(n).ok())),
+            nominated: pod.nominated.is_some(),
+            unschedulable: unschedulable(pod),
+        })
+    }
+
+    /// Whether the allocation may be taken back for the sake of `pod`: nobody has reserved it, it is not in the middle of
+    /// being written, and no other pod is bound to it or older than this one (its failure is then not ours to answer).
+    fn is_movable(&self, entry: &ClaimEntry, pod: &PodEntry) -> bool {
+        let key = (entry.claim.namespace.clone(), entry.claim.name.clone());
+        let others = self.pods_by_claim.get(&key).into_iter().flatten().filter(|uid| **uid != pod.uid);
+        let mut others = others.filter_map(|uid| self.pods.get(uid));
+        entry.assumed.is_none()
+            && entry.observed.is_some()
+            && entry.users.is_empty()
+            && !entry.is_reserved()
+            && !entry.is_deleting()
+            && !others.any(|other| other.is_waiting() && (other.created, &other.uid) < (pod.created, &pod.uid))
+    }
+
+    /// The pods that wait for a node.
+    pub fn unbound_pods(&self) -> BTreeSet<PodUid> {
+        self.pods.values().filter(|p| p.is_waiting()).map(|p| p.uid.clone()).collect()
+    }
+
+    /// What kube-scheduler says about a pod that it could not place.
+    pub fn unschedulable_message(&self, pod: &PodUid) -> Option<String> {
+        unschedulable(self.pods.get(pod)?)
+    }
+
+    /// The pods whose claims hold the device.
+    pub fn pods_on(&self, device: &DeviceId) -> BTreeSet<PodUid> {
+        let holding = self.claims.values().filter(|c| c.booked().iter().any(|r| r.device == *device));
+        let keys = holding.map(|c| (c.claim.namespace.clone(), c.claim.name.clone()));
+        keys.flat_map(|key| self.pods_by_claim.get(&key).into_iter().flatten().cloned()).collect()
+    }
+
+    /// Claims that hold devices of ours although no living pod needs them and nobody ever reserved them. Nobody else gives
+    /// them back: kube-controller-manager acts when the last reservation goes, and there was none.
+    pub fn abandoned(&self) -> Vec<ClaimUid> {
+        let abandoned = self.claims.values().filter(|entry| {
+            let key = (entry.claim.namespace.clone(), entry.claim.name.clone());
+            let pods = self.pods_by_claim.get(&key).into_iter().flatten();
+            let needed = pods.filter_map(|uid| self.pods.get(uid)).any(|p| p.is_waiting() || p.is_running());
+            entry.observed.is_some()
+                && entry.assumed.is_none()
+                && !entry.booked().is_empty()
+                && !entry.is_reserved()
+                && !entry.is_deleting()
+                && !needed
+        });
+        abandoned.map(|entry| entry.claim.uid.clone()).collect()
+    }
+}
+
+fn is_owned_by(entry: &ClaimEntry, pod: &PodEntry) -> bool {
+    let owners = entry.object.as_ref().and_then(|o| o.metadata.owner_references.as_ref());
+    owners.into_iter().flatten().any(|o| o.controller == Some(true) && o.uid == pod.uid.as_str())
+}
+
+fn unschedulable(pod: &PodEntry) -> Option<String> {
+    let conditions = pod.object.status.as_ref()?.conditions.as_ref()?;
+    let condition = conditions.iter().find(|c| c.type_ == "PodScheduled" && c.status == "False")?;
+    (condition.reason.as_deref() == Some("Unschedulable")).then(|| condition.message.clone().unwrap_or_default())
+}
