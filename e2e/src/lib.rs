@@ -1,1 +1,23 @@
-//! End-to-end tests: the scenario runner and the tests that take any KUBECONFIG.
+//! End-to-end tests: the same scenario files and the same trials on any cluster, by its kubeconfig.
+//!
+//! ```text
+//! scenarios/*.yaml -- scenario (parse) --> runner (apply, wait by watch, compare) --> harness (list, run, report)
+//!                                             |  kube client                             ^
+//!                                             v                                          |
+//!                            any cluster: simcluster, e2e/cluster, kind, yours       trials (restarts, 100 pods)
+//!                                             ^                                          |
+//!                                             +------ operations: $TESSERA_E2E_NODE -----+
+//! ```
+//!
+//! Nothing here sleeps for a fixed time and hopes: every wait is for something that a watch or a log stream tells, with a
+//! deadline, and says what it saw last when that passes.
+#![forbid(unsafe_code)]
+
+pub mod expectation;
+pub mod harness;
+pub mod inventory;
+pub mod leftovers;
+pub mod objects;
+pub mod runner;
+pub mod scenario;
+pub mod wait;

@@ -1,0 +1,172 @@
+//! Runs scenarios and trials as a test program would: filter, one line each, an exit code.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use futures::future::BoxFuture;
+
+use crate::runner::{Figure, Outcome, Runner};
+use crate::scenario::ScenarioFile;
+
+/// What is to be run. Understands what `cargo test` passes on, as far as it applies: everything runs one after the other,
+/// since scenarios look at all GPUs of the cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Selection {
+    /// Parts of names; nothing selects everything.
+    filters: Vec<String>,
+    exact: bool,
+    list: bool,
+}
+
+impl Selection {
+    /// Reads the program's arguments.
+    pub fn from_arguments(arguments: impl IntoIterator<Item = String>) -> Self {
+        let mut selection = Self::default();
+        for argument in arguments {
+            match argument.as_str() {
+                "--exact" => selection.exact = true,
+                "--list" => selection.list = true,
+                flag if flag.starts_with('-') => {}
+                filter => selection.filters.push(filter.to_owned()),
+            }
+        }
+        selection
+    }
+
+    /// Only the names are asked for.
+    pub fn lists(&self) -> bool {
+        self.list
+    }
+
+    fn selects(&self, name: &str) -> bool {
+        let fits = |filter: &String| if self.exact { name == filter } else { name.contains(filter.as_str()) };
+        self.filters.is_empty() || self.filters.iter().any(fits)
+    }
+}
+
+/// The scenario files of this repository.
+pub fn scenarios() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("scenarios")
+}
+
+/// What a trial came to: figures, or a reason why it was not made.
+pub type TrialOutcome = anyhow::Result<Outcome>;
+
+/// One thing to run.
+pub struct Trial<'a> {
+    /// Its name.
+    pub name: String,
+    /// What it does.
+    pub run: BoxFuture<'a, TrialOutcome>,
+}
+
+/// The trials of all scenario files.
+///
+/// # Errors
+/// A file cannot be read or is no scenario.
+pub fn scenario_trials(runner: &Runner) -> anyhow::Result<Vec<Trial<'static>>> {
+    let trial = |file: ScenarioFile| {
+        let runner = runner.clone();
+        let name = format!("scenario/{}", file.name);
+        Trial { name, run: Box::pin(async move { Ok(runner.run(&file).await?) }) }
+    };
+    Ok(ScenarioFile::read_all(&scenarios())?.into_iter().map(trial).collect())
+}
+
+/// The result of all trials.
+#[derive(Debug, Default)]
+pub struct Report {
+    passed: usize,
+    failed: Vec<String>,
+    skipped: Vec<(String, String)>,
+    figures: Vec<Figure>,
+}
+
+impl Report {
+    /// Runs what is selected, one after the other, and prints a line for each.
+    pub async fn of(selection: &Selection, trials: Vec<Trial<'_>>) -> Self {
+        let mut report = Self::default();
+        for trial in trials.into_iter().filter(|trial| selection.selects(&trial.name)) {
+            report.run(trial).await;
+        }
+        report
+    }
+
+    async fn run(&mut self, Trial { name, run }: Trial<'_>) {
+        let began = Instant::now();
+        match run.await {
+            Ok(Outcome::Held(figures)) => {
+                println!("test {name} ... ok ({})", short(began.elapsed()));
+                self.passed += 1;
+                self.figures.extend(figures);
+            }
+            Ok(Outcome::Skipped(reason)) => {
+                println!("test {name} ... skipped");
+                self.skipped.push((name, reason));
+            }
+            Err(error) => {
+                println!("test {name} ... FAILED ({})", short(began.elapsed()));
+                println!("    {}", format!("{error:#}").replace('\n', "\n    "));
+                self.failed.push(name);
+            }
+        }
+    }
+
+    /// Prints the summary: failed and skipped by name, and the figures.
+    pub fn finish(mut self) -> ExitCode {
+        println!();
+        self.figures.sort_by(|one, other| (&one.of, one.took).cmp(&(&other.of, other.took)));
+        for figures in self.figures.chunk_by(|one, other| one.of == other.of) {
+            let at = |percent: usize| short(figures[(figures.len() - 1) * percent / 100].took);
+            let (n, of) = (figures.len(), &figures[0].of);
+            println!("FIGURE: {of}: p50 {}, p99 {}, max {} of {n}", at(50), at(99), at(100));
+        }
+        for (name, reason) in &self.skipped {
+            println!("SKIPPED: {name}: {reason}");
+        }
+        for name in &self.failed {
+            println!("FAILED: {name}");
+        }
+        println!("{} passed, {} failed, {} skipped", self.passed, self.failed.len(), self.skipped.len());
+        if self.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    }
+}
+
+fn short(time: Duration) -> String {
+    if time < Duration::from_secs(1) {
+        format!("{:.1} ms", time.as_secs_f64() * 1000.0)
+    } else {
+        format!("{:.1} s", time.as_secs_f64())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn selection(arguments: &[&str]) -> Selection {
+        Selection::from_arguments(arguments.iter().map(|argument| (*argument).to_owned()))
+    }
+
+    #[test]
+    fn flags_of_cargo_test_are_not_taken_for_filters() {
+        assert!(selection(&["--test-threads=1", "--nocapture"]).selects("scenario/binpack"));
+        assert!(selection(&["--test-threads=1", "pack"]).selects("scenario/binpack"));
+        assert!(!selection(&["spread"]).selects("scenario/binpack"));
+        assert!(!selection(&["--exact", "pack"]).selects("scenario/binpack"));
+    }
+
+    #[tokio::test]
+    async fn a_failure_among_others_fails_the_whole_and_stops_nothing() {
+        let trial = |name: &str, outcome: TrialOutcome| Trial { name: name.into(), run: Box::pin(async { outcome }) };
+        let trials = vec![
+            trial("a", Err(anyhow::anyhow!("no"))),
+            trial("b", Ok(Outcome::Skipped("not here".into()))),
+            trial("c", Ok(Outcome::Held(vec![]))),
+        ];
+        let report = Report::of(&Selection::default(), trials).await;
+        assert_eq!((report.passed, report.failed.len(), report.skipped.len()), (1, 1, 1));
+        assert_eq!(format!("{:?}", report.finish()), format!("{:?}", ExitCode::FAILURE));
+    }
+}

@@ -1,0 +1,123 @@
+//! Steps about pods and what runs in them.
+
+use std::time::Duration;
+
+use futures::{AsyncBufReadExt, TryStreamExt};
+use k8s_openapi::api::core::v1::{ContainerState, Pod};
+use kube::Api;
+use kube::api::LogParams;
+use serde_json::Value;
+
+use super::{Run, StepError, api};
+use crate::expectation::compare;
+use crate::scenario::{Pods, Probe, seconds};
+use crate::wait::{self, Verdict};
+
+impl Run<'_> {
+    pub(super) fn pods_api(&self) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    pub(super) async fn pods(&self, step: &Pods) -> Result<(), StepError> {
+        for name in &step.names.0 {
+            let what = format!("pod {name} to be {}", step.phase);
+            let judge = |pod: Option<&Pod>| judge_phase(pod, &step.phase);
+            let node = wait::until_one(self.pods_api(), name, &what, seconds(step.within), judge).await?;
+            if let Some(expected) = &step.node
+                && node.as_ref() != Some(expected)
+            {
+                let difference = format!("runs on {}, expected {expected}", node.unwrap_or_default());
+                return Err(StepError::Differs { of: format!("pod {name}"), difference });
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) async fn probe(&self, step: &Probe) -> Result<(), StepError> {
+        for pod in &step.pods.0 {
+            let container = self.container_began(pod, step.container.as_deref(), seconds(step.within)).await?;
+            let of = format!("container {container} of pod {pod}");
+            let line = self.line(pod, &container, &step.event, seconds(step.within)).await?;
+            compare(&step.has, &line)
+                .map_err(|difference| StepError::Differs { of, difference: format!("{difference}, in {line}") })?;
+        }
+        Ok(())
+    }
+
+    /// Waits until a container runs or has run, so that it has a log; returns its name.
+    async fn container_began(&self, pod: &str, container: Option<&str>, within: Duration) -> Result<String, StepError> {
+        let what = format!("container {} of pod {pod} to run", container.unwrap_or_default());
+        let judge = |pod: Option<&Pod>| {
+            let statuses = pod.and_then(|pod| pod.status.as_ref()).map(|status| {
+                let all = status.init_container_statuses.iter().chain(&status.container_statuses);
+                all.flatten().filter(|status| container.is_none_or(|name| name == status.name))
+            });
+            let mut statuses = statuses.into_iter().flatten();
+            match statuses.find(|status| status.state.as_ref().is_some_and(began)) {
+                Some(status) => Verdict::Done(status.name.clone()),
+                None => Verdict::NotYet(describe(pod)),
+            }
+        };
+        Ok(wait::until_one(self.pods_api(), pod, &what, within, judge).await?)
+    }
+
+    /// Follows the container's output to the first line of that event.
+    async fn line(&self, pod: &str, container: &str, event: &str, within: Duration) -> Result<Value, StepError> {
+        let of = format!("container {container} of pod {pod}");
+        let parameters = LogParams { container: Some(container.to_owned()), follow: true, ..LogParams::default() };
+        let mut seen = String::new();
+        let read = async {
+            let stream = self.pods_api().log_stream(pod, &parameters).await;
+            let mut lines = stream.map_err(|error| api(&format!("output of {of}"), error))?.lines();
+            let failed = |source| StepError::Output { of: of.clone(), source };
+            while let Some(line) = lines.try_next().await.map_err(failed)? {
+                match serde_json::from_str::<Value>(&line) {
+                    Ok(value) if value["event"] == event => return Ok(value),
+                    _ => seen = format!("{seen}{line}\n"),
+                }
+            }
+            let difference = format!("ended without a line of event `{event}`");
+            Err(StepError::Differs { of: of.clone(), difference })
+        };
+        let outcome = tokio::time::timeout(within, read).await;
+        match outcome {
+            Ok(Ok(line)) => Ok(line),
+            Ok(Err(StepError::Differs { of, difference })) => {
+                Err(StepError::Differs { of, difference: format!("{difference}; it said:\n{seen}") })
+            }
+            Ok(Err(error)) => Err(error),
+            Err(_) => {
+                let difference = format!("no line of event `{event}` within {within:?}; it said:\n{seen}");
+                Err(StepError::Differs { of, difference })
+            }
+        }
+    }
+}
+
+fn began(state: &ContainerState) -> bool {
+    state.running.is_some() || state.terminated.is_some()
+}
+
+fn judge_phase(pod: Option<&Pod>, phase: &str) -> Verdict<Option<String>> {
+    let seen = pod.and_then(|pod| pod.status.as_ref()).and_then(|status| status.phase.as_deref()).unwrap_or_default();
+    if seen == phase {
+        return Verdict::Done(pod.and_then(|pod| pod.spec.as_ref()).and_then(|spec| spec.node_name.clone()));
+    }
+    // A phase never goes back, so there is no use in waiting for an earlier one.
+    if matches!(seen, "Succeeded" | "Failed") { Verdict::Hopeless(describe(pod)) } else { Verdict::NotYet(describe(pod)) }
+}
+
+/// The parts of a pod that tell why it is where it is.
+fn describe(pod: Option<&Pod>) -> String {
+    let Some(status) = pod.and_then(|pod| pod.status.as_ref()) else { return "no such pod".into() };
+    let phase = status.phase.as_deref().unwrap_or("no phase");
+    let conditions = status.conditions.iter().flatten().filter(|condition| condition.status != "True");
+    let conditions = conditions.filter_map(|condition| condition.message.as_deref());
+    let states = status.init_container_statuses.iter().chain(&status.container_statuses).flatten();
+    let states = states.filter_map(|status| {
+        let state = serde_json::to_string(status.state.as_ref()?).ok()?;
+        Some(format!("{}: {state}", status.name))
+    });
+    let said = conditions.map(str::to_owned).chain(states).collect::<Vec<_>>().join("; ");
+    format!("{phase}; {said}")
+}
