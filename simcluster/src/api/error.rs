@@ -155,7 +155,7 @@ impl ApiError {
         }
     }
 
-    /// 503, for faults that tests inject.
+    /// 503, for faults that tests inject. Clients may retry this for minutes before they tell; 500 is told at once.
     pub fn unavailable(message: impl Into<String>) -> Self {
         Self::plain(503, "ServiceUnavailable", message)
     }

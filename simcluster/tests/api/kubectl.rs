@@ -70,7 +70,7 @@ metadata: {name: p, namespace: demo}
 spec:
   resourceClaims: [{name: gpu, resourceClaimTemplateName: gpu}]
   containers:
-  - {name: main, image: 'tessera/probe:e2e', resources: {claims: [{name: gpu}], requests: {cpu: 1}}}
+  - {name: main, image: 'tessera/probe:e2e', resources: {claims: [{name: gpu}], requests: {cpu: '1'}}}
 ";
 
 #[tokio::test(flavor = "multi_thread")]
@@ -98,7 +98,7 @@ async fn apply_get_and_delete_work() {
 #[tokio::test(flavor = "multi_thread")]
 async fn unknown_fields_are_refused_by_name() {
     let Some(kubectl) = Kubectl::start().await else { return };
-    let manifest = "{apiVersion: v1, kind: ConfigMap, metadata: {name: a}, dota: {a: b}}";
+    let manifest = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\ndota: {a: b}\n";
     let (said, success) = kubectl.run(&["apply", "-f", "-"], manifest).await;
     assert!(!success && said.contains("strict decoding error: unknown field \"dota\""), "{said}");
 }
@@ -106,7 +106,7 @@ async fn unknown_fields_are_refused_by_name() {
 #[tokio::test(flavor = "multi_thread")]
 async fn server_side_apply_and_patches_work() {
     let Some(kubectl) = Kubectl::start().await else { return };
-    let manifest = "{apiVersion: v1, kind: ConfigMap, metadata: {name: a}, data: {a: b}}";
+    let manifest = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\ndata: {a: b}\n";
     kubectl.ok(&["apply", "--server-side", "-f", "-"], manifest).await;
     kubectl.ok(&["patch", "cm", "a", "--type=json", "-p", r#"[{"op":"add","path":"/data/c","value":"d"}]"#], "").await;
     kubectl.ok(&["patch", "cm", "a", "--type=merge", "-p", r#"{"data":{"a":null}}"#], "").await;

@@ -98,16 +98,16 @@ async fn the_finalizer_stays_while_a_claim_is_allocated() {
 async fn a_fault_hook_refuses_requests_and_loses_answers() {
     let (api, client) = server().await;
     let claims: Api<ResourceClaim> = Api::default_namespaced(client);
-    let down = tessera_simcluster::api::ApiError::unavailable("etcd leader changed");
+    let down = tessera_simcluster::api::ApiError::internal("etcdserver: leader changed");
     let lost = down.clone();
     api.set_fault_hook(Some(std::sync::Arc::new(move |request| match request.verb {
         "create" => Fault::LoseAnswer(lost.clone()),
         "delete" => Fault::Refuse(down.clone()),
         _ => Fault::None,
     })));
-    assert_eq!(refusal(claims.create(&PostParams::default(), &claim("c")).await).0, 503);
+    assert_eq!(refusal(claims.create(&PostParams::default(), &claim("c")).await).0, 500);
     assert!(claims.get_opt("c").await.unwrap().is_some());
-    assert_eq!(refusal(claims.delete("c", &DeleteParams::default()).await).0, 503);
+    assert_eq!(refusal(claims.delete("c", &DeleteParams::default()).await).0, 500);
     api.set_fault_hook(None);
     claims.delete("c", &DeleteParams::default()).await.unwrap();
 }

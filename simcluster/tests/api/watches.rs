@@ -1,3 +1,4 @@
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use futures::{Stream, StreamExt, TryStreamExt};
@@ -146,30 +147,27 @@ async fn a_watch_ends_at_its_time_out() {
     assert!(events.is_empty());
 }
 
-/// Reads a kube-rs watcher until `done` holds of the names it knows.
-async fn known_until(
-    stream: &mut (impl Stream<Item = watcher::Result<Event<ConfigMap>>> + Unpin),
-    done: impl Fn(&[String]) -> bool,
-) -> Vec<String> {
-    let mut known: Vec<String> = Vec::new();
-    let mut fresh: Vec<String> = Vec::new();
-    loop {
-        let event = tokio::time::timeout(Duration::from_secs(20), stream.next()).await.expect("no event");
-        // The watcher reports the 410 and then lists anew by itself.
-        match event.unwrap() {
-            Ok(Event::Init) => fresh.clear(),
-            Ok(Event::InitApply(map)) => fresh.push(map.name_any()),
-            Ok(Event::InitDone) => known = std::mem::take(&mut fresh),
-            Ok(Event::Apply(map)) => {
-                known.retain(|name| *name != map.name_any());
-                known.push(map.name_any());
+/// What a kube-rs watcher makes of the server.
+struct Known<S> {
+    events: S,
+    names: BTreeSet<String>,
+    fresh: BTreeSet<String>,
+}
+
+impl<S: Stream<Item = watcher::Result<Event<ConfigMap>>> + Unpin> Known<S> {
+    /// Reads events until these names are known.
+    async fn until(&mut self, expected: &[&str]) {
+        while !self.names.iter().eq(expected) {
+            let event = tokio::time::timeout(Duration::from_secs(20), self.events.next()).await;
+            // The watcher reports a 410 or a broken connection, and then goes on by itself.
+            match event.expect("no event").unwrap() {
+                Ok(Event::Init) => self.fresh.clear(),
+                Ok(Event::InitApply(map)) => drop(self.fresh.insert(map.name_any())),
+                Ok(Event::InitDone) => self.names = std::mem::take(&mut self.fresh),
+                Ok(Event::Apply(map)) => drop(self.names.insert(map.name_any())),
+                Ok(Event::Delete(map)) => drop(self.names.remove(&map.name_any())),
+                Err(_) => {}
             }
-            Ok(Event::Delete(map)) => known.retain(|name| *name != map.name_any()),
-            Err(_) => {}
-        }
-        known.sort();
-        if done(&known) {
-            return known;
         }
     }
 }
@@ -180,14 +178,15 @@ async fn the_kube_watcher_recovers_from_410_and_broken_connections() {
     let maps: Api<ConfigMap> = Api::default_namespaced(client);
     for config in [watcher::Config::default(), watcher::Config::default().streaming_lists()] {
         created(&maps, config_map("a")).await;
-        let mut events = watcher(maps.clone(), config).boxed();
-        known_until(&mut events, |known| known == ["a"]).await;
+        let events = watcher(maps.clone(), config).boxed();
+        let mut known = Known { events, names: BTreeSet::new(), fresh: BTreeSet::new() };
+        known.until(&["a"]).await;
         api.close_watches();
         created(&maps, config_map("b")).await;
-        known_until(&mut events, |known| known == ["a", "b"]).await;
+        known.until(&["a", "b"]).await;
         maps.delete("a", &DeleteParams::default()).await.unwrap();
         api.expire_watches();
-        known_until(&mut events, |known| known == ["b"]).await;
+        known.until(&["b"]).await;
         maps.delete("b", &DeleteParams::default()).await.unwrap();
     }
 }
