@@ -1,1 +1,294 @@
+use proptest::prelude::*;
+use serde_json::{Value, json};
 
+use k8s_openapi::api::resource::v1::{
+    DeviceAllocationConfiguration, DeviceClaimConfiguration, DeviceClassConfiguration, OpaqueDeviceConfiguration,
+};
+use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
+
+use super::*;
+use crate::names::{DRIVER_NAME, RequestName};
+
+/// A GpuConfig with these fields beside version and kind.
+fn parameters(fields: Value) -> Value {
+    let mut all = json!({"apiVersion": API_VERSION, "kind": KIND});
+    let (Value::Object(all_fields), Value::Object(fields)) = (&mut all, fields) else { panic!("fields are an object") };
+    all_fields.extend(fields);
+    all
+}
+
+fn decoded(fields: Value) -> GpuConfig {
+    GpuConfig::decode(&parameters(fields)).expect("a valid config")
+}
+
+fn refusal(fields: Value) -> String {
+    GpuConfig::decode(&parameters(fields)).expect_err("an invalid config").to_string()
+}
+
+fn unsupported(fields: Value) -> Option<String> {
+    decoded(fields).supported().err().map(|error| error.to_string())
+}
+
+fn opaque(driver: &str, parameters: Value) -> OpaqueDeviceConfiguration {
+    OpaqueDeviceConfiguration { driver: driver.to_owned(), parameters: RawExtension(parameters) }
+}
+
+fn from(source: &str, requests: &[&str], fields: Value) -> DeviceAllocationConfiguration {
+    DeviceAllocationConfiguration {
+        source: source.to_owned(),
+        requests: Some(requests.iter().map(|request| (*request).to_owned()).collect()),
+        opaque: Some(opaque(DRIVER_NAME, parameters(fields))),
+    }
+}
+
+fn request(name: &str) -> RequestName {
+    RequestName::new(name).expect("a request name")
+}
+
+#[test]
+fn every_field_is_read() {
+    let config = decoded(json!({
+        "placement": {"node": "Spread", "device": "Binpack"},
+        "topology": [{"scope": "NVLink", "mode": "Require"}, {"scope": "NUMA", "mode": "Prefer"}],
+        "memory": {"percent": 40, "oversubscribe": true},
+        "compute": {"policy": "Balance", "priority": "Low"},
+        "sharing": "MPS",
+    }));
+    assert_eq!(
+        config,
+        GpuConfig {
+            placement: Placement { node: Some(PlacementPolicy::Spread), device: Some(PlacementPolicy::Binpack) },
+            topology: Some(vec![
+                TopologyTerm { scope: TopologyScope::NvLink, mode: TopologyMode::Require },
+                TopologyTerm { scope: TopologyScope::Numa, mode: TopologyMode::Prefer },
+            ]),
+            memory: Memory { percent: Percent::new(40), oversubscribe: Some(true) },
+            compute: Compute { policy: Some(ComputePolicy::Balance), priority: Some(ComputePriority::Low) },
+            sharing: Some(Sharing::Mps),
+        }
+    );
+}
+
+#[test]
+fn an_empty_config_and_nulls_set_nothing() {
+    assert_eq!(decoded(json!({})), GpuConfig::default());
+    assert_eq!(decoded(json!({"placement": null, "memory": {"percent": null}, "sharing": null})), GpuConfig::default());
+}
+
+#[test]
+fn an_unknown_field_is_named_with_the_fields_that_exist_there() {
+    assert_eq!(
+        refusal(json!({"memory": {"percentage": 40}})),
+        "memory.percentage: unknown field; allowed here: percent, oversubscribe"
+    );
+    assert_eq!(
+        refusal(json!({"gpus": 2})),
+        "gpus: unknown field; allowed here: apiVersion, kind, placement, topology, memory, compute, sharing"
+    );
+    assert_eq!(
+        refusal(json!({"topology": [{"scope": "NUMA", "mode": "Prefer", "weight": 1}]})),
+        "topology[0].weight: unknown field; allowed here: scope, mode"
+    );
+}
+
+#[test]
+fn an_unknown_value_is_named_with_the_values_that_exist() {
+    assert_eq!(
+        refusal(json!({"placement": {"node": "binpack"}})),
+        "placement.node: unknown value \"binpack\"; allowed: LeastFragmentation, Binpack, Spread, Random"
+    );
+    assert_eq!(
+        refusal(json!({"topology": [{"scope": "NVLink", "mode": "Prefer"}, {"scope": "Rack", "mode": "Prefer"}]})),
+        "topology[1].scope: unknown value \"Rack\"; allowed: NVLink, PCIe, NUMA"
+    );
+    for percent in [json!(0), json!(101), json!(-1), json!(12.5), json!(1e300)] {
+        let message = refusal(json!({"memory": {"percent": percent}}));
+        assert!(message.ends_with("; allowed: whole numbers from 1 to 100"), "{message}");
+    }
+}
+
+#[test]
+fn a_value_of_the_wrong_type_is_named_with_the_right_one() {
+    assert_eq!(refusal(json!({"memory": {"percent": "40"}})), "memory.percent: \"40\" is not a number");
+    assert_eq!(
+        refusal(json!({"memory": {"oversubscribe": "yes"}})),
+        "memory.oversubscribe: \"yes\" is not true or false"
+    );
+    assert_eq!(refusal(json!({"placement": "Binpack"})), "placement: \"Binpack\" is not an object");
+    assert_eq!(refusal(json!({"topology": {}})), "topology: {} is not a list");
+    assert_eq!(refusal(json!({"sharing": 1})), "sharing: 1 is not a string");
+    assert_eq!(
+        GpuConfig::decode(&json!([])).expect_err("a list is no config").to_string(),
+        "parameters: [] is not an object"
+    );
+}
+
+#[test]
+fn version_and_kind_must_be_ours() {
+    let message = |value: Value| GpuConfig::decode(&value).expect_err("not ours").to_string();
+    assert_eq!(message(json!({"kind": KIND})), "apiVersion: missing; it must be gpu.tessera.dev/v1alpha1");
+    assert_eq!(
+        message(json!({"apiVersion": "gpu.nvidia.com/v1beta1", "kind": KIND})),
+        "apiVersion: unknown value \"gpu.nvidia.com/v1beta1\"; allowed: gpu.tessera.dev/v1alpha1"
+    );
+    assert_eq!(
+        message(json!({"apiVersion": API_VERSION, "kind": "MigConfig"})),
+        "kind: unknown value \"MigConfig\"; allowed: GpuConfig"
+    );
+}
+
+#[test]
+fn half_a_topology_term_and_one_said_twice_are_refused() {
+    assert_eq!(
+        refusal(json!({"topology": [{"scope": "NUMA"}]})),
+        "topology[0].mode: missing; it must be one of Prefer, Require"
+    );
+    assert_eq!(
+        refusal(json!({"topology": [{"scope": "NUMA", "mode": "Prefer"}, {"scope": "NUMA", "mode": "Require"}]})),
+        "topology[1].scope: NUMA is listed twice; remove one"
+    );
+}
+
+#[test]
+fn what_is_not_enforced_yet_is_refused_with_those_words() {
+    let cases = [
+        (json!({"placement": {"node": "LeastFragmentation"}}), "placement.node: LeastFragmentation"),
+        (json!({"placement": {"device": "Random"}}), "placement.device: Random"),
+        (json!({"topology": [{"scope": "PCIe", "mode": "Prefer"}]}), "topology: PCIe Prefer"),
+        (json!({"memory": {"oversubscribe": true}}), "memory.oversubscribe: true"),
+        (json!({"compute": {"policy": "Fixed"}}), "compute.policy: Fixed"),
+        (json!({"compute": {"policy": "Balance"}}), "compute.policy: Balance"),
+        (json!({"compute": {"priority": "High"}}), "compute.priority: High"),
+        (json!({"compute": {"priority": "Low"}}), "compute.priority: Low"),
+        (json!({"sharing": "TimeSlicing"}), "sharing: TimeSlicing"),
+        (json!({"sharing": "MPS"}), "sharing: MPS"),
+    ];
+    for (fields, what) in cases {
+        assert_eq!(unsupported(fields), Some(format!("{what} is not supported in this version")));
+    }
+}
+
+#[test]
+fn what_is_enforced_is_accepted() {
+    for fields in [
+        json!({}),
+        json!({"placement": {"node": "Binpack", "device": "Spread"}}),
+        json!({"memory": {"percent": 100, "oversubscribe": false}}),
+        json!({"compute": {"policy": "None", "priority": "Normal"}}),
+        json!({"topology": [], "sharing": "Intercept"}),
+    ] {
+        assert_eq!(unsupported(fields), None);
+    }
+}
+
+#[test]
+fn a_request_without_configs_is_packed_and_not_capped() {
+    let effective = effective_config(&[], &request("gpu")).expect("nothing is wrong");
+    assert_eq!(effective, EffectiveConfig::default());
+    assert_eq!((effective.node, effective.device), (PlacementPolicy::Binpack, PlacementPolicy::Binpack));
+    assert_eq!((effective.compute_policy, effective.sharing), (ComputePolicy::None, Sharing::Intercept));
+}
+
+#[test]
+fn a_claim_overrides_its_class_field_by_field_wherever_it_stands_in_the_list() {
+    let configs = [
+        from("FromClaim", &[], json!({"placement": {"node": "Spread"}})),
+        from("FromClass", &[], json!({"placement": {"node": "Binpack", "device": "Spread"}, "memory": {"percent": 50}})),
+        from("FromClaim", &["other"], json!({"memory": {"percent": 10}})),
+        from("FromClaim", &["gpu"], json!({"memory": {"percent": 25}})),
+    ];
+    let effective = effective_config(&configs, &request("gpu/small")).expect("nothing is wrong");
+    assert_eq!(effective.node, PlacementPolicy::Spread);
+    assert_eq!(effective.device, PlacementPolicy::Spread);
+    assert_eq!(effective.memory_percent, Percent::new(25));
+}
+
+#[test]
+fn class_and_claim_before_the_allocation_come_to_the_same() {
+    let class = [DeviceClassConfiguration {
+        opaque: Some(opaque(DRIVER_NAME, parameters(json!({"placement": {"device": "Spread"}})))),
+    }];
+    let claim = [DeviceClaimConfiguration {
+        requests: None,
+        opaque: Some(opaque(DRIVER_NAME, parameters(json!({"memory": {"percent": 25}})))),
+    }];
+    let before = effective_config_of_request(&class, &claim, &request("gpu")).expect("nothing is wrong");
+    let allocated = [
+        from("FromClass", &["gpu"], json!({"placement": {"device": "Spread"}})),
+        from("FromClaim", &[], json!({"memory": {"percent": 25}})),
+    ];
+    assert_eq!(Ok(before), effective_config(&allocated, &request("gpu")));
+}
+
+#[test]
+fn configs_of_other_drivers_are_left_alone() {
+    let foreign = DeviceAllocationConfiguration {
+        source: "FromClaim".to_owned(),
+        requests: None,
+        opaque: Some(opaque("gpu.nvidia.com", json!({"kind": "GpuConfig", "whatever": ["they", "like"]}))),
+    };
+    assert_eq!(effective_config(&[foreign], &request("gpu")), Ok(EffectiveConfig::default()));
+}
+
+#[test]
+fn an_error_says_whose_config_it_is() {
+    let configs = [
+        from("FromClass", &[], json!({})),
+        from("FromClaim", &[], json!({"memory": {"percent": 0}})),
+    ];
+    assert_eq!(
+        effective_config(&configs, &request("gpu")).expect_err("0 percent").to_string(),
+        "ResourceClaim config[1]: memory.percent: unknown value 0; allowed: whole numbers from 1 to 100"
+    );
+    let class = [from("FromClass", &[], json!({"sharing": "MPS"})), from("FromClaim", &[], json!({"sharing": "Intercept"}))];
+    assert_eq!(
+        effective_config(&class, &request("gpu")).expect_err("MPS").to_string(),
+        "DeviceClass config[0]: sharing: MPS is not supported in this version"
+    );
+    let odd = [DeviceAllocationConfiguration { source: "FromNode".to_owned(), ..DeviceAllocationConfiguration::default() }];
+    assert_eq!(
+        effective_config(&odd, &request("gpu")).expect_err("no such source").to_string(),
+        "config[0].source: unknown value FromNode; allowed: FromClass, FromClaim"
+    );
+}
+
+#[test]
+fn a_long_value_is_not_repeated_in_full() {
+    let message = refusal(json!({"sharing": "é".repeat(5000)}));
+    assert!(message.len() < 300, "{}", message.len());
+}
+
+#[test]
+fn a_hundred_shares_of_one_percent_fit_together() {
+    let one = Percent::new(1).expect("1 is a percentage");
+    assert_eq!(one.of_mib(81559), 815);
+    assert_eq!(Percent::new(100).map(|all| all.of_mib(81559)), Some(81559));
+    assert_eq!(one.of_mib(3), 1, "nobody gets nothing");
+}
+
+/// JSON that is often nearly a config.
+fn almost_config() -> impl Strategy<Value = Value> {
+    let words = ["apiVersion", "kind", "placement", "node", "device", "memory", "percent", "topology", "scope", "mode", "x"];
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i32>().prop_map(Value::from),
+        prop::sample::select(vec!["Binpack", "NUMA", "Prefer", KIND, API_VERSION, ""]).prop_map(Value::from),
+    ];
+    leaf.prop_recursive(3, 24, 4, move |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..3).prop_map(Value::from),
+            prop::collection::btree_map(prop::sample::select(words.to_vec()), inner, 0..5)
+                .prop_map(|fields| fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect::<Value>()),
+        ]
+    })
+}
+
+proptest! {
+    #[test]
+    fn any_json_is_decoded_or_refused_with_a_field(value in almost_config()) {
+        if let Err(error) = GpuConfig::decode(&value) {
+            prop_assert!(!error.path().is_empty());
+        }
+    }
+}
