@@ -1,1 +1,43 @@
-//! A fake libcuda.so.1 over the fake world.
+//! A fake `libcuda.so.1` over the fake world.
+//!
+//! It has NVIDIA's symbol names and calling conventions, so that programs written for the CUDA driver API run on it
+//! unchanged, as far as it is modelled:
+//!
+//! | module | what is modelled |
+//! |---|---|
+//! | `driver` | initialisation, versions, the names of errors |
+//! | `device` | the GPUs of the world: names, UUIDs, attributes |
+//! | `context` | primary and plain contexts, a stack of current ones per thread; a context takes memory |
+//! | `memory`, `pool`, `vmm`, `array` | memory that is taken from the world's GPU, against all processes of the world, and given back when the process dies. Nothing is behind it: copies check their bounds, take their time and move no bytes |
+//! | `timeline`, `stream`, `event`, `launch` | work takes modelled time, one kernel after the other on a GPU; synchronising really waits (times the world's `time.scale`) |
+//! | `module` | any image is a module and has any function; one named `..._for_250us` takes that long |
+//! | `resolve` | `cuGetProcAddress`, by name, version and default stream, from the table of CUDA 12.9 |
+//!
+//! Everything else that NVIDIA's library exports answers `CUDA_ERROR_NOT_SUPPORTED`. NULL where a pointer must be answers
+//! `CUDA_ERROR_INVALID_VALUE`, handles that are none `CUDA_ERROR_INVALID_HANDLE` or `_CONTEXT`; nothing crashes.
+
+mod abi;
+mod allocation;
+mod array;
+mod attribute;
+mod context;
+mod copy;
+mod device;
+mod driver;
+mod event;
+mod host;
+mod launch;
+mod memory;
+mod module;
+mod pool;
+mod resolve;
+mod state;
+mod status;
+mod stream;
+mod timeline;
+mod vmm;
+
+/// Functions that are not modelled, and the table of all.
+mod symbols {
+    include!(concat!(env!("OUT_DIR"), "/symbols.rs"));
+}

@@ -1,0 +1,96 @@
+//! Memory that this process holds on a GPU.
+
+use crate::abi::Answer;
+use crate::driver;
+use crate::host;
+use crate::state::{Handle, State};
+use crate::status::Status;
+
+/// The driver hands memory out in such pieces.
+const GRANULE: u64 = 512;
+
+/// A piece of memory with a device pointer.
+#[derive(Debug)]
+pub(crate) struct Allocation {
+    pub(crate) gpu: usize,
+    pub(crate) context: Handle,
+    /// As asked for.
+    pub(crate) bytes: u64,
+    pub(crate) kind: Kind,
+}
+
+/// Where it lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// On the GPU.
+    Device,
+    /// On the GPU, from a pool.
+    Pool(Handle),
+    /// In host memory that is known to the GPU; the host address is the device pointer.
+    Managed,
+}
+
+/// Takes bytes of a GPU from the world.
+pub(crate) fn charge(gpu: usize, bytes: u64) -> Answer {
+    let machine = driver::machine()?;
+    let board = &machine.world().gpus[gpu];
+    if machine.is_lost(board) {
+        return Err(Status::DeviceUnavailable);
+    }
+    let whole = rounded(bytes).ok_or(Status::OutOfMemory)?;
+    machine.usage().take(gpu, whole, machine.capacity(board)).map_err(|_| Status::OutOfMemory)
+}
+
+/// Gives bytes that [`charge`] took back to the world.
+pub(crate) fn discharge(gpu: usize, bytes: u64) -> Answer {
+    driver::machine()?.usage().give_back(gpu, rounded(bytes).unwrap_or(0));
+    Ok(())
+}
+
+fn rounded(bytes: u64) -> Option<u64> {
+    bytes.checked_next_multiple_of(GRANULE)
+}
+
+impl State {
+    /// Takes memory of a GPU; answers its address.
+    pub(crate) fn allocate(&mut self, gpu: usize, context: Handle, bytes: u64, kind: Kind) -> Answer<u64> {
+        if bytes == 0 {
+            return Err(Status::InvalidValue);
+        }
+        let address = match kind {
+            Kind::Managed => host::map(bytes)?,
+            Kind::Device | Kind::Pool(_) => {
+                charge(gpu, bytes)?;
+                self.new_addresses(gpu, bytes, GRANULE)
+                    .inspect_err(|_| discharge(gpu, bytes).unwrap_or_default())?
+            }
+        };
+        self.allocations.insert(address, Allocation { gpu, context, bytes, kind });
+        Ok(address)
+    }
+
+    /// Gives memory back.
+    pub(crate) fn free(&mut self, address: u64) -> Answer {
+        let allocation = self.allocations.remove(&address).ok_or(Status::InvalidValue)?;
+        match allocation.kind {
+            Kind::Managed => host::unmap(address, allocation.bytes),
+            Kind::Device | Kind::Pool(_) => discharge(allocation.gpu, allocation.bytes)?,
+        }
+        Ok(())
+    }
+
+    /// Gives back all memory of a context.
+    pub(crate) fn free_all_of(&mut self, context: Handle) -> Answer {
+        let of_context = self.allocations.iter().filter(|(_, allocation)| allocation.context == context);
+        for address in of_context.map(|(address, _)| *address).collect::<Vec<_>>() {
+            self.free(address)?;
+        }
+        self.destroy_arrays_of(context)
+    }
+
+    /// The memory that an address lies in, and where that begins.
+    pub(crate) fn allocation_at(&self, address: u64) -> Option<(u64, &Allocation)> {
+        let (start, allocation) = self.allocations.range(..=address).next_back()?;
+        (address - start < allocation.bytes).then_some((*start, allocation))
+    }
+}

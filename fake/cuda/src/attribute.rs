@@ -1,0 +1,58 @@
+//! Attributes of a GPU, as far as programs look at them; the limits of grids and blocks are those that all GPUs have shared
+//! since Kepler.
+
+use std::ffi::c_int;
+
+use tessera_fake_world::Gpu;
+
+use crate::abi::Answer;
+use crate::status::Status;
+
+/// The highest attribute of CUDA 12.9.
+const LAST: c_int = 143;
+
+/// The value of a `CUdevice_attribute`. One that the world does not know is 0, which says "not supported".
+pub(crate) fn of(gpu: &Gpu, attribute: c_int) -> Answer<c_int> {
+    let model = &gpu.model;
+    let value = match attribute {
+        // Threads of a block, and its dimensions; dimensions of a grid.
+        1..=3 => 1024,
+        4 => 64,
+        5 => c_int::MAX,
+        6 | 7 => 65_535,
+        // Bytes of shared memory, of constant memory; threads of a warp; bytes of pitch; registers.
+        8 => 48 << 10,
+        9 => 64 << 10,
+        10 => 32,
+        11 => c_int::MAX,
+        12 | 82 => 64 << 10,
+        13 => whole(u64::from(model.sm_clock_mhz) * 1000),
+        14 | 30 => 512,
+        15 | 19 | 31 | 41 | 78 | 83 | 90 | 95 | 99 => 1,
+        16 => whole(model.multiprocessors.into()),
+        32 => c_int::from(model.ecc),
+        33 => gpu.pci.bus.into(),
+        34 => gpu.pci.device.into(),
+        36 => whole(u64::from(model.memory_clock_mhz) * 1000),
+        37 => whole(model.memory_bus_bits.into()),
+        39 => whole(model.threads_per_multiprocessor.into()),
+        40 => 2,
+        50 => whole(gpu.pci.domain.into()),
+        51 => 32,
+        75 => whole(model.compute_capability.major.into()),
+        76 => whole(model.compute_capability.minor.into()),
+        81 | 97 => 96 << 10,
+        // Virtual memory management, memory pools.
+        102 | 115 => 1,
+        106 => 32,
+        // No NUMA node of its own, none nearby that it knows.
+        131 | 134 => -1,
+        _ if (1..=LAST).contains(&attribute) => 0,
+        _ => return Err(Status::InvalidValue),
+    };
+    Ok(value)
+}
+
+fn whole(value: u64) -> c_int {
+    c_int::try_from(value).unwrap_or(c_int::MAX)
+}

@@ -1,0 +1,95 @@
+//! Events.
+
+use std::ffi::c_uint;
+
+use crate::abi::{Answer, Out, export};
+use crate::context::{current, current_gpu};
+use crate::driver;
+use crate::state::{self, Handle};
+use crate::status::Status;
+use crate::stream;
+use crate::timeline::{self, now};
+
+/// An event.
+#[derive(Debug)]
+pub(crate) struct Event {
+    pub(crate) context: Handle,
+    timed: bool,
+    /// When the work before it ends; `None` as long as it was not recorded.
+    pub(crate) recorded: Option<u64>,
+}
+
+/// `CU_EVENT_DISABLE_TIMING`.
+const NO_TIMING: c_uint = 2;
+
+fn record(event: Handle, on: Handle) -> Answer {
+    let mut state = state::lock()?;
+    let end = stream::end_of(&state, on)?.max(now());
+    state.events.get_mut(&event).ok_or(Status::InvalidHandle)?.recorded = Some(end);
+    Ok(())
+}
+
+/// When an event happens; one that was never recorded has happened.
+fn time_of(event: Handle) -> Answer<u64> {
+    Ok(state::lock()?.events.get(&event).ok_or(Status::InvalidHandle)?.recorded.unwrap_or(0))
+}
+
+fn destroy(event: Handle) -> Answer {
+    state::lock()?.events.remove(&event).map(drop).ok_or(Status::InvalidHandle)
+}
+
+/// Milliseconds of modelled time between two events that have happened.
+fn elapsed(out: Out<f32>, start: Handle, end: Handle) -> Answer {
+    let (from, to) = {
+        let state = state::lock()?;
+        let time = |event: Handle| {
+            let event = state.events.get(&event).filter(|event| event.timed).ok_or(Status::InvalidHandle)?;
+            event.recorded.ok_or(Status::InvalidHandle)
+        };
+        (time(start)?, time(end)?)
+    };
+    if now() < from.max(to) {
+        return Err(Status::NotReady);
+    }
+    let scale = driver::machine()?.world().time.scale;
+    let nanos = to as f64 - from as f64;
+    out.set((if scale > 0.0 { nanos / scale / 1e6 } else { 0.0 }) as f32)
+}
+
+export! {
+    fn cuEventCreate(event: Out<Handle>, flags: c_uint) {
+        event.check()?;
+        if flags > 7 {
+            return Err(Status::InvalidValue);
+        }
+        let mut state = state::lock()?;
+        current_gpu(&state)?;
+        let context = current().ok_or(Status::InvalidContext)?;
+        let handle = state.new_handle();
+        state.events.insert(handle, Event { context, timed: flags & NO_TIMING == 0, recorded: None });
+        event.set(handle)
+    }
+
+    fn cuEventDestroy(event: Handle) { destroy(event) }
+    fn cuEventDestroy_v2(event: Handle) { destroy(event) }
+    fn cuEventRecord(event: Handle, on: Handle) { record(event, on) }
+
+    fn cuEventRecordWithFlags(event: Handle, on: Handle, flags: c_uint) {
+        if flags > 1 { Err(Status::InvalidValue) } else { record(event, on) }
+    }
+
+    fn cuEventQuery(event: Handle) { if now() < time_of(event)? { Err(Status::NotReady) } else { Ok(()) } }
+
+    fn cuEventSynchronize(event: Handle) {
+        timeline::wait_until(time_of(event)?);
+        Ok(())
+    }
+
+    fn cuEventElapsedTime(milliseconds: Out<f32>, start: Handle, end: Handle) {
+        elapsed(milliseconds, start, end)
+    }
+
+    fn cuEventElapsedTime_v2(milliseconds: Out<f32>, start: Handle, end: Handle) {
+        elapsed(milliseconds, start, end)
+    }
+}

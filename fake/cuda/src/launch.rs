@@ -1,0 +1,110 @@
+//! Launches: a kernel takes its modelled time on the GPU, the caller the time of a launch.
+
+use std::ffi::{c_int, c_uint, c_void};
+
+use crate::abi::{Answer, In, export};
+use crate::driver;
+use crate::state::{self, Handle};
+use crate::status::Status;
+use crate::stream;
+use crate::timeline::{self, Engine};
+
+/// `CUlaunchConfig`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Config {
+    grid: [c_uint; 3],
+    block: [c_uint; 3],
+    shared_bytes: c_uint,
+    stream: Handle,
+    attributes: *const c_void,
+    attribute_count: c_uint,
+}
+
+/// Threads that a block can have.
+const MOST_THREADS: u64 = 1024;
+
+fn product(sizes: [c_uint; 3]) -> u64 {
+    sizes.into_iter().fold(1_u64, |product, size| product.saturating_mul(size.into()))
+}
+
+fn launch(function: Handle, grid: [c_uint; 3], block: [c_uint; 3], on: Handle) -> Answer {
+    let (blocks, threads) = (product(grid), product(block));
+    let machine = driver::machine()?;
+    let mut state = state::lock()?;
+    let length = state.functions.get(&function).ok_or(Status::InvalidHandle)?.length;
+    if blocks == 0 || threads == 0 || threads > MOST_THREADS {
+        return Err(Status::InvalidValue);
+    }
+    let board = &machine.world().gpus[stream::gpu_of(&state, on)?];
+    let time = &machine.world().time;
+    let nanos = match length {
+        Some(length) => u64::try_from(length.as_nanos()).unwrap_or(u64::MAX),
+        None => time.kernel_nanos(&board.model, blocks),
+    };
+    state.queue(on, Engine::Kernels, time.real(nanos))?;
+    drop(state);
+    timeline::spin(time.real(time.launch_nanos));
+    Ok(())
+}
+
+export! {
+    fn cuLaunchKernel(
+        function: Handle,
+        grid_x: c_uint,
+        grid_y: c_uint,
+        grid_z: c_uint,
+        block_x: c_uint,
+        block_y: c_uint,
+        block_z: c_uint,
+        shared_bytes: c_uint,
+        on: Handle,
+        parameters: *const *const c_void,
+        extra: *const *const c_void,
+    ) {
+        let _ = (shared_bytes, parameters, extra);
+        launch(function, [grid_x, grid_y, grid_z], [block_x, block_y, block_z], on)
+    }
+
+    fn cuLaunchKernelEx(
+        config: In<Config>,
+        function: Handle,
+        parameters: *const *const c_void,
+        extra: *const *const c_void,
+    ) {
+        let _ = (parameters, extra);
+        let Config { grid, block, stream, .. } = config.get()?;
+        launch(function, grid, block, stream)
+    }
+
+    fn cuLaunchCooperativeKernel(
+        function: Handle,
+        grid_x: c_uint,
+        grid_y: c_uint,
+        grid_z: c_uint,
+        block_x: c_uint,
+        block_y: c_uint,
+        block_z: c_uint,
+        shared_bytes: c_uint,
+        on: Handle,
+        parameters: *const *const c_void,
+    ) {
+        let _ = (shared_bytes, parameters);
+        launch(function, [grid_x, grid_y, grid_z], [block_x, block_y, block_z], on)
+    }
+
+    fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+        blocks: crate::abi::Out<c_int>,
+        function: Handle,
+        threads: c_int,
+        shared_bytes: usize,
+        flags: c_uint,
+    ) {
+        let _ = (shared_bytes, flags);
+        state::lock()?.functions.get(&function).ok_or(Status::InvalidHandle)?;
+        if threads <= 0 || threads as u64 > MOST_THREADS {
+            return Err(Status::InvalidValue);
+        }
+        blocks.set((2048 / threads).clamp(1, 32))
+    }
+}

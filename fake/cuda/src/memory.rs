@@ -1,0 +1,162 @@
+//! Memory: taking it, giving it back, asking about it.
+
+use std::ffi::{c_int, c_uint};
+
+use crate::abi::{Answer, In, Out, export};
+use crate::allocation::Kind;
+use crate::context::{current, current_gpu};
+use crate::device::Device;
+use crate::driver;
+use crate::state::{self, Handle};
+use crate::status::Status;
+
+/// Rows of pitched memory begin at multiples of this.
+const PITCH: usize = 512;
+
+fn allocate(out: Out<u64>, bytes: usize, kind: Kind) -> Answer {
+    out.check()?;
+    let mut state = state::lock()?;
+    let gpu = current_gpu(&state)?;
+    let context = current().ok_or(Status::InvalidContext)?;
+    out.set(state.allocate(gpu, context, bytes as u64, kind)?)
+}
+
+/// Free and total bytes on the GPU of the current context. Total is what programs can have, as in `cuDeviceTotalMem`.
+fn info() -> Answer<(u64, u64)> {
+    let gpu = current_gpu(&*state::lock()?)?;
+    let machine = driver::machine()?;
+    let board = &machine.world().gpus[gpu];
+    let memory = machine.memory(board);
+    Ok((memory.free, board.model.usable_bytes()))
+}
+
+fn narrow(bytes: u64) -> c_uint {
+    c_uint::try_from(bytes).unwrap_or(c_uint::MAX)
+}
+
+/// What `cuPointerGetAttribute` says of device memory, as the bytes of the value.
+enum Value {
+    Int(c_int),
+    Word(u64),
+}
+
+/// The value of a `CUpointer_attribute`, if the address is one of ours and the attribute is modelled.
+fn attribute(attribute: c_int, address: u64) -> Answer<Value> {
+    let state = state::lock()?;
+    let (start, allocation) = state.allocation_at(address).ok_or(Status::InvalidValue)?;
+    let managed = allocation.kind == Kind::Managed;
+    let pool = if let Kind::Pool(pool) = allocation.kind { pool.0 as u64 } else { 0 };
+    Ok(match attribute {
+        1 => Value::Word(allocation.context.0 as u64),
+        // CU_MEMORYTYPE_DEVICE, for managed memory too.
+        2 => Value::Int(2),
+        3 => Value::Word(address),
+        4 if managed => Value::Word(address),
+        7 | 20 => Value::Word(start),
+        8 => Value::Int(managed.into()),
+        9 => Value::Int(allocation.gpu as c_int),
+        11 | 19 => Value::Word(start),
+        12 | 18 => Value::Word(allocation.bytes),
+        13 => Value::Int(1),
+        17 => Value::Word(pool),
+        4..=21 => return Err(Status::InvalidValue),
+        _ => return Err(Status::NotSupported),
+    })
+}
+
+/// A result whose size depends on what is asked for.
+#[repr(transparent)]
+#[derive(Clone, Copy)]
+struct Any(*mut std::ffi::c_void);
+
+impl Any {
+    fn set(self, value: &Value) -> Answer {
+        if self.0.is_null() {
+            return Err(Status::InvalidValue);
+        }
+        match value {
+            // SAFETY: by CUDA's contract the pointer is valid for the type of the attribute that was asked for.
+            Value::Int(value) => unsafe { self.0.cast::<c_int>().write_unaligned(*value) },
+            // SAFETY: as above.
+            Value::Word(value) => unsafe { self.0.cast::<u64>().write_unaligned(*value) },
+        }
+        Ok(())
+    }
+}
+
+export! {
+    fn cuMemGetInfo(free: Out<c_uint>, total: Out<c_uint>) {
+        let (free_bytes, total_bytes) = info()?;
+        free.set_if_wanted(narrow(free_bytes));
+        total.set_if_wanted(narrow(total_bytes));
+        Ok(())
+    }
+
+    fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
+        let (free_bytes, total_bytes) = info()?;
+        free.set_if_wanted(free_bytes as usize);
+        total.set_if_wanted(total_bytes as usize);
+        Ok(())
+    }
+
+    fn cuMemAlloc_v2(pointer: Out<u64>, bytes: usize) { allocate(pointer, bytes, Kind::Device) }
+
+    fn cuMemAllocPitch_v2(
+        pointer: Out<u64>,
+        pitch: Out<usize>,
+        width: usize,
+        height: usize,
+        element: c_uint,
+    ) {
+        pitch.check()?;
+        if !matches!(element, 4 | 8 | 16) || width == 0 || height == 0 {
+            return Err(Status::InvalidValue);
+        }
+        let row = width.checked_next_multiple_of(PITCH).ok_or(Status::OutOfMemory)?;
+        allocate(pointer, row.checked_mul(height).ok_or(Status::OutOfMemory)?, Kind::Device)?;
+        pitch.set(row)
+    }
+
+    fn cuMemAllocManaged(pointer: Out<u64>, bytes: usize, flags: c_uint) {
+        // Attached to every stream, or to the host.
+        if !matches!(flags, 1 | 2) {
+            return Err(Status::InvalidValue);
+        }
+        allocate(pointer, bytes, Kind::Managed)
+    }
+
+    fn cuMemFree_v2(pointer: u64) {
+        let mut state = state::lock()?;
+        if pointer == 0 { Ok(()) } else { state.free(pointer) }
+    }
+
+    fn cuMemGetAddressRange_v2(base: Out<u64>, bytes: Out<usize>, pointer: u64) {
+        let state = state::lock()?;
+        let (start, allocation) = state.allocation_at(pointer).ok_or(Status::InvalidValue)?;
+        base.set_if_wanted(start);
+        bytes.set_if_wanted(allocation.bytes as usize);
+        Ok(())
+    }
+
+    fn cuPointerGetAttribute(data: Any, which: c_int, pointer: u64) { data.set(&attribute(which, pointer)?) }
+
+    fn cuPointerGetAttributes(count: c_uint, which: In<c_int>, data: In<Any>, pointer: u64) {
+        for position in 0..count as usize {
+            // What is not known of a pointer is left as it is; for foreign pointers that is everything.
+            if let Ok(value) = attribute(which.get_at(position)?, pointer) {
+                data.get_at(position)?.set(&value)?;
+            }
+        }
+        driver::machine().map(drop)
+    }
+
+    fn cuMemAdvise(pointer: u64, bytes: usize, advice: c_int, device: Device) {
+        let _ = (bytes, advice, device);
+        state::lock()?.allocation_at(pointer).map(drop).ok_or(Status::InvalidValue)
+    }
+
+    fn cuMemPrefetchAsync(pointer: u64, bytes: usize, device: Device, stream: Handle) {
+        let _ = (bytes, device, stream);
+        state::lock()?.allocation_at(pointer).map(drop).ok_or(Status::InvalidValue)
+    }
+}

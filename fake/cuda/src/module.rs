@@ -1,0 +1,152 @@
+//! Modules and functions. Any image is a module, and has any function.
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::time::Duration;
+
+use crate::abi::{Answer, In, Out, export};
+use crate::context::{current, current_gpu};
+use crate::state::{self, Handle};
+use crate::status::Status;
+
+/// A module, or a library.
+#[derive(Debug)]
+pub(crate) struct Module {
+    pub(crate) context: Handle,
+}
+
+/// A function, or a kernel.
+#[derive(Debug)]
+pub(crate) struct Function {
+    pub(crate) context: Handle,
+    module: Handle,
+    /// How long it takes, where its name says so.
+    pub(crate) length: Option<Duration>,
+}
+
+/// How long a function named `..._for_250us` takes: a number and `ns`, `us`, `ms` or `s` at the end.
+pub(crate) fn length_in(name: &str) -> Option<Duration> {
+    let (_, length) = name.rsplit_once("_for_")?;
+    let unit_at = length.find(|c: char| !c.is_ascii_digit())?;
+    let (number, unit) = length.split_at(unit_at);
+    let number: u64 = number.parse().ok()?;
+    match unit {
+        "ns" => Some(Duration::from_nanos(number)),
+        "us" => Some(Duration::from_micros(number)),
+        "ms" => Some(Duration::from_millis(number)),
+        "s" => Some(Duration::from_secs(number)),
+        _ => None,
+    }
+}
+
+fn load(out: Out<Handle>, image: *const c_void) -> Answer {
+    out.check()?;
+    if image.is_null() {
+        return Err(Status::InvalidValue);
+    }
+    let mut state = state::lock()?;
+    current_gpu(&state)?;
+    let context = current().ok_or(Status::InvalidContext)?;
+    let handle = state.new_handle();
+    state.modules.insert(handle, Module { context });
+    out.set(handle)
+}
+
+fn unload(module: Handle) -> Answer {
+    let mut state = state::lock()?;
+    state.modules.remove(&module).ok_or(Status::InvalidHandle)?;
+    state.functions.retain(|_, function| function.module != module);
+    Ok(())
+}
+
+fn get_function(out: Out<Handle>, module: Handle, name: In<c_char>) -> Answer {
+    out.check()?;
+    let length = length_in(name.text()?);
+    let mut state = state::lock()?;
+    let context = state.modules.get(&module).ok_or(Status::InvalidHandle)?.context;
+    let handle = state.new_handle();
+    state.functions.insert(handle, Function { context, module, length });
+    out.set(handle)
+}
+
+export! {
+    fn cuModuleLoad(module: Out<Handle>, path: In<c_char>) { load(module, path.text()?.as_ptr().cast()) }
+    fn cuModuleLoadData(module: Out<Handle>, image: *const c_void) { load(module, image) }
+
+    fn cuModuleLoadDataEx(
+        module: Out<Handle>,
+        image: *const c_void,
+        count: c_uint,
+        options: *const c_int,
+        values: *const *const c_void,
+    ) {
+        let _ = (count, options, values);
+        load(module, image)
+    }
+
+    fn cuModuleLoadFatBinary(module: Out<Handle>, image: *const c_void) { load(module, image) }
+    fn cuModuleUnload(module: Handle) { unload(module) }
+    fn cuModuleGetFunction(function: Out<Handle>, module: Handle, name: In<c_char>) {
+        get_function(function, module, name)
+    }
+
+    fn cuModuleGetLoadingMode(mode: Out<c_int>) { mode.set(1) }
+
+    fn cuLibraryLoadData(
+        library: Out<Handle>,
+        image: *const c_void,
+        jit_options: *const c_int,
+        jit_values: *const *const c_void,
+        jit_count: c_uint,
+        options: *const c_int,
+        values: *const *const c_void,
+        count: c_uint,
+    ) {
+        let _ = (jit_options, jit_values, jit_count, options, values, count);
+        load(library, image)
+    }
+
+    fn cuLibraryUnload(library: Handle) { unload(library) }
+    fn cuLibraryGetKernel(kernel: Out<Handle>, library: Handle, name: In<c_char>) {
+        get_function(kernel, library, name)
+    }
+
+    fn cuKernelGetFunction(function: Out<Handle>, kernel: Handle) {
+        state::lock()?.functions.get(&kernel).ok_or(Status::InvalidHandle)?;
+        function.set(kernel)
+    }
+
+    fn cuFuncGetAttribute(value: Out<c_int>, attribute: c_int, function: Handle) {
+        state::lock()?.functions.get(&function).ok_or(Status::InvalidHandle)?;
+        match attribute {
+            // Threads a block can have; registers of a thread; the others are bytes or switches.
+            0 => value.set(1024),
+            4 => value.set(32),
+            1..=16 => value.set(0),
+            _ => Err(Status::InvalidValue),
+        }
+    }
+
+    fn cuFuncSetAttribute(function: Handle, attribute: c_int, value: c_int) {
+        let _ = (attribute, value);
+        state::lock()?.functions.get(&function).map(drop).ok_or(Status::InvalidHandle)
+    }
+
+    fn cuFuncSetCacheConfig(function: Handle, config: c_int) {
+        let _ = config;
+        state::lock()?.functions.get(&function).map(drop).ok_or(Status::InvalidHandle)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_function_takes_as_long_as_its_name_says() {
+        assert_eq!(length_in("spin_for_250us"), Some(Duration::from_micros(250)));
+        assert_eq!(length_in("_for_2s"), Some(Duration::from_secs(2)));
+        for other in ["gemm", "wait_for_me", "spin_for_", "spin_for_10", "spin_for_10m"] {
+            assert_eq!(length_in(other), None, "{other}");
+        }
+    }
+}

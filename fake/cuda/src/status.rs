@@ -1,0 +1,40 @@
+//! `CUresult`.
+
+use std::ffi::CStr;
+
+macro_rules! statuses {
+    ($($variant:ident = $code:literal, $name:literal, $text:literal;)*) => {
+        /// The results that are used here; the names are NVIDIA's.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        #[repr(u32)]
+        pub(crate) enum Status {
+            $($variant = $code),*
+        }
+
+        /// Name and description of a result that is known here.
+        pub(crate) fn describe(code: u32) -> Option<(&'static CStr, &'static CStr)> {
+            match code {
+                0 => Some((c"CUDA_SUCCESS", c"no error")),
+                $($code => Some(($name, $text)),)*
+                _ => None,
+            }
+        }
+    };
+}
+
+statuses! {
+    InvalidValue = 1, c"CUDA_ERROR_INVALID_VALUE", c"invalid argument";
+    OutOfMemory = 2, c"CUDA_ERROR_OUT_OF_MEMORY", c"out of memory";
+    NotInitialized = 3, c"CUDA_ERROR_NOT_INITIALIZED", c"initialization error";
+    NoDevice = 100, c"CUDA_ERROR_NO_DEVICE", c"no CUDA-capable device is detected";
+    InvalidDevice = 101, c"CUDA_ERROR_INVALID_DEVICE", c"invalid device ordinal";
+    InvalidContext = 201, c"CUDA_ERROR_INVALID_CONTEXT", c"invalid device context";
+    InvalidHandle = 400, c"CUDA_ERROR_INVALID_HANDLE", c"invalid resource handle";
+    NotFound = 500, c"CUDA_ERROR_NOT_FOUND", c"named symbol not found";
+    NotReady = 600, c"CUDA_ERROR_NOT_READY", c"device not ready";
+    PeerAccessAlreadyEnabled = 704, c"CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED", c"peer access is already enabled";
+    PeerAccessNotEnabled = 705, c"CUDA_ERROR_PEER_ACCESS_NOT_ENABLED", c"peer access has not been enabled";
+    NotSupported = 801, c"CUDA_ERROR_NOT_SUPPORTED", c"operation not supported";
+    DeviceUnavailable = 46, c"CUDA_ERROR_DEVICE_UNAVAILABLE", c"CUDA-capable device(s) is/are busy or unavailable";
+    Unknown = 999, c"CUDA_ERROR_UNKNOWN", c"unknown error";
+}

@@ -1,0 +1,183 @@
+//! Virtual memory management: physical memory, addresses, and the one mapped to the other.
+
+use std::ffi::{c_int, c_ulonglong, c_void};
+
+use crate::abi::{Answer, In, Out, export};
+use crate::allocation::{charge, discharge};
+use crate::device::{Device, gpu};
+use crate::driver;
+use crate::pool::ON_DEVICE;
+use crate::state;
+use crate::status::Status;
+
+/// Physical memory comes in pieces of 2 MiB.
+const GRANULARITY: u64 = 2 << 20;
+
+/// A piece of physical memory.
+#[derive(Debug)]
+pub(crate) struct Physical {
+    /// `None`: in host memory, which nobody counts here.
+    gpu: Option<usize>,
+    bytes: u64,
+    /// The handle itself, and every mapping.
+    references: usize,
+    handle_open: bool,
+}
+
+/// A range of addresses.
+#[derive(Debug)]
+pub(crate) struct Reservation {
+    bytes: u64,
+    /// By address: what is mapped there.
+    mappings: Vec<(u64, u64)>,
+}
+
+/// The beginning of `CUmemAllocationProp`; the rest of its 32 bytes is not looked at.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Properties {
+    kind: c_int,
+    handle_types: c_int,
+    location_type: c_int,
+    location: c_int,
+}
+
+/// The GPU that memory is to be on; `None` for the host.
+fn location(properties: In<Properties>) -> Answer<Option<usize>> {
+    let Properties { kind, location_type, location, .. } = properties.get()?;
+    if kind != 1 {
+        return Err(Status::InvalidValue);
+    }
+    match location_type {
+        ON_DEVICE => {
+            let ordinal = usize::try_from(location).map_err(|_| Status::InvalidDevice)?;
+            Ok(Some(gpu(Device::of(ordinal))?))
+        }
+        2..=4 => Ok(None),
+        _ => Err(Status::InvalidValue),
+    }
+}
+
+impl Reservation {
+    /// Whether something is mapped where those bytes begin, and they end in the range.
+    pub(crate) fn holds(&self, start: u64, address: u64, bytes: u64) -> bool {
+        let inside = (address - start).checked_add(bytes).is_some_and(|end| end <= self.bytes);
+        inside && self.mappings.iter().any(|(at, _)| *at <= address)
+    }
+}
+
+impl state::State {
+    /// Lets go of physical memory once; the last to let go frees it.
+    fn let_go(&mut self, handle: u64) -> Answer {
+        let physical = self.physical.get_mut(&handle).ok_or(Status::InvalidValue)?;
+        physical.references -= 1;
+        if physical.references > 0 {
+            return Ok(());
+        }
+        let (gpu, bytes) = (physical.gpu, physical.bytes);
+        self.physical.remove(&handle);
+        gpu.map_or(Ok(()), |gpu| discharge(gpu, bytes))
+    }
+}
+
+export! {
+    fn cuMemGetAllocationGranularity(bytes: Out<usize>, properties: In<Properties>, option: c_int) {
+        driver::machine()?;
+        location(properties)?;
+        if !matches!(option, 0 | 1) {
+            return Err(Status::InvalidValue);
+        }
+        bytes.set(GRANULARITY as usize)
+    }
+
+    fn cuMemCreate(handle: Out<u64>, bytes: usize, properties: In<Properties>, flags: c_ulonglong) {
+        handle.check()?;
+        let bytes = bytes as u64;
+        if flags != 0 || bytes == 0 || !bytes.is_multiple_of(GRANULARITY) {
+            return Err(Status::InvalidValue);
+        }
+        let gpu = location(properties)?;
+        let mut state = state::lock()?;
+        if let Some(gpu) = gpu {
+            charge(gpu, bytes)?;
+        }
+        let new = state.new_handle().0 as u64;
+        state.physical.insert(new, Physical { gpu, bytes, references: 1, handle_open: true });
+        handle.set(new)
+    }
+
+    fn cuMemRelease(handle: u64) {
+        let mut state = state::lock()?;
+        let physical = state.physical.get_mut(&handle).ok_or(Status::InvalidValue)?;
+        if !std::mem::take(&mut physical.handle_open) {
+            return Err(Status::InvalidValue);
+        }
+        state.let_go(handle)
+    }
+
+    fn cuMemAddressReserve(
+        pointer: Out<u64>,
+        bytes: usize,
+        alignment: usize,
+        wanted: u64,
+        flags: c_ulonglong,
+    ) {
+        pointer.check()?;
+        let (bytes, alignment) = (bytes as u64, alignment as u64);
+        let odd = alignment != 0 && !alignment.is_power_of_two();
+        if flags != 0 || bytes == 0 || !bytes.is_multiple_of(GRANULARITY) || odd {
+            return Err(Status::InvalidValue);
+        }
+        // A wish for an address is a wish; ranges of no GPU in particular are those of the first.
+        let _ = wanted;
+        let mut state = state::lock()?;
+        let address = state.new_addresses(0, bytes, alignment.max(GRANULARITY))?;
+        state.reservations.insert(address, Reservation { bytes, mappings: Vec::new() });
+        pointer.set(address)
+    }
+
+    fn cuMemAddressFree(pointer: u64, bytes: usize) {
+        let mut state = state::lock()?;
+        let reservation = state.reservations.get(&pointer).ok_or(Status::InvalidValue)?;
+        if reservation.bytes != bytes as u64 || !reservation.mappings.is_empty() {
+            return Err(Status::InvalidValue);
+        }
+        state.reservations.remove(&pointer);
+        Ok(())
+    }
+
+    fn cuMemMap(pointer: u64, bytes: usize, offset: usize, handle: u64, flags: c_ulonglong) {
+        let mut state = state::lock()?;
+        let physical = state.physical.get(&handle).ok_or(Status::InvalidValue)?;
+        // An offset is not supported by NVIDIA's driver either.
+        if flags != 0 || offset != 0 || bytes as u64 > physical.bytes {
+            return Err(Status::InvalidValue);
+        }
+        let found = state.reservations.range_mut(..=pointer).next_back();
+        let (start, reservation) = found.ok_or(Status::InvalidValue)?;
+        let inside = pointer - start + bytes as u64 <= reservation.bytes;
+        if !inside || reservation.mappings.iter().any(|(at, _)| *at == pointer) {
+            return Err(Status::InvalidValue);
+        }
+        reservation.mappings.push((pointer, handle));
+        state.physical.get_mut(&handle).ok_or(Status::InvalidValue)?.references += 1;
+        Ok(())
+    }
+
+    fn cuMemUnmap(pointer: u64, bytes: usize) {
+        let mut state = state::lock()?;
+        let end = pointer.checked_add(bytes as u64).ok_or(Status::InvalidValue)?;
+        let (_, reservation) = state.reservations.range_mut(..=pointer).next_back().ok_or(Status::InvalidValue)?;
+        let gone: Vec<_> = reservation.mappings.extract_if(.., |(at, _)| (pointer..end).contains(at)).collect();
+        if gone.is_empty() {
+            return Err(Status::InvalidValue);
+        }
+        gone.into_iter().try_for_each(|(_, handle)| state.let_go(handle))
+    }
+
+    fn cuMemSetAccess(pointer: u64, bytes: usize, access: *const c_void, count: usize) {
+        let _ = (bytes, access, count);
+        let state = state::lock()?;
+        state.reservations.range(..=pointer).next_back().map(drop).ok_or(Status::InvalidValue)
+    }
+}
