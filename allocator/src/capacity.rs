@@ -13,7 +13,9 @@ use crate::model::{Capacity, Device, RequestPolicy, ValidRange};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum CapacityError {
     /// Beyond 64 bits.
-    #[error("the request of {amount} for capacity `{capacity}` is too large to be rounded to a step of the device")]
+    #[error(
+        "the request of {amount} for capacity `{capacity}` is too large to be rounded to a step of the device"
+    )]
     NotRepresentable {
         /// The capacity.
         capacity: String,
@@ -45,7 +47,10 @@ pub(crate) enum Demand {
 ///
 /// # Errors
 /// The amount cannot be represented or is negative, on any of the capacities: fatal, whatever else is wrong.
-pub(crate) fn demand(requests: &BTreeMap<String, Quantity>, device: &Device) -> Result<Demand, CapacityError> {
+pub(crate) fn demand(
+    requests: &BTreeMap<String, Quantity>,
+    device: &Device,
+) -> Result<Demand, CapacityError> {
     if let Some(name) = requests.keys().find(|name| !device.capacity.contains_key(*name)) {
         return Ok(Demand::UnknownCapacity(name.clone()));
     }
@@ -58,7 +63,11 @@ pub(crate) fn demand(requests: &BTreeMap<String, Quantity>, device: &Device) -> 
         taken.insert(name.clone(), amount);
     }
     let offender = taken.iter().find(|(name, amount)| {
-        device.capacity.get(*name).and_then(|c| c.policy.as_ref()).is_some_and(|policy| violates(**amount, policy))
+        device
+            .capacity
+            .get(*name)
+            .and_then(|c| c.policy.as_ref())
+            .is_some_and(|policy| violates(**amount, policy))
     });
     Ok(match offender {
         Some((name, _)) => Demand::AgainstPolicy(name.clone()),
@@ -85,7 +94,11 @@ pub(crate) fn exceeded<'d>(
     })
 }
 
-fn consumed(name: &str, requested: Option<&Quantity>, capacity: &Capacity) -> Result<Quantity, CapacityError> {
+fn consumed(
+    name: &str,
+    requested: Option<&Quantity>,
+    capacity: &Capacity,
+) -> Result<Quantity, CapacityError> {
     let Some(requested) = requested else {
         let default = capacity.policy.as_ref().and_then(|p| p.default);
         return Ok(default.unwrap_or(capacity.value));

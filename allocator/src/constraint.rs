@@ -33,15 +33,13 @@ impl<'a> ConstraintSet<'a> {
         driver: &DriverName,
         device: &'a Device,
     ) -> Result<(), &'a str> {
-        let mut added = 0;
-        for held in &mut self.constraints {
-            if let Err(attribute) = held.add(request, alternative, driver, device) {
-                for held in &mut self.constraints[..added] {
-                    held.remove(request, alternative);
-                }
-                return Err(attribute);
-            }
-            added += 1;
+        let refused = self.constraints.iter_mut().enumerate().find_map(|(i, held)| {
+            let attribute = held.add(request, alternative, driver, device).err()?;
+            Some((i, attribute))
+        });
+        if let Some((i, attribute)) = refused {
+            self.constraints[..i].iter_mut().for_each(|held| held.remove(request, alternative));
+            return Err(attribute);
         }
         Ok(())
     }
@@ -71,7 +69,8 @@ impl<'a> Held<'a> {
         if !self.binds(request, alternative) {
             return Ok(());
         }
-        let (ConstraintKind::Match(attribute) | ConstraintKind::Distinct(attribute)) = &self.constraint.kind else {
+        let (ConstraintKind::Match(attribute) | ConstraintKind::Distinct(attribute)) = &self.constraint.kind
+        else {
             return Err("");
         };
         let Some(value) = device.attribute(driver, attribute) else { return Err(attribute) };

@@ -24,7 +24,8 @@ pub(crate) fn refusals<'s>(
     failures: &BTreeMap<NodeName, (usize, Failure)>,
 ) -> Vec<Refusal> {
     let nodes: Vec<Node> = planner.nodes().cloned().collect();
-    let mut counts: Vec<Vec<RequestCount>> = task.claims().iter().map(|c| RequestCount::of_claim(c)).collect();
+    let mut counts: Vec<Vec<RequestCount>> =
+        task.claims().iter().map(|c| RequestCount::of_claim(c)).collect();
     for node in &nodes {
         let reach = planner.reach(&node.name);
         if let Some(fault) = predicate::fault(place.pod, &place.bounds, node) {
@@ -60,7 +61,8 @@ struct RequestCount {
 
 impl RequestCount {
     fn of_claim(claim: &ClaimTask<'_>) -> Vec<Self> {
-        let count = |r: &RequestTask<'_>| Self { explanation: Explanation::new(), wanted: r.count, served: false };
+        let count =
+            |r: &RequestTask<'_>| Self { explanation: Explanation::new(), wanted: r.count, served: false };
         claim.requests.iter().map(count).collect()
     }
 

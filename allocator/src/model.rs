@@ -20,10 +20,12 @@ mod usage;
 pub use claim::{Claim, Constraint, ConstraintKind, Mode, Request};
 pub use class::{DeviceClass, Selector};
 pub use device::{
-    Attribute, BINDING_CONDITIONS, Capacity, Device, DeviceId, NODE_ALLOCATABLE, NodeChoice, PoolId, RequestPolicy, SHARED_COUNTERS, Slice, Taint, TaintEffect, Toleration,
-    TolerationOperator, ValidRange,
+    Attribute, BINDING_CONDITIONS, Capacity, Device, DeviceId, NODE_ALLOCATABLE, NodeChoice, PoolId,
+    RequestPolicy, SHARED_COUNTERS, Slice, Taint, TaintEffect, Toleration, TolerationOperator, ValidRange,
 };
-pub use node::{Node, NodeAffinityTerm, NodeSelector, NodeTaint, PodToleration, Requirement, SelectorOperator};
+pub use node::{
+    Node, NodeAffinityTerm, NodeSelector, NodeTaint, PodToleration, Requirement, SelectorOperator,
+};
 pub use pod::{PendingPod, PodClaim, PodUid, Scheduling};
 pub use usage::{DeviceResult, DeviceUse, Usage};
 

@@ -6,9 +6,7 @@ use std::rc::Rc;
 use tessera_api::names::{ClaimName, ClaimUid, NodeName};
 
 use crate::explain;
-use crate::model::{
-    Claim, DeviceResult, Node, NodeSelector, PendingPod, PodClaim, Request, Snapshot, Usage,
-};
+use crate::model::{Claim, DeviceResult, Node, NodeSelector, PendingPod, PodClaim, Request, Snapshot, Usage};
 use crate::outcome::{Allotment, Cause, Decision, Plan, Refusal};
 use crate::policy::{self, Policy, Ppm};
 use crate::pools::{self, BadNodeSelector, Candidate, Catalogue, NodePool, PoolState};
@@ -188,16 +186,12 @@ impl<'s> Planner<'s> {
     }
 
     /// Books a solution and turns it into a decision.
-    fn decide(
-        &mut self,
-        place: &ToPlace<'s>,
-        node: &NodeName,
-        chosen: Vec<Vec<Chosen<'s>>>,
-    ) -> Decision {
+    fn decide(&mut self, place: &ToPlace<'s>, node: &NodeName, chosen: Vec<Vec<Chosen<'s>>>) -> Decision {
         let mut claims = Vec::with_capacity(place.pending.len());
         for (claim, devices) in place.pending.iter().zip(chosen) {
             let candidates: Vec<Candidate<'_>> = devices.iter().map(|d| d.candidate.clone()).collect();
-            let results: Vec<DeviceResult> = devices.into_iter().map(|d| result(&claim.requests, d)).collect();
+            let results: Vec<DeviceResult> =
+                devices.into_iter().map(|d| result(&claim.requests, d)).collect();
             let nodes = pools::node_selector(&candidates, node);
             self.usage.add(&results);
             self.decided.insert(claim.uid.clone(), nodes.clone());

@@ -25,11 +25,17 @@ pub(crate) type Ppm = u64;
 const WHOLE: Ppm = 1_000_000;
 
 /// How much of a device is taken: of the capacity of which most is taken. All of it where it is allocated as a whole.
-pub(crate) fn taken(device: &Device, used: Option<&DeviceUse>, planned: Option<&BTreeMap<String, Quantity>>) -> Ppm {
+pub(crate) fn taken(
+    device: &Device,
+    used: Option<&DeviceUse>,
+    planned: Option<&BTreeMap<String, Quantity>>,
+) -> Ppm {
     if used.is_some_and(|u| u.exclusive > 0) {
         return WHOLE;
     }
-    let of = |map: Option<&BTreeMap<String, Quantity>>, name: &str| map.and_then(|m| m.get(name)).map_or(0, Quantity::nano);
+    let of = |map: Option<&BTreeMap<String, Quantity>>, name: &str| {
+        map.and_then(|m| m.get(name)).map_or(0, Quantity::nano)
+    };
     let ratio = |(name, capacity): (&String, &crate::model::Capacity)| {
         let sum = of(used.map(|u| &u.consumed), name).saturating_add(of(planned, name)).max(0);
         let whole = capacity.value.nano();

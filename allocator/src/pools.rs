@@ -56,7 +56,8 @@ pub(crate) struct BadNodeSelector {
 
 impl<'s> Catalogue<'s> {
     pub(crate) fn new(snapshot: &'s Snapshot) -> Self {
-        let mut catalogue = Self { by_node: BTreeMap::new(), elsewhere: Vec::new(), by_pool: BTreeMap::new() };
+        let mut catalogue =
+            Self { by_node: BTreeMap::new(), elsewhere: Vec::new(), by_pool: BTreeMap::new() };
         for slice in snapshot.slices.values() {
             catalogue.by_pool.entry(&slice.pool).or_default().push(slice);
             match &slice.nodes {
@@ -194,7 +195,8 @@ pub(crate) fn node_selector(chosen: &[Candidate<'_>], node: &NodeName) -> Option
 fn merge(into: &mut Vec<Requirement>, from: &[Requirement]) {
     let values = |r: &Requirement| r.values.iter().cloned().collect::<BTreeSet<_>>();
     for item in from {
-        let same = |r: &Requirement| r.key == item.key && r.operator == item.operator && values(r) == values(item);
+        let same =
+            |r: &Requirement| r.key == item.key && r.operator == item.operator && values(r) == values(item);
         if !into.iter().any(same) {
             into.push(item.clone());
         }

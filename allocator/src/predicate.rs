@@ -45,7 +45,8 @@ pub(crate) fn fault(pod: &PendingPod, bounds: &[Bound], node: &Node) -> Option<N
         return Some(NodeReason::NotSelected);
     }
     let lacking = demands.requests.iter().find(|(name, amount)| {
-        let of = |map: &std::collections::BTreeMap<String, Quantity>| map.get(*name).copied().unwrap_or_default();
+        let of =
+            |map: &std::collections::BTreeMap<String, Quantity>| map.get(*name).copied().unwrap_or_default();
         !amount.is_zero()
             && of(&node.used).checked_add(**amount).is_none_or(|total| total > of(&node.allocatable))
     });

@@ -20,10 +20,15 @@ struct ResolvedClaim<'s> {
 
 impl<'s> PodTask<'s> {
     /// Resolves the claims. The error names the first claim that cannot be served by any node, and why.
-    pub(crate) fn new(snapshot: &'s Snapshot, claims: &[&'s Claim], policy: Policy) -> Result<Self, (ClaimUid, Cause)> {
+    pub(crate) fn new(
+        snapshot: &'s Snapshot,
+        claims: &[&'s Claim],
+        policy: Policy,
+    ) -> Result<Self, (ClaimUid, Cause)> {
         let resolve = |claim: &&'s Claim| {
             let requests = claim.requests.iter().map(|request| resolve(snapshot, claim, request, policy));
-            let requests = requests.collect::<Result<_, Cause>>().map_err(|cause| (claim.uid.clone(), cause))?;
+            let requests =
+                requests.collect::<Result<_, Cause>>().map_err(|cause| (claim.uid.clone(), cause))?;
             Ok(ResolvedClaim { claim, requests })
         };
         Ok(Self { claims: claims.iter().map(resolve).collect::<Result<_, _>>()? })
@@ -63,7 +68,10 @@ fn resolve<'s>(
         return Err(Cause::NotSupported { request: name(), feature: "this allocation mode".to_owned() });
     }
     let Some(class) = &request.class else {
-        return Err(Cause::NotSupported { request: name(), feature: "requests without a device class".to_owned() });
+        return Err(Cause::NotSupported {
+            request: name(),
+            feature: "requests without a device class".to_owned(),
+        });
     };
     let Some(class) = snapshot.classes.get(class) else {
         return Err(Cause::UnknownClass { request: name(), class: class.clone() });
@@ -72,7 +80,12 @@ fn resolve<'s>(
 }
 
 /// What the configurations of class and claim say about the placement of the request.
-fn placement(class: &DeviceClass, claim: &Claim, request: &Request, default: Policy) -> Result<Placement, Cause> {
+fn placement(
+    class: &DeviceClass,
+    claim: &Claim,
+    request: &Request,
+    default: Policy,
+) -> Result<Placement, Cause> {
     let of_class = class.configs.iter().enumerate().map(|(i, config)| ConfigEntry::of_class(i, config));
     let of_claim = claim.configs.iter().enumerate().map(|(i, config)| ConfigEntry::of_claim(i, config));
     let config = merged_config(of_class.chain(of_claim), &request.name)
@@ -89,7 +102,9 @@ impl From<PlacementPolicy> for Policy {
         match policy {
             PlacementPolicy::Spread => Self::Spread,
             // The others are refused by name as long as this version does not have them.
-            PlacementPolicy::Binpack | PlacementPolicy::LeastFragmentation | PlacementPolicy::Random => Self::Binpack,
+            PlacementPolicy::Binpack | PlacementPolicy::LeastFragmentation | PlacementPolicy::Random => {
+                Self::Binpack
+            }
         }
     }
 }

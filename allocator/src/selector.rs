@@ -23,7 +23,6 @@ mod view;
 #[cfg(test)]
 mod tests;
 
-
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 

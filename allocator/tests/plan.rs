@@ -1,4 +1,5 @@
 //! What is planned, and what is said when nothing fits.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod builders;
 
@@ -8,7 +9,8 @@ use std::sync::Arc;
 use builders::*;
 use serde_json::json;
 use tessera_allocator::model::{
-    Attribute, Mode, NodeSelector, NodeTaint, PendingPod, PodClaim, PodToleration, Selector, Toleration, TolerationOperator,
+    Attribute, Mode, NodeSelector, NodeTaint, PendingPod, PodClaim, PodToleration, Selector, Toleration,
+    TolerationOperator,
 };
 use tessera_allocator::{Cause, Plan, Settings, plan};
 use tessera_api::names::{ClaimName, ClaimUid, NodeName};
@@ -30,7 +32,10 @@ fn places(plan: &Plan) -> Vec<Vec<String>> {
 /// Per reason, how many devices on how many nodes.
 fn reasons(plan: &Plan) -> BTreeMap<Reason, (u64, usize)> {
     let Cause::NoFit(explanation) = &plan.refusals[0].cause else { panic!("{:?}", plan.refusals) };
-    explanation.tallies().map(|(reason, tally)| (reason.clone(), (tally.devices(), tally.nodes().len()))).collect()
+    explanation
+        .tallies()
+        .map(|(reason, tally)| (reason.clone(), (tally.devices(), tally.nodes().len())))
+        .collect()
 }
 
 fn short_of(capacity: &str) -> Reason {
@@ -45,7 +50,10 @@ fn two_nodes() -> Cluster {
 fn four_pods(parameters: &serde_json::Value) -> Vec<PendingPod> {
     let claim = |i| {
         let name = format!("p{i}");
-        configured(claim(&name, vec![request("gpu", 1, &[("memory", "19Gi"), ("cores", "25")])]), parameters.clone())
+        configured(
+            claim(&name, vec![request("gpu", 1, &[("memory", "19Gi"), ("cores", "25")])]),
+            parameters.clone(),
+        )
     };
     (0..4).map(|i| pod(&format!("p{i}"), vec![claim(i)])).collect()
 }
@@ -140,7 +148,8 @@ fn a_refusal_counts_devices_and_nodes_per_reason() {
 
 #[test]
 fn two_gpus_of_one_group_wait_until_one_group_has_two() {
-    let numa = |i: usize| gpu(&format!("gpu-{i}"), "80Gi").with("numaNode", Attribute::Int(i64::from(i >= 2)));
+    let numa =
+        |i: usize| gpu(&format!("gpu-{i}"), "80Gi").with("numaNode", Attribute::Int(i64::from(i >= 2)));
     let mut cluster = Cluster::new().node("node-a", (0..4).map(numa).collect());
     for device in ["gpu-0", "gpu-2"] {
         cluster.use_share("node-a", device, "80Gi", "0");
@@ -166,11 +175,13 @@ fn two_requests_of_one_claim_may_share_a_gpu_but_two_devices_of_one_request_may_
 
 #[test]
 fn all_claims_of_a_pod_are_on_one_node_or_none_is_placed() {
-    let cluster = Cluster::new()
-        .node("node-a", vec![gpu("gpu-0", "40Gi")])
-        .node("node-b", vec![gpu("gpu-0", "80Gi")]);
+    let cluster =
+        Cluster::new().node("node-a", vec![gpu("gpu-0", "40Gi")]).node("node-b", vec![gpu("gpu-0", "80Gi")]);
     let ask = |name: &str| claim(name, vec![request("gpu", 1, &[("memory", "30Gi")])]);
-    assert_eq!(places(&decide(&cluster, &[pod("p", vec![ask("a"), ask("b")])])), [["node-b/gpu-0", "node-b/gpu-0"]]);
+    assert_eq!(
+        places(&decide(&cluster, &[pod("p", vec![ask("a"), ask("b")])])),
+        [["node-b/gpu-0", "node-b/gpu-0"]]
+    );
     let plan = decide(&cluster, &[pod("p", vec![ask("a"), ask("b"), ask("c")])]);
     assert_eq!(plan.decisions, []);
     assert_eq!(plan.refusals.len(), 3);
@@ -236,11 +247,20 @@ fn node_predicates_keep_pods_away_each_with_its_reason() {
     let cases: [(Change, NodeReason); 4] = [
         (|n| n.cordoned = true, NodeReason::Cordoned),
         (
-            |n| n.taints.push(NodeTaint { key: "k".to_owned(), value: String::new(), effect: "NoSchedule".to_owned() }),
+            |n| {
+                n.taints.push(NodeTaint {
+                    key: "k".to_owned(),
+                    value: String::new(),
+                    effect: "NoSchedule".to_owned(),
+                })
+            },
             NodeReason::Tainted { key: "k".to_owned() },
         ),
         (|n| n.allocatable = BTreeMap::new(), NodeReason::ResourceShort { resource: "pods".to_owned() }),
-        (|n| n.used = BTreeMap::from([("pods".to_owned(), quantity("110"))]), NodeReason::ResourceShort { resource: "pods".to_owned() }),
+        (
+            |n| n.used = BTreeMap::from([("pods".to_owned(), quantity("110"))]),
+            NodeReason::ResourceShort { resource: "pods".to_owned() },
+        ),
     ];
     for (change, fault) in cases {
         let mut cluster = Cluster::new().node("node-a", vec![gpu("gpu-0", "80Gi")]);
@@ -279,7 +299,10 @@ fn requests_of_pods_planned_together_add_up_on_the_node() {
         .collect();
     let plan = decide(&cluster, &pods);
     assert_eq!(plan.decisions.len(), 2);
-    assert_eq!(reasons(&plan), BTreeMap::from([(Reason::Node(NodeReason::ResourceShort { resource: "cpu".to_owned() }), (1, 1))]));
+    assert_eq!(
+        reasons(&plan),
+        BTreeMap::from([(Reason::Node(NodeReason::ResourceShort { resource: "cpu".to_owned() }), (1, 1))])
+    );
 }
 
 #[test]
@@ -311,8 +334,11 @@ fn an_unknown_class_and_a_bad_config_are_named() {
     let mut lost = request("gpu", 1, &[]);
     lost.class = Some(tessera_api::names::DeviceClassName::new("h200.gpu.tessera.dev").unwrap());
     let plan = decide(&cluster, &[pod("p", vec![claim("c", vec![lost])])]);
-    assert!(matches!(&plan.refusals[0].cause, Cause::UnknownClass { class, .. } if class.as_str() == "h200.gpu.tessera.dev"));
-    let bad = configured(claim("c", vec![request("gpu", 1, &[])]), json!({"placement": {"node": "Tightest"}}));
+    assert!(
+        matches!(&plan.refusals[0].cause, Cause::UnknownClass { class, .. } if class.as_str() == "h200.gpu.tessera.dev")
+    );
+    let bad =
+        configured(claim("c", vec![request("gpu", 1, &[])]), json!({"placement": {"node": "Tightest"}}));
     let plan = decide(&cluster, &[pod("p", vec![bad])]);
     let Cause::Config { error, .. } = &plan.refusals[0].cause else { panic!("{:?}", plan.refusals) };
     assert!(error.to_string().contains("placement.node"), "{error}");
@@ -330,18 +356,21 @@ fn a_selector_that_fails_is_a_reason_on_the_devices_it_fails_on() {
     let alone = Cluster::new().node("node-a", vec![gpu("gpu-0", "80Gi")]);
     let plan = decide(&alone, &[pod("p", vec![claim("c", vec![picky])])]);
     let (fault, count) = reasons(&plan).pop_first().unwrap();
-    assert!(matches!(&fault, Reason::SelectorError { message } if message.contains("generation")), "{fault:?}");
+    assert!(
+        matches!(&fault, Reason::SelectorError { message } if message.contains("generation")),
+        "{fault:?}"
+    );
     assert_eq!(count, (1, 1));
 }
 
 #[test]
 fn a_hopeless_search_ends_with_the_step_budget_and_says_not_decided() {
     // Each GPU in a group of its own, all different: nothing is symmetric and no two belong together.
-    let odd = |i: usize| {
-        gpu(&format!("gpu-{i}"), &format!("{}Gi", 80 + i)).with("group", Attribute::Int(i as i64))
-    };
+    let odd =
+        |i: usize| gpu(&format!("gpu-{i}"), &format!("{}Gi", 80 + i)).with("group", Attribute::Int(i as i64));
     let cluster = Cluster::new().node("node-a", (0..16).map(odd).collect());
-    let mut hopeless = claim("c", (0..6).map(|i| request(&format!("r{i}"), 1, &[("memory", "1Gi")])).collect());
+    let mut hopeless =
+        claim("c", (0..6).map(|i| request(&format!("r{i}"), 1, &[("memory", "1Gi")])).collect());
     hopeless.constraints.push(tessera_allocator::model::Constraint {
         requests: Vec::new(),
         kind: tessera_allocator::model::ConstraintKind::Distinct("gpu.tessera.dev/group".to_owned()),

@@ -1,4 +1,5 @@
 //! What holds for every plan.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod builders;
 
@@ -22,29 +23,36 @@ fn devices() -> impl Strategy<Value = Vec<Device>> {
 
 fn pods() -> impl Strategy<Value = Vec<PendingPod>> {
     let request = (1u64..3, prop::option::of(1u32..64), 0u32..=100);
-    let claims = (prop::collection::vec(request, 1..3), any::<bool>(), prop::sample::select(vec!["Binpack", "Spread"]));
+    let claims = (
+        prop::collection::vec(request, 1..3),
+        any::<bool>(),
+        prop::sample::select(vec!["Binpack", "Spread"]),
+    );
     let one = (prop::collection::vec(claims, 1..3), -1i32..2, 0i64..3);
     prop::collection::vec(one, 1..12).prop_map(|pods| {
-        pods.into_iter().enumerate().map(|(p, (claims, priority, created))| {
-            let claims = claims.into_iter().enumerate().map(|(c, (requests, together, policy))| {
-                let requests = requests.into_iter().enumerate().map(|(r, (count, memory, cores))| {
-                    let memory = memory.map(|m| format!("{m}Gi"));
-                    let cores = cores.to_string();
-                    let mut amounts = vec![("cores", cores.as_str())];
-                    amounts.extend(memory.as_deref().map(|m| ("memory", m)));
-                    request_of(r, count, &amounts)
+        pods.into_iter()
+            .enumerate()
+            .map(|(p, (claims, priority, created))| {
+                let claims = claims.into_iter().enumerate().map(|(c, (requests, together, policy))| {
+                    let requests = requests.into_iter().enumerate().map(|(r, (count, memory, cores))| {
+                        let memory = memory.map(|m| format!("{m}Gi"));
+                        let cores = cores.to_string();
+                        let mut amounts = vec![("cores", cores.as_str())];
+                        amounts.extend(memory.as_deref().map(|m| ("memory", m)));
+                        request_of(r, count, &amounts)
+                    });
+                    let mut claim = claim(&format!("c{p}-{c}"), requests.collect());
+                    if together {
+                        let kind = ConstraintKind::Match("gpu.tessera.dev/numaNode".to_owned());
+                        claim.constraints.push(Constraint { requests: Vec::new(), kind });
+                    }
+                    configured(claim, json!({"placement": {"node": policy, "device": policy}}))
                 });
-                let mut claim = claim(&format!("c{p}-{c}"), requests.collect());
-                if together {
-                    let kind = ConstraintKind::Match("gpu.tessera.dev/numaNode".to_owned());
-                    claim.constraints.push(Constraint { requests: Vec::new(), kind });
-                }
-                configured(claim, json!({"placement": {"node": policy, "device": policy}}))
-            });
-            let mut pod = pod(&format!("p{p}"), claims.collect());
-            (pod.priority, pod.created) = (priority, created);
-            pod
-        }).collect()
+                let mut pod = pod(&format!("p{p}"), claims.collect());
+                (pod.priority, pod.created) = (priority, created);
+                pod
+            })
+            .collect()
     })
 }
 
@@ -82,7 +90,10 @@ fn check_claims(cluster: &Cluster, pods: &[PendingPod], plan: &Plan) {
             for result in &allotment.results {
                 assert_eq!(result.device.pool.pool.as_str(), decision.node.as_str());
                 by_request.entry(result.request.as_str()).or_default().push(result.device.device.as_str());
-                let device = cluster.0.slices[decision.node.as_str()].devices.iter().find(|d| d.name == result.device.device);
+                let device = cluster.0.slices[decision.node.as_str()]
+                    .devices
+                    .iter()
+                    .find(|d| d.name == result.device.device);
                 numa.push(device.unwrap().attributes["numaNode"].clone());
             }
             for request in &claim.requests {

@@ -36,7 +36,9 @@ pub enum CommitError {
         now: Option<Box<ResourceClaim>>,
     },
     /// The API server took it and kept something else.
-    #[error("the API server did not keep `{field}` of the allocation of {claim}; is a DRA feature gate off there?")]
+    #[error(
+        "the API server did not keep `{field}` of the allocation of {claim}; is a DRA feature gate off there?"
+    )]
     Dropped {
         /// Namespace and name.
         claim: String,
@@ -115,10 +117,18 @@ impl Writer {
         self.patch(claim, Part::Status, patch).await
     }
 
-    async fn patch(&self, claim: &ResourceClaim, part: Part, patch: Value) -> Result<ResourceClaim, CommitError> {
+    async fn patch(
+        &self,
+        claim: &ResourceClaim,
+        part: Part,
+        patch: Value,
+    ) -> Result<ResourceClaim, CommitError> {
         let api: Api<ResourceClaim> =
             Api::namespaced(self.client.clone(), claim.namespace().as_deref().unwrap_or_default());
-        let (object, params) = (claim.name_any(), PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..Default::default() });
+        let (object, params) = (
+            claim.name_any(),
+            PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..Default::default() },
+        );
         let patch = Patch::Merge(patch);
         let request = async {
             match part {

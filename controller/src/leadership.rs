@@ -40,7 +40,9 @@ pub enum LeadershipError {
         holder: String,
     },
     /// It could not be renewed in time.
-    #[error("the Lease could not be renewed within {RENEW_DEADLINE:?}; this process stops, so that there is only one writer")]
+    #[error(
+        "the Lease could not be renewed within {RENEW_DEADLINE:?}; this process stops, so that there is only one writer"
+    )]
     NotRenewed,
 }
 
@@ -101,7 +103,10 @@ impl Candidate {
                 }
                 Ok(None) => {}
                 Err(error) => {
-                    tracing::warn!(error = &error as &dyn std::error::Error, "cannot read or write the Lease, trying again");
+                    tracing::warn!(
+                        error = &error as &dyn std::error::Error,
+                        "cannot read or write the Lease, trying again"
+                    );
                 }
             }
             tokio::time::sleep(RETRY_PERIOD).await;
@@ -127,7 +132,10 @@ impl Candidate {
                 Ok(Ok(Some(_))) => renewed = Instant::now(),
                 Ok(Ok(None)) => return Err(LeadershipError::Taken { holder: self.holder() }),
                 Ok(Err(error)) => {
-                    tracing::warn!(error = &error as &dyn std::error::Error, "cannot renew the Lease, trying again");
+                    tracing::warn!(
+                        error = &error as &dyn std::error::Error,
+                        "cannot renew the Lease, trying again"
+                    );
                 }
                 Err(_) => {}
             }
@@ -173,7 +181,9 @@ impl Candidate {
 
     /// Since when the lease reads as it does.
     fn observe(&mut self, lease: Option<&Lease>, now: Instant) -> Instant {
-        let same = |(seen, _): &(Lease, Instant)| lease.is_some_and(|l| l.resource_version() == seen.resource_version());
+        let same = |(seen, _): &(Lease, Instant)| {
+            lease.is_some_and(|l| l.resource_version() == seen.resource_version())
+        };
         match (&self.seen, lease) {
             (Some(seen), _) if same(seen) => seen.1,
             (_, Some(lease)) => {
@@ -193,7 +203,8 @@ impl Candidate {
         let now = MicroTime(Timestamp::now());
         let old = lease.spec.take().unwrap_or_default();
         let ours = decision == Decision::Renew;
-        let transitions = old.lease_transitions.unwrap_or(0) + i32::from(!ours && decision != Decision::Create);
+        let transitions =
+            old.lease_transitions.unwrap_or(0) + i32::from(!ours && decision != Decision::Create);
         lease.spec = Some(LeaseSpec {
             holder_identity: Some(self.identity.clone()),
             lease_duration_seconds: i32::try_from(LEASE_DURATION.as_secs()).ok(),
@@ -216,7 +227,9 @@ impl Candidate {
         let replace = self.leases.replace(LEASE_NAME, &params, &lease);
         match tokio::time::timeout(REQUEST_TIMEOUT, replace).await {
             Ok(Ok(_)) => tracing::info!("gave the Lease back"),
-            Ok(Err(error)) => tracing::warn!(error = &error as &dyn std::error::Error, "cannot give the Lease back"),
+            Ok(Err(error)) => {
+                tracing::warn!(error = &error as &dyn std::error::Error, "cannot give the Lease back")
+            }
             Err(_) => tracing::warn!("cannot give the Lease back in time"),
         }
     }

@@ -22,7 +22,9 @@ pub(crate) fn note(claim: &str, cause: &Cause) -> String {
              `kubectl get deviceclasses` lists those that do"
         ),
         Cause::NotSupported { request, feature } => {
-            format!("ResourceClaim {claim}: request `{request}` uses {feature}, which is not supported in this version")
+            format!(
+                "ResourceClaim {claim}: request `{request}` uses {feature}, which is not supported in this version"
+            )
         }
         Cause::Config { request, error } => format!("ResourceClaim {claim}: request `{request}`: {error}"),
         Cause::NotDecided => format!(

@@ -63,7 +63,11 @@ impl Metrics {
         let registry = registry.sub_registry_with_prefix("tessera_controller");
         registry.register("allocations", "Claims allocated", metrics.allocations.clone());
         registry.register("releases", "Allocations taken back", metrics.releases.clone());
-        registry.register("conflicts", "Writes dropped because the claim had changed", metrics.conflicts.clone());
+        registry.register(
+            "conflicts",
+            "Writes dropped because the claim had changed",
+            metrics.conflicts.clone(),
+        );
         registry.register("write_errors", "Writes that failed otherwise", metrics.write_errors.clone());
         registry.register_with_unit(
             "allocation_latency",
@@ -78,7 +82,11 @@ impl Metrics {
             "Devices of which more is allocated than there is",
             metrics.overcommitted.clone(),
         );
-        registry.register("usage_drift", "Times that running sums were wrong and put right", metrics.drift.clone());
+        registry.register(
+            "usage_drift",
+            "Times that running sums were wrong and put right",
+            metrics.drift.clone(),
+        );
         registry.register("leading", "1 while this process leads", metrics.leading.clone());
         metrics
     }

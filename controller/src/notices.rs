@@ -46,7 +46,8 @@ impl Notices {
     /// Starts the writing task.
     pub(crate) fn start(client: Client, identity: &str) -> Self {
         let (queue, mut waiting) = mpsc::channel::<Notice>(QUEUE);
-        let reporter = Reporter { controller: "tessera-controller".to_owned(), instance: Some(identity.to_owned()) };
+        let reporter =
+            Reporter { controller: "tessera-controller".to_owned(), instance: Some(identity.to_owned()) };
         tokio::spawn(async move {
             while let Some(notice) = waiting.recv().await {
                 // A recorder of its own for each: it would otherwise put a new text into an old event's series.
@@ -59,7 +60,11 @@ impl Notices {
                     secondary: None,
                 };
                 if let Err(error) = recorder.publish(&event, &notice.regarding).await {
-                    tracing::warn!(error = &error as &dyn std::error::Error, reason = notice.reason, "cannot write an event");
+                    tracing::warn!(
+                        error = &error as &dyn std::error::Error,
+                        reason = notice.reason,
+                        "cannot write an event"
+                    );
                 }
             }
         });

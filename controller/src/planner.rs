@@ -160,7 +160,10 @@ impl Planner {
             }
         };
         if let Err(error) = applied {
-            tracing::warn!(error = &error as &dyn std::error::Error, "an object cannot be used and is left out");
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "an object cannot be used and is left out"
+            );
         }
     }
 
@@ -213,7 +216,10 @@ impl Planner {
         if let Some(object) = fresh
             && let Err(error) = self.index.apply_claim(&Arc::new(object))
         {
-            tracing::warn!(error = &error as &dyn std::error::Error, "a claim that was written cannot be read");
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "a claim that was written cannot be read"
+            );
         }
         self.index.forget(&claim);
         Some(now)

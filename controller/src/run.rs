@@ -16,11 +16,13 @@ use crate::planner::Planner;
 use crate::{server, watch};
 
 pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
-    let Args { kubeconfig, namespace, identity, leader_elect, metrics_address: Address(address), log_format } = args;
+    let Args { kubeconfig, namespace, identity, leader_elect, metrics_address: Address(address), log_format } =
+        args;
     start_logging(log_format);
     let identity = identity.filter(|i| !i.is_empty()).unwrap_or_else(default_identity);
     let stop = stop_on_signal()?;
-    let client = Client::try_from(config(kubeconfig).await?).context("cannot make a client for the API server")?;
+    let client =
+        Client::try_from(config(kubeconfig).await?).context("cannot make a client for the API server")?;
     let mut registry = Registry::default();
     let metrics = Metrics::new(&mut registry);
     let serving = tokio::spawn({
@@ -78,9 +80,12 @@ async fn work(
 
 async fn config(kubeconfig: Option<std::path::PathBuf>) -> anyhow::Result<Config> {
     let Some(path) = kubeconfig else {
-        return Config::infer().await.context("no service account and no kubeconfig found; give one with --kubeconfig");
+        return Config::infer()
+            .await
+            .context("no service account and no kubeconfig found; give one with --kubeconfig");
     };
-    let read = Kubeconfig::read_from(&path).with_context(|| format!("cannot read kubeconfig {}", path.display()))?;
+    let read =
+        Kubeconfig::read_from(&path).with_context(|| format!("cannot read kubeconfig {}", path.display()))?;
     Config::from_custom_kubeconfig(read, &KubeConfigOptions::default())
         .await
         .with_context(|| format!("cannot use kubeconfig {}", path.display()))

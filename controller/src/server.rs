@@ -15,7 +15,11 @@ const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=
 
 /// Serves until `stop`. Healthy means that the process runs: a standby is healthy too, and what is stuck is seen in the
 /// figures, not cured by a restart.
-pub(crate) async fn serve(address: SocketAddr, registry: Registry, stop: CancellationToken) -> std::io::Result<()> {
+pub(crate) async fn serve(
+    address: SocketAddr,
+    registry: Registry,
+    stop: CancellationToken,
+) -> std::io::Result<()> {
     let registry = Arc::new(registry);
     let router = Router::new()
         .route("/metrics", get(move || metrics(Arc::clone(&registry))))

@@ -113,7 +113,9 @@ pub fn start(client: &Client) -> mpsc::Receiver<Change> {
     let (changes, receiver) = mpsc::channel(QUEUE);
     let ours = watcher::Config::default().fields(&format!("spec.driver={DRIVER_NAME}"));
     let all = watcher::Config::default;
-    let task = |kind, wrap: fn(_) -> _, config| follow(Api::all(client.clone()), config, kind, wrap, changes.clone());
+    let task = |kind, wrap: fn(_) -> _, config| {
+        follow(Api::all(client.clone()), config, kind, wrap, changes.clone())
+    };
     tokio::spawn(task(Kind::Slice, Object::Slice, ours));
     tokio::spawn(follow(Api::all(client.clone()), all(), Kind::Class, Object::Class, changes.clone()));
     tokio::spawn(follow(Api::all(client.clone()), all(), Kind::Claim, Object::Claim, changes.clone()));
@@ -134,7 +136,8 @@ async fn follow<K>(
 {
     let mut known = Known::default();
     let events = watcher(api, config).backoff(Pause::default());
-    let mut events = std::pin::pin!(events.modify(|object| object.managed_fields_mut().clear()).into_stream());
+    let mut events =
+        std::pin::pin!(events.modify(|object| object.managed_fields_mut().clear()).into_stream());
     while let Some(event) = events.next().await {
         let at = Instant::now();
         let news = match event {

@@ -37,7 +37,7 @@ pub enum ConvertError {
         field: String,
         /// What is wrong.
         #[source]
-        source: FieldError,
+        source: Box<FieldError>,
     },
 }
 
@@ -68,8 +68,11 @@ impl<'a> Subject<'a> {
         ConvertError::Missing { kind: self.kind, name: self.name.to_owned(), field }
     }
 
-    pub(crate) fn field<E: Into<FieldError>>(self, field: impl Into<String>) -> impl FnOnce(E) -> ConvertError {
+    pub(crate) fn field<E: Into<FieldError>>(
+        self,
+        field: impl Into<String>,
+    ) -> impl FnOnce(E) -> ConvertError {
         let (kind, name, field) = (self.kind, self.name.to_owned(), field.into());
-        move |source| ConvertError::Field { kind, name, field, source: source.into() }
+        move |source| ConvertError::Field { kind, name, field, source: Box::new(source.into()) }
     }
 }

@@ -184,7 +184,8 @@ impl Index {
     /// Counts a decision as taken from now on, before the API server knows of it.
     pub fn assume(&mut self, allotment: &Allotment) {
         let Some(entry) = self.claims.get_mut(&allotment.claim) else { return };
-        entry.assumed = Some(AllocatedClaim { results: allotment.results.clone(), nodes: allotment.nodes.clone() });
+        entry.assumed =
+            Some(AllocatedClaim { results: allotment.results.clone(), nodes: allotment.nodes.clone() });
         let key = (entry.claim.namespace.clone(), entry.claim.name.clone());
         self.settle_claim(&allotment.claim, &key);
     }
@@ -203,7 +204,11 @@ impl Index {
         Snapshot {
             nodes: nodes.collect(),
             slices: self.slices.clone(),
-            classes: self.classes.iter().map(|(name, (class, _))| (name.clone(), Arc::clone(class))).collect(),
+            classes: self
+                .classes
+                .iter()
+                .map(|(name, (class, _))| (name.clone(), Arc::clone(class)))
+                .collect(),
             usage: self.usage.clone(),
         }
     }
@@ -335,7 +340,9 @@ impl Index {
     fn expected_node(&self, pod: &PodEntry) -> Option<NodeName> {
         let names = pod.claims.iter().filter_map(|c| c.name.clone());
         let mut claims = names.filter_map(|name| self.claim_names.get(&(pod.namespace.clone(), name)));
-        claims.find_map(|claim| self.claims.get(claim)?.nodes()?.single_node().and_then(|n| NodeName::new(n).ok()))
+        claims.find_map(|claim| {
+            self.claims.get(claim)?.nodes()?.single_node().and_then(|n| NodeName::new(n).ok())
+        })
     }
 
     fn book_requests(&mut self, pod: &mut PodEntry, node: Option<NodeName>) {

@@ -24,7 +24,10 @@ pub enum Scope {
 }
 
 /// The scope of a claim, given how to look up a class. A class that is not there is taken for ours: it is us then who say so.
-pub(crate) fn of_claim<'c>(claim: &Claim, class: impl Fn(&DeviceClassName) -> Option<&'c DeviceClass>) -> Scope {
+pub(crate) fn of_claim<'c>(
+    claim: &Claim,
+    class: impl Fn(&DeviceClassName) -> Option<&'c DeviceClass>,
+) -> Scope {
     let mut scopes = claim.requests.iter().map(|r| of_request(r, r.class.as_ref().and_then(&class)));
     let first = scopes.next().unwrap_or(Scope::Foreign);
     scopes.fold(first, join)

@@ -88,7 +88,11 @@ impl Index {
                     claims.push(PodClaim::Pending(Arc::clone(&entry.claim)));
                 }
                 Some(Scope::Mixed) => {
-                    return Err(Blocked { pod: pod.uid.clone(), claim: uid, obstacle: Obstacle::MixedDrivers });
+                    return Err(Blocked {
+                        pod: pod.uid.clone(),
+                        claim: uid,
+                        obstacle: Obstacle::MixedDrivers,
+                    });
                 }
                 // kube-scheduler allocates it, at the node that our claims will force.
                 Some(Scope::Foreign) | None => {}
@@ -158,7 +162,8 @@ impl Index {
             && entry.users.is_empty()
             && !entry.is_reserved()
             && !entry.is_deleting()
-            && !others.any(|other| other.is_waiting() && (other.created, &other.uid) < (pod.created, &pod.uid))
+            && !others
+                .any(|other| other.is_waiting() && (other.created, &other.uid) < (pod.created, &pod.uid))
     }
 
     /// The pods that wait for a node.
@@ -204,5 +209,6 @@ fn is_owned_by(entry: &ClaimEntry, pod: &PodEntry) -> bool {
 fn unschedulable(pod: &PodEntry) -> Option<String> {
     let conditions = pod.object.status.as_ref()?.conditions.as_ref()?;
     let condition = conditions.iter().find(|c| c.type_ == "PodScheduled" && c.status == "False")?;
-    (condition.reason.as_deref() == Some("Unschedulable")).then(|| condition.message.clone().unwrap_or_default())
+    (condition.reason.as_deref() == Some("Unschedulable"))
+        .then(|| condition.message.clone().unwrap_or_default())
 }

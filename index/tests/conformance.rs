@@ -2,6 +2,7 @@
 //!
 //! Whatever we allocate, upstream must allocate as well; with the policy `FirstFit` it must be the very same. Where upstream
 //! allocates and we do not, the reason must say that something is not supported.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -66,7 +67,10 @@ fn run(policy: Policy, level: Level) {
         }
         let name = file.file_stem().unwrap().to_string_lossy();
         let Score { nodes, fits, not_supported, wrong: errors } = score;
-        println!("{name:>16}: {nodes} nodes, {fits} fits, {not_supported} not supported, {} wrong", errors.len());
+        println!(
+            "{name:>16}: {nodes} nodes, {fits} fits, {not_supported} not supported, {} wrong",
+            errors.len()
+        );
         wrong.extend(errors);
     }
     assert!(wrong.is_empty(), "{} differences:\n{}", wrong.len(), wrong.join("\n"));
@@ -147,7 +151,11 @@ impl World {
             snapshot: Snapshot {
                 nodes: nodes.map(|n| (n.name.clone(), Arc::new(n))).collect(),
                 slices: slices.map(|s| (s.name.clone(), Arc::new(s))).collect(),
-                classes: classes.iter().map(|c| convert::class(c).unwrap()).map(|c| (c.name.clone(), Arc::new(c))).collect(),
+                classes: classes
+                    .iter()
+                    .map(|c| convert::class(c).unwrap())
+                    .map(|c| (c.name.clone(), Arc::new(c)))
+                    .collect(),
                 usage: usage(case),
             },
             pod: PendingPod {
@@ -232,7 +240,10 @@ fn stated(mut result: api::DeviceRequestAllocationResult, list: &str) -> api::De
 }
 
 fn objects<T: serde::de::DeserializeOwned>(case: &Value, field: &str) -> Vec<T> {
-    case.get(field).filter(|v| !v.is_null()).map(|v| serde_json::from_value(v.clone()).unwrap()).unwrap_or_default()
+    case.get(field)
+        .filter(|v| !v.is_null())
+        .map(|v| serde_json::from_value(v.clone()).unwrap())
+        .unwrap_or_default()
 }
 
 /// Without what differs in spelling only: share IDs, quantities, time stamps.
@@ -249,14 +260,18 @@ fn normal(value: &Value) -> Value {
 }
 
 fn is_empty(value: &Value) -> bool {
-    value.is_null() || value.as_array().is_some_and(Vec::is_empty) || value.as_object().is_some_and(|o| o.is_empty())
+    value.is_null()
+        || value.as_array().is_some_and(Vec::is_empty)
+        || value.as_object().is_some_and(|o| o.is_empty())
 }
 
 fn normal_field(key: &str, value: &Value) -> Value {
     let amount = |v: &Value| Value::String(Quantity::parse(v.as_str().unwrap()).unwrap().nano().to_string());
     match (key, value) {
         ("shareID", _) => Value::Bool(true),
-        ("consumedCapacity", Value::Object(map)) => map.iter().map(|(name, v)| (name.clone(), amount(v))).collect(),
+        ("consumedCapacity", Value::Object(map)) => {
+            map.iter().map(|(name, v)| (name.clone(), amount(v))).collect()
+        }
         _ => normal(value),
     }
 }

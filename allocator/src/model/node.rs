@@ -208,8 +208,10 @@ impl Requirement {
     }
 
     fn field_defect(&self) -> Option<String> {
-        let plain = matches!(self.operator, SelectorOperator::In | SelectorOperator::NotIn) && self.values.len() == 1;
-        (!plain || self.key != NAME_FIELD).then(|| format!("the requirement on field `{}` is not valid", self.key))
+        let plain =
+            matches!(self.operator, SelectorOperator::In | SelectorOperator::NotIn) && self.values.len() == 1;
+        (!plain || self.key != NAME_FIELD)
+            .then(|| format!("the requirement on field `{}` is not valid", self.key))
     }
 }
 

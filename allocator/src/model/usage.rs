@@ -38,7 +38,8 @@ impl DeviceUse {
     /// Whether more is taken than the device has, or the whole of it more than once.
     pub fn exceeds(&self, device: &Device) -> bool {
         let twice = self.exclusive > 1 || (self.exclusive == 1 && self.shares > 0);
-        let over = |(name, sum): (&String, &Quantity)| device.capacity.get(name).is_none_or(|c| *sum > c.value);
+        let over =
+            |(name, sum): (&String, &Quantity)| device.capacity.get(name).is_none_or(|c| *sum > c.value);
         twice || self.consumed.iter().any(over)
     }
 

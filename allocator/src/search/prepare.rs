@@ -96,7 +96,9 @@ impl<'s> RequestTask<'s> {
 
     /// Whether we may hand out the device at all and the request tolerates its taints.
     pub(crate) fn usable(&self, device: &Device) -> bool {
-        !device.foreign && device.unsupported.is_none() && device.untolerated_taint(self.tolerations).is_none()
+        !device.foreign
+            && device.unsupported.is_none()
+            && device.untolerated_taint(self.tolerations).is_none()
     }
 
     pub(crate) fn tolerations(&self) -> &'s [Toleration] {
@@ -156,7 +158,11 @@ fn share_of_memory(memory: Quantity, percent: Percent) -> Quantity {
 
 impl<'s> ClaimTask<'s> {
     /// Counts devices and checks what upstream checks before it searches; the first offender decides.
-    pub(crate) fn prepare(&mut self, pools: &[NodePool<'s>], candidates: &[Candidate<'s>]) -> Result<(), Failure> {
+    pub(crate) fn prepare(
+        &mut self,
+        pools: &[NodePool<'s>],
+        candidates: &[Candidate<'s>],
+    ) -> Result<(), Failure> {
         let mut least = 0u64;
         for request in &mut self.requests {
             if request.mode == Mode::All {

@@ -54,7 +54,19 @@ const MEMBER_FUNCTIONS: &[&str] = &[
 ];
 
 const GLOBAL_FUNCTIONS: &[&str] = &[
-    "bool", "double", "dyn", "int", "isQuantity", "isSemver", "matches", "quantity", "semver", "size", "string", "type", "uint",
+    "bool",
+    "double",
+    "dyn",
+    "int",
+    "isQuantity",
+    "isSemver",
+    "matches",
+    "quantity",
+    "semver",
+    "size",
+    "string",
+    "type",
+    "uint",
 ];
 
 /// Functions called through a namespace, such as `sets.contains(a, b)`.
@@ -89,7 +101,9 @@ impl Scope {
                     && !self.variables.iter().any(|v| v == name)
                     && !DEVICE_FIELDS.contains(&select.field.as_str())
                 {
-                    return Err(SelectorError::Compile { problem: format!("device has no field `{}`", select.field) });
+                    return Err(SelectorError::Compile {
+                        problem: format!("device has no field `{}`", select.field),
+                    });
                 }
                 self.expr(&select.operand)
             }
@@ -123,7 +137,8 @@ impl Scope {
                 }
                 self.variables.push(c.accu_var.clone());
                 self.variables.push(c.iter_var.clone());
-                let inner = [&c.loop_cond, &c.loop_step, &c.result].into_iter().try_for_each(|e| self.expr(e));
+                let inner =
+                    [&c.loop_cond, &c.loop_step, &c.result].into_iter().try_for_each(|e| self.expr(e));
                 self.variables.truncate(self.variables.len() - 2);
                 self.depth -= usize::from(loops);
                 inner
@@ -132,8 +147,13 @@ impl Scope {
     }
 
     fn ident(&self, name: &str) -> Result<(), SelectorError> {
-        let known = name == "device" || self.variables.iter().any(|v| v == name) || TYPE_NAMES.contains(&name);
-        if known { Ok(()) } else { Err(SelectorError::Compile { problem: format!("undeclared reference to `{name}`") }) }
+        let known =
+            name == "device" || self.variables.iter().any(|v| v == name) || TYPE_NAMES.contains(&name);
+        if known {
+            Ok(())
+        } else {
+            Err(SelectorError::Compile { problem: format!("undeclared reference to `{name}`") })
+        }
     }
 
     fn function(&self, name: &str, target: Option<&IdedExpr>, arguments: usize) -> Result<(), SelectorError> {
@@ -150,7 +170,9 @@ impl Scope {
         if known {
             Ok(())
         } else {
-            Err(SelectorError::Unsupported { construct: format!("the function `{name}` with {arguments} arguments") })
+            Err(SelectorError::Unsupported {
+                construct: format!("the function `{name}` with {arguments} arguments"),
+            })
         }
     }
 }

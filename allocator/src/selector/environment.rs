@@ -9,8 +9,9 @@ use cel::{DeclarationError, Env};
 use super::{quantity, semver, sets};
 
 /// One environment for all selectors: it holds declarations only.
-pub(super) static ENVIRONMENT: LazyLock<Arc<Env>> =
-    LazyLock::new(|| Arc::new(build().expect("invariant: no function is declared twice, checked by the tests")));
+pub(super) static ENVIRONMENT: LazyLock<Arc<Env>> = LazyLock::new(|| {
+    Arc::new(build().expect("invariant: no function is declared twice, checked by the tests"))
+});
 
 fn build() -> Result<Env, DeclarationError> {
     let mut env = Env::stdlib();
@@ -29,7 +30,8 @@ fn bind(
     args: &mut Vec<IdedExpr>,
 ) -> Result<Option<IdedExpr>, ParseError> {
     let is_cel = matches!(target.as_ref().map(|t| &t.expr), Some(Expr::Ident(name)) if name == "cel");
-    let (true, Ok([variable, value, body])) = (is_cel, <[IdedExpr; 3]>::try_from(std::mem::take(args))) else {
+    let (true, Ok([variable, value, body])) = (is_cel, <[IdedExpr; 3]>::try_from(std::mem::take(args)))
+    else {
         let id = target.as_ref().map_or(0, |t| t.id);
         return Err(helper.new_error(id, "bind() is only known as cel.bind(variable, value, expression)"));
     };

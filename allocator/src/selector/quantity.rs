@@ -67,7 +67,9 @@ fn is_integer(q: &CelQuantity) -> CelBool {
 
 fn as_integer(q: &CelQuantity) -> Result<CelInt, ExecutionError> {
     let exact = q.0.as_exact_i64();
-    exact.map(CelInt::from).ok_or_else(|| ExecutionError::function_error("asInteger", "cannot convert value to integer"))
+    exact
+        .map(CelInt::from)
+        .ok_or_else(|| ExecutionError::function_error("asInteger", "cannot convert value to integer"))
 }
 
 fn as_float(q: &CelQuantity) -> CelDouble {
@@ -103,5 +105,7 @@ fn sub_int(a: &CelQuantity, b: &CelInt) -> Result<CelQuantity, ExecutionError> {
 }
 
 fn within_range(function: &str, result: Option<Quantity>) -> Result<CelQuantity, ExecutionError> {
-    result.map(CelQuantity).ok_or_else(|| ExecutionError::function_error(function, "the result is out of range"))
+    result
+        .map(CelQuantity)
+        .ok_or_else(|| ExecutionError::function_error(function, "the result is out of range"))
 }

@@ -67,7 +67,10 @@ fn parse_loose(text: &CelString<'_>, normalize: &CelBool) -> Result<CelSemver, E
         })
         .collect();
     if parts.len() < 3 && !rest.is_empty() {
-        return Err(ExecutionError::function_error("semver", "short version cannot contain PreRelease/Build meta data"));
+        return Err(ExecutionError::function_error(
+            "semver",
+            "short version cannot contain PreRelease/Build meta data",
+        ));
     }
     parts.resize(3, "0".to_owned());
     parse(&format!("{}{rest}", parts.join(".")).as_str().into())

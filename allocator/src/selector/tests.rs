@@ -75,7 +75,9 @@ fn errors_are_absorbed_as_in_cel() {
 
 #[test]
 fn what_upstream_would_not_compile_never_matches_even_behind_a_short_circuit() {
-    for expression in ["true || a == b", "true || device.nosuch == 1", "device.driver ==", "true || nosuch(1)"] {
+    for expression in
+        ["true || a == b", "true || device.nosuch == 1", "device.driver ==", "true || nosuch(1)"]
+    {
         let error = CompiledSelector::cached(expression).map(|_| ()).unwrap_err();
         let refused = matches!(error, SelectorError::Compile { .. } | SelectorError::Unsupported { .. });
         assert!(refused, "{expression}: {error}");
@@ -90,7 +92,10 @@ fn what_only_upstream_knows_is_named_as_not_supported() {
         ("[1].all(a, [1].all(b, [1].all(c, a + b + c > 0)))", "nested more than two deep"),
     ] {
         let error = CompiledSelector::cached(expression).map(|_| ()).unwrap_err().to_string();
-        assert!(error.contains(construct) && error.contains("not supported in this version"), "{expression}: {error}");
+        assert!(
+            error.contains(construct) && error.contains("not supported in this version"),
+            "{expression}: {error}"
+        );
     }
 }
 
@@ -110,15 +115,25 @@ fn a_version_that_is_not_semver_spoils_every_evaluation_on_its_device() {
 
 #[test]
 fn an_expression_tells_whose_devices_it_can_select() {
-    let verdict = |expression: &str, driver: &str| CompiledSelector::cached(expression).unwrap().verdict_on_driver(driver);
+    let verdict = |expression: &str, driver: &str| {
+        CompiledSelector::cached(expression).unwrap().verdict_on_driver(driver)
+    };
     let ours = "gpu.tessera.dev";
     for (expression, on_ours, on_others) in [
         ("device.driver == 'gpu.tessera.dev'", DriverVerdict::Maybe, DriverVerdict::Never),
-        ("'gpu.tessera.dev' == device.driver && device.attributes[device.driver].?x.orValue(0) == 1", DriverVerdict::Maybe, DriverVerdict::Never),
+        (
+            "'gpu.tessera.dev' == device.driver && device.attributes[device.driver].?x.orValue(0) == 1",
+            DriverVerdict::Maybe,
+            DriverVerdict::Never,
+        ),
         ("device.driver != 'gpu.tessera.dev'", DriverVerdict::Never, DriverVerdict::Maybe),
         ("device.driver in ['a.example.com', 'b.example.com']", DriverVerdict::Never, DriverVerdict::Never),
         ("device.driver.endsWith('.example.com') && true", DriverVerdict::Never, DriverVerdict::Never),
-        ("device.driver == 'x.example.com' ? true : device.allowMultipleAllocations", DriverVerdict::Maybe, DriverVerdict::Maybe),
+        (
+            "device.driver == 'x.example.com' ? true : device.allowMultipleAllocations",
+            DriverVerdict::Maybe,
+            DriverVerdict::Maybe,
+        ),
         ("device.attributes['x.example.com'].model == 'y'", DriverVerdict::Maybe, DriverVerdict::Maybe),
     ] {
         assert_eq!(verdict(expression, ours), on_ours, "{expression}");

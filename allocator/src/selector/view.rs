@@ -69,14 +69,19 @@ fn attribute_value(name: &str, attribute: &Attribute) -> Result<Box<dyn Val>, Se
         Attribute::Version(text) => match semver::Version::parse(text) {
             Ok(version) => Box::new(CelSemver(version)),
             Err(_) => {
-                return Err(SelectorError::BadVersion { attribute: name.to_owned(), value: text.to_string() });
+                return Err(SelectorError::BadVersion {
+                    attribute: name.to_owned(),
+                    value: text.to_string(),
+                });
             }
         },
         Attribute::List(items) => {
             let values = items.iter().map(|item| attribute_value(name, item));
             Box::new(CelList::from(values.collect::<Result<Vec<_>, _>>()?))
         }
-        Attribute::Unknown => return Err(SelectorError::unsupported("a device with an attribute of an unknown type")),
+        Attribute::Unknown => {
+            return Err(SelectorError::unsupported("a device with an attribute of an unknown type"));
+        }
     })
 }
 

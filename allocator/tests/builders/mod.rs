@@ -5,12 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use tessera_allocator::model::{
-    Attribute, Capacity, Claim, Constraint, ConstraintKind, Device, DeviceClass, DeviceId, DeviceResult, Mode, Node,
-    NodeChoice, PendingPod, PodClaim, PodUid, PoolId, Request, RequestPolicy, Scheduling, Selector, Slice, Snapshot, Taint,
-    TaintEffect, ValidRange,
+    Attribute, Capacity, Claim, Constraint, ConstraintKind, Device, DeviceClass, DeviceId, DeviceResult,
+    Mode, Node, NodeChoice, PendingPod, PodClaim, PodUid, PoolId, Request, RequestPolicy, Scheduling,
+    Selector, Slice, Snapshot, Taint, TaintEffect, ValidRange,
 };
 use tessera_api::names::{
-    ClaimName, ClaimUid, DeviceClassName, DeviceName, DriverName, Namespace, NodeName, PodName, PoolName, RequestName,
+    ClaimName, ClaimUid, DeviceClassName, DeviceName, DriverName, Namespace, NodeName, PodName, PoolName,
+    RequestName,
 };
 use tessera_api::quantity::Quantity;
 
@@ -30,8 +31,14 @@ pub(crate) fn device_id(node: &str, device: &str) -> DeviceId {
 /// A GPU as the driver publishes it.
 pub(crate) fn gpu(name: &str, memory: &str) -> Device {
     let whole = quantity(memory);
-    let range = |min: &str, step: &str| ValidRange { min: Some(quantity(min)), max: None, step: Some(quantity(step)) };
-    let policy = |default, range| Some(RequestPolicy { default: Some(default), valid_range: Some(range), ..Default::default() });
+    let range = |min: &str, step: &str| ValidRange {
+        min: Some(quantity(min)),
+        max: None,
+        step: Some(quantity(step)),
+    };
+    let policy = |default, range| {
+        Some(RequestPolicy { default: Some(default), valid_range: Some(range), ..Default::default() })
+    };
     let memory = Capacity { value: whole, policy: policy(whole, range("1Mi", "1Mi")) };
     let cores = Capacity { value: quantity("100"), policy: policy(quantity("0"), range("0", "1")) };
     Device {
@@ -52,7 +59,11 @@ impl DeviceBuilder for Device {
         self
     }
     fn tainted(mut self, key: &str) -> Self {
-        self.taints.push(Taint { key: key.to_owned(), value: String::new(), effect: TaintEffect::NoSchedule });
+        self.taints.push(Taint {
+            key: key.to_owned(),
+            value: String::new(),
+            effect: TaintEffect::NoSchedule,
+        });
         self
     }
 }
@@ -89,7 +100,10 @@ impl Cluster {
             ready: true,
             cordoned: false,
             taints: Vec::new(),
-            allocatable: BTreeMap::from([("cpu".to_owned(), quantity("64")), ("pods".to_owned(), quantity("110"))]),
+            allocatable: BTreeMap::from([
+                ("cpu".to_owned(), quantity("64")),
+                ("pods".to_owned(), quantity("110")),
+            ]),
             used: BTreeMap::new(),
         };
         change(&mut node);
@@ -106,7 +120,10 @@ pub(crate) fn share(node: &str, device: &str, memory: &str, cores: &str) -> Devi
         request: RequestName::new("gpu").unwrap(),
         device: device_id(node, device),
         shared: true,
-        consumed: BTreeMap::from([("memory".to_owned(), quantity(memory)), ("cores".to_owned(), quantity(cores))]),
+        consumed: BTreeMap::from([
+            ("memory".to_owned(), quantity(memory)),
+            ("cores".to_owned(), quantity(cores)),
+        ]),
         admin: false,
     }
 }

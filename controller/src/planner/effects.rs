@@ -34,7 +34,8 @@ impl Planner {
     fn allocate(&mut self, allotment: &Allotment, pod: &PodUid, cause: Instant) {
         let Some(object) = self.index.claim_object(&allotment.claim).cloned() else { return };
         let at = Time(now_in_seconds());
-        let allocation = convert::allocation(allotment, &object, &self.index.class_objects(), at, fresh_share);
+        let allocation =
+            convert::allocation(allotment, &object, &self.index.class_objects(), at, fresh_share);
         let (writer, slots) = (self.writer.clone(), Arc::clone(&self.slots));
         let (claim, outcomes) = (allotment.claim.clone(), self.outcomes.clone());
         self.writing.insert(claim.clone(), pod.clone());
@@ -77,7 +78,9 @@ impl Planner {
             if !refused.contains(&waiting.pod) {
                 let place = node.map_or_else(|| "its node".to_owned(), |n| format!("node {n}"));
                 let why = waiting.unschedulable.as_deref().unwrap_or_default();
-                let note = format!("kube-scheduler cannot place the pod on {place}, where its devices are: {why}; trying elsewhere");
+                let note = format!(
+                    "kube-scheduler cannot place the pod on {place}, where its devices are: {why}; trying elsewhere"
+                );
                 self.tell_pod(&waiting.pod, "TryingElsewhere", note, now);
             }
             self.retries.gave_up(&waiting.pod, node, now);
@@ -155,7 +158,9 @@ impl Planner {
         for device in &audit.overcommitted {
             tracing::error!(%device, "more of the device is allocated than there is");
             for pod in self.index.pods_on(device) {
-                let note = format!("more of device {device} is allocated than there is; this pod is one of those that hold it");
+                let note = format!(
+                    "more of device {device} is allocated than there is; this pod is one of those that hold it"
+                );
                 self.tell_pod(&pod, "Overcommitted", note, Instant::now());
             }
         }

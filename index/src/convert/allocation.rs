@@ -49,7 +49,10 @@ fn result(
     });
     Ok(DeviceResult {
         request: RequestName::new(&result.request).map_err(subject.field(path("request")))?,
-        device: DeviceId { pool, device: DeviceName::new(&result.device).map_err(subject.field(path("device")))? },
+        device: DeviceId {
+            pool,
+            device: DeviceName::new(&result.device).map_err(subject.field(path("device")))?,
+        },
         shared: result.share_id.is_some(),
         consumed: consumed.collect::<Result<_, _>>()?,
         admin: result.admin_access == Some(true),

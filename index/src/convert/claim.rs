@@ -33,14 +33,16 @@ pub fn class(object: &api::DeviceClass) -> Result<DeviceClass, ConvertError> {
 pub fn claim(object: &api::ResourceClaim) -> Result<Claim, ConvertError> {
     let metadata = &object.metadata;
     let subject = Subject::new("ResourceClaim", metadata.name.as_ref());
-    let text = |field: &'static str, value: &Option<String>| value.clone().ok_or_else(|| subject.missing(field));
+    let text =
+        |field: &'static str, value: &Option<String>| value.clone().ok_or_else(|| subject.missing(field));
     let devices = object.spec.as_ref().and_then(|s| s.devices.clone()).unwrap_or_default();
     let requests = devices.requests.iter().flatten();
     Ok(Claim {
         uid: ClaimUid::new(text("metadata.uid", &metadata.uid)?).map_err(subject.field("metadata.uid"))?,
         namespace: Namespace::new(text("metadata.namespace", &metadata.namespace)?)
             .map_err(subject.field("metadata.namespace"))?,
-        name: ClaimName::new(text("metadata.name", &metadata.name)?).map_err(subject.field("metadata.name"))?,
+        name: ClaimName::new(text("metadata.name", &metadata.name)?)
+            .map_err(subject.field("metadata.name"))?,
         requests: requests.map(|r| request(r, subject)).collect::<Result<_, _>>()?,
         constraints: devices.constraints.iter().flatten().map(constraint).collect(),
         configs: devices.config.unwrap_or_default(),
@@ -62,7 +64,10 @@ fn request(request: &api::DeviceRequest, subject: Subject<'_>) -> Result<Request
     };
     Ok(Request {
         class: class
-            .map(|c| DeviceClassName::new(c).map_err(subject.field("spec.devices.requests[].exactly.deviceClassName")))
+            .map(|c| {
+                DeviceClassName::new(c)
+                    .map_err(subject.field("spec.devices.requests[].exactly.deviceClassName"))
+            })
             .transpose()?,
         selectors: selectors(exactly.selectors.as_deref()),
         mode: mode(exactly),
@@ -114,7 +119,9 @@ fn amounts(
 }
 
 fn selectors(selectors: Option<&[api::DeviceSelector]>) -> Vec<Selector> {
-    let read = |s: &api::DeviceSelector| s.cel.as_ref().map_or_else(Selector::unknown, |cel| Selector::new(&cel.expression));
+    let read = |s: &api::DeviceSelector| {
+        s.cel.as_ref().map_or_else(Selector::unknown, |cel| Selector::new(&cel.expression))
+    };
     selectors.unwrap_or_default().iter().map(read).collect()
 }
 

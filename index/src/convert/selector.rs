@@ -36,7 +36,11 @@ pub(super) fn to_api(selector: &NodeSelector) -> api::NodeSelector {
     let requirements = |list: &[Requirement]| {
         let convert = |r: &Requirement| api::NodeSelectorRequirement {
             key: r.key.clone(),
-            operator: OPERATORS.iter().find(|(_, o)| *o == r.operator).map_or("", |(name, _)| name).to_owned(),
+            operator: OPERATORS
+                .iter()
+                .find(|(_, o)| *o == r.operator)
+                .map_or("", |(name, _)| name)
+                .to_owned(),
             values: (!r.values.is_empty()).then(|| r.values.clone()),
         };
         (!list.is_empty()).then(|| list.iter().map(convert).collect())

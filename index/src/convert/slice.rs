@@ -6,8 +6,8 @@ use std::sync::Arc;
 use k8s_openapi::api::resource::v1 as api;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use tessera_allocator::model::{
-    Attribute, BINDING_CONDITIONS, Capacity, Device, NODE_ALLOCATABLE, NodeChoice, PoolId, RequestPolicy, SHARED_COUNTERS,
-    Slice, Taint, TaintEffect, ValidRange,
+    Attribute, BINDING_CONDITIONS, Capacity, Device, NODE_ALLOCATABLE, NodeChoice, PoolId, RequestPolicy,
+    SHARED_COUNTERS, Slice, Taint, TaintEffect, ValidRange,
 };
 use tessera_api::names::{DeviceName, DriverName, MANAGED_TAINT_KEY, NO_SCHEDULE, NodeName, PoolName};
 use tessera_api::quantity::Quantity;
@@ -44,7 +44,11 @@ pub fn slice(object: &api::ResourceSlice, fence: Fence) -> Result<Slice, Convert
         slice_count: spec.pool.resource_slice_count,
         nodes: slice_nodes(spec, subject)?,
         // A slice with counters never provides devices, even if it has some.
-        devices: if counters { Vec::new() } else { published.iter().map(convert).collect::<Result<_, _>>()? },
+        devices: if counters {
+            Vec::new()
+        } else {
+            published.iter().map(convert).collect::<Result<_, _>>()?
+        },
         counters: counters || published.iter().any(|d| !is_empty(&d.consumes_counters)),
         ignored: published.iter().any(uses_compatibility_groups),
     })
@@ -74,8 +78,12 @@ fn choice(
 
 fn device(device: &api::Device, fence: Fence, subject: Subject<'_>) -> Result<Device, ConvertError> {
     let name = DeviceName::new(&device.name).map_err(subject.field("spec.devices[].name"))?;
-    let (fences, taints): (Vec<Taint>, Vec<Taint>) =
-        device.taints.iter().flatten().map(taint).partition(|taint| fence == Fence::Managed && is_fence(taint));
+    let (fences, taints): (Vec<Taint>, Vec<Taint>) = device
+        .taints
+        .iter()
+        .flatten()
+        .map(taint)
+        .partition(|taint| fence == Fence::Managed && is_fence(taint));
     let attributes = device.attributes.iter().flatten();
     let mut converted = Device {
         attributes: attributes.map(|(name, value)| (name.clone(), attribute(value))).collect(),
@@ -154,7 +162,10 @@ fn list_attribute(value: &api::DeviceAttribute) -> Attribute {
     }
 }
 
-fn capacities(device: &api::Device, subject: Subject<'_>) -> Result<BTreeMap<String, Capacity>, ConvertError> {
+fn capacities(
+    device: &api::Device,
+    subject: Subject<'_>,
+) -> Result<BTreeMap<String, Capacity>, ConvertError> {
     let convert = |(name, capacity): (&String, &api::DeviceCapacity)| {
         let policy = capacity.request_policy.as_ref().map(|p| policy(p, name, subject)).transpose()?;
         let value = quantity(&capacity.value, name, "value", subject)?.unwrap_or_default();
@@ -170,7 +181,8 @@ fn policy(
 ) -> Result<RequestPolicy, ConvertError> {
     let read = |q: &ApiQuantity, field: &'static str| quantity(q, name, field, subject);
     let optional = |q: &Option<ApiQuantity>, field| q.as_ref().map_or(Ok(None), |q| read(q, field));
-    let values = policy.valid_values.iter().flatten().map(|v| Ok(read(v, "validValues")?.unwrap_or_default()));
+    let values =
+        policy.valid_values.iter().flatten().map(|v| Ok(read(v, "validValues")?.unwrap_or_default()));
     let range = policy.valid_range.as_ref().map(|range| {
         Ok(ValidRange {
             min: read(&range.min, "validRange.min")?,
