@@ -28,7 +28,7 @@ pub const API_VERSION: &str = "gpu.tessera.dev/v1alpha1";
 pub const KIND: &str = "GpuConfig";
 
 /// The parameters as written: what is not set is `None`. All defaults: no field set.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct GpuConfig {
     /// Where the GPUs are taken.
     pub placement: Placement,
@@ -43,7 +43,7 @@ pub struct GpuConfig {
 }
 
 /// `placement`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Placement {
     /// `placement.node`: which node.
     pub node: Option<PlacementPolicy>,
@@ -61,7 +61,7 @@ pub struct TopologyTerm {
 }
 
 /// `memory`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Memory {
     /// `memory.percent`: share of each chosen GPU's memory, in place of `capacity.requests.memory`.
     pub percent: Option<Percent>,
@@ -70,7 +70,7 @@ pub struct Memory {
 }
 
 /// `compute`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Compute {
     /// `compute.policy`: when the share of compute is a cap.
     pub policy: Option<ComputePolicy>,
@@ -82,7 +82,7 @@ pub struct Compute {
 ///
 /// The default placement is [`PlacementPolicy::Binpack`] in this version. `LeastFragmentation` is to become it; until the
 /// allocator has it, asking for it by name is refused and not setting it means packing.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct EffectiveConfig {
     /// Which node.
     pub node: PlacementPolicy,

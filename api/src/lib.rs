@@ -19,6 +19,9 @@ pub mod quantity;
 pub mod reason;
 pub mod slice;
 
+#[cfg(test)]
+mod machines;
+
 pub use config::{ConfigError, EffectiveConfig, GpuConfig};
 pub use gpu::{Gpu, Inventory, Link};
 pub use quantity::Quantity;

@@ -44,7 +44,7 @@ pub const DELETE_PROTECTION_FINALIZER: &str = "resource.kubernetes.io/delete-pro
 /// Annotation by which kube-controller-manager ties a generated claim to the claim entry of its pod.
 pub const POD_CLAIM_NAME_ANNOTATION: &str = "resource.kubernetes.io/pod-claim-name";
 
-/// Node label that a node-local allocation selects (as a field, `metadata.name`).
+/// The field by which a node-local allocation selects its node (`nodeSelectorTerms[].matchFields`).
 pub const NODE_NAME_FIELD: &str = "metadata.name";
 
 /// CDI vendor and class of the devices made for one claim.

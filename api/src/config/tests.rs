@@ -2,7 +2,8 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use k8s_openapi::api::resource::v1::{
-    DeviceAllocationConfiguration, DeviceClaimConfiguration, DeviceClassConfiguration, OpaqueDeviceConfiguration,
+    DeviceAllocationConfiguration, DeviceClaimConfiguration, DeviceClassConfiguration,
+    OpaqueDeviceConfiguration,
 };
 use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 
@@ -12,7 +13,9 @@ use crate::names::{DRIVER_NAME, RequestName};
 /// A GpuConfig with these fields beside version and kind.
 fn parameters(fields: Value) -> Value {
     let mut all = json!({"apiVersion": API_VERSION, "kind": KIND});
-    let (Value::Object(all_fields), Value::Object(fields)) = (&mut all, fields) else { panic!("fields are an object") };
+    let (Value::Object(all_fields), Value::Object(fields)) = (&mut all, fields) else {
+        panic!("fields are an object")
+    };
     all_fields.extend(fields);
     all
 }
@@ -57,7 +60,10 @@ fn every_field_is_read() {
     assert_eq!(
         config,
         GpuConfig {
-            placement: Placement { node: Some(PlacementPolicy::Spread), device: Some(PlacementPolicy::Binpack) },
+            placement: Placement {
+                node: Some(PlacementPolicy::Spread),
+                device: Some(PlacementPolicy::Binpack)
+            },
             topology: Some(vec![
                 TopologyTerm { scope: TopologyScope::NvLink, mode: TopologyMode::Require },
                 TopologyTerm { scope: TopologyScope::Numa, mode: TopologyMode::Prefer },
@@ -72,7 +78,10 @@ fn every_field_is_read() {
 #[test]
 fn an_empty_config_and_nulls_set_nothing() {
     assert_eq!(decoded(json!({})), GpuConfig::default());
-    assert_eq!(decoded(json!({"placement": null, "memory": {"percent": null}, "sharing": null})), GpuConfig::default());
+    assert_eq!(
+        decoded(json!({"placement": null, "memory": {"percent": null}, "sharing": null})),
+        GpuConfig::default()
+    );
 }
 
 #[test]
@@ -98,7 +107,9 @@ fn an_unknown_value_is_named_with_the_values_that_exist() {
         "placement.node: unknown value \"binpack\"; allowed: LeastFragmentation, Binpack, Spread, Random"
     );
     assert_eq!(
-        refusal(json!({"topology": [{"scope": "NVLink", "mode": "Prefer"}, {"scope": "Rack", "mode": "Prefer"}]})),
+        refusal(
+            json!({"topology": [{"scope": "NVLink", "mode": "Prefer"}, {"scope": "Rack", "mode": "Prefer"}]})
+        ),
         "topology[1].scope: unknown value \"Rack\"; allowed: NVLink, PCIe, NUMA"
     );
     for percent in [json!(0), json!(101), json!(-1), json!(12.5), json!(1e300)] {
@@ -144,7 +155,9 @@ fn half_a_topology_term_and_one_said_twice_are_refused() {
         "topology[0].mode: missing; it must be one of Prefer, Require"
     );
     assert_eq!(
-        refusal(json!({"topology": [{"scope": "NUMA", "mode": "Prefer"}, {"scope": "NUMA", "mode": "Require"}]})),
+        refusal(
+            json!({"topology": [{"scope": "NUMA", "mode": "Prefer"}, {"scope": "NUMA", "mode": "Require"}]})
+        ),
         "topology[1].scope: NUMA is listed twice; remove one"
     );
 }
@@ -193,7 +206,11 @@ fn a_request_without_configs_is_packed_and_not_capped() {
 fn a_claim_overrides_its_class_field_by_field_wherever_it_stands_in_the_list() {
     let configs = [
         from("FromClaim", &[], json!({"placement": {"node": "Spread"}})),
-        from("FromClass", &[], json!({"placement": {"node": "Binpack", "device": "Spread"}, "memory": {"percent": 50}})),
+        from(
+            "FromClass",
+            &[],
+            json!({"placement": {"node": "Binpack", "device": "Spread"}, "memory": {"percent": 50}}),
+        ),
         from("FromClaim", &["other"], json!({"memory": {"percent": 10}})),
         from("FromClaim", &["gpu"], json!({"memory": {"percent": 25}})),
     ];
@@ -232,20 +249,24 @@ fn configs_of_other_drivers_are_left_alone() {
 
 #[test]
 fn an_error_says_whose_config_it_is() {
-    let configs = [
-        from("FromClass", &[], json!({})),
-        from("FromClaim", &[], json!({"memory": {"percent": 0}})),
-    ];
+    let configs =
+        [from("FromClass", &[], json!({})), from("FromClaim", &[], json!({"memory": {"percent": 0}}))];
     assert_eq!(
         effective_config(&configs, &request("gpu")).expect_err("0 percent").to_string(),
         "ResourceClaim config[1]: memory.percent: unknown value 0; allowed: whole numbers from 1 to 100"
     );
-    let class = [from("FromClass", &[], json!({"sharing": "MPS"})), from("FromClaim", &[], json!({"sharing": "Intercept"}))];
+    let class = [
+        from("FromClass", &[], json!({"sharing": "MPS"})),
+        from("FromClaim", &[], json!({"sharing": "Intercept"})),
+    ];
     assert_eq!(
         effective_config(&class, &request("gpu")).expect_err("MPS").to_string(),
         "DeviceClass config[0]: sharing: MPS is not supported in this version"
     );
-    let odd = [DeviceAllocationConfiguration { source: "FromNode".to_owned(), ..DeviceAllocationConfiguration::default() }];
+    let odd = [DeviceAllocationConfiguration {
+        source: "FromNode".to_owned(),
+        ..DeviceAllocationConfiguration::default()
+    }];
     assert_eq!(
         effective_config(&odd, &request("gpu")).expect_err("no such source").to_string(),
         "config[0].source: unknown value FromNode; allowed: FromClass, FromClaim"
@@ -268,7 +289,19 @@ fn a_hundred_shares_of_one_percent_fit_together() {
 
 /// JSON that is often nearly a config.
 fn almost_config() -> impl Strategy<Value = Value> {
-    let words = ["apiVersion", "kind", "placement", "node", "device", "memory", "percent", "topology", "scope", "mode", "x"];
+    let words = [
+        "apiVersion",
+        "kind",
+        "placement",
+        "node",
+        "device",
+        "memory",
+        "percent",
+        "topology",
+        "scope",
+        "mode",
+        "x",
+    ];
     let leaf = prop_oneof![
         Just(Value::Null),
         any::<bool>().prop_map(Value::from),
@@ -278,8 +311,9 @@ fn almost_config() -> impl Strategy<Value = Value> {
     leaf.prop_recursive(3, 24, 4, move |inner| {
         prop_oneof![
             prop::collection::vec(inner.clone(), 0..3).prop_map(Value::from),
-            prop::collection::btree_map(prop::sample::select(words.to_vec()), inner, 0..5)
-                .prop_map(|fields| fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect::<Value>()),
+            prop::collection::btree_map(prop::sample::select(words.to_vec()), inner, 0..5).prop_map(
+                |fields| fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect::<Value>()
+            ),
         ]
     })
 }

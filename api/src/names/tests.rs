@@ -26,7 +26,9 @@ fn gpu_uuids_of_either_case_are_the_same_gpu() {
 
 #[test]
 fn what_is_no_gpu_is_refused() {
-    for text in ["MIG-1f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77", "1f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77", "GPU-0", "GPU-"] {
+    for text in
+        ["MIG-1f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77", "1f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77", "GPU-0", "GPU-"]
+    {
         assert!(matches!(GpuUuid::new(text), Err(NameError::Malformed { .. })), "{text}");
     }
     assert!(GpuUuid::from_device_name(&DeviceName::new("gpu-0").unwrap()).is_err());

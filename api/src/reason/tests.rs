@@ -52,7 +52,10 @@ fn a_single_endless_reason_is_cut() {
     let mut explanation = Explanation::new();
     explanation.count(Reason::SelectorError { message: "ü".repeat(2000) }, &node("node-a"), 1);
     let line = explanation.render(MAX_EVENT_BYTES);
-    assert!(line.len() <= MAX_EVENT_BYTES && line.starts_with("1 device on 1 node: a selector failed (ü"), "{line}");
+    assert!(
+        line.len() <= MAX_EVENT_BYTES && line.starts_with("1 device on 1 node: a selector failed (ü"),
+        "{line}"
+    );
 }
 
 #[test]
