@@ -214,7 +214,7 @@ impl Planner {
             Err(error) => self.not_written(write, pod.as_ref(), error, now),
         };
         if let Some(object) = fresh
-            && let Err(error) = self.index.apply_claim(&Arc::new(object))
+            && let Err(error) = self.index.apply_written_claim(&Arc::new(object))
         {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,

@@ -151,7 +151,7 @@ impl Index {
         }
     }
 
-    /// A ResourceClaim was made or changed, also by ourselves: what the API server answers to a write is news as well.
+    /// A ResourceClaim was made or changed.
     ///
     /// # Errors
     /// It cannot be read. What was known of it stays.
@@ -165,6 +165,16 @@ impl Index {
         self.claim_names.insert(key.clone(), uid.clone());
         self.settle_claim(&uid, &key);
         Ok(())
+    }
+
+    /// Takes in what the API server answered to a write of ours. It only counts for a claim that is there: the news that it
+    /// was deleted may have come before the answer.
+    ///
+    /// # Errors
+    /// As [`apply_claim`](Self::apply_claim).
+    pub fn apply_written_claim(&mut self, object: &Arc<ResourceClaim>) -> Result<(), ConvertError> {
+        let uid = object.metadata.uid.as_deref().unwrap_or_default();
+        if self.claims.get(uid).is_some_and(|entry| entry.object.is_some()) { self.apply_claim(object) } else { Ok(()) }
     }
 
     /// A ResourceClaim is gone.

@@ -1,0 +1,160 @@
+//! What is written for a decision, in which order, and what happens when it fails half-way.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod stand_in;
+#[path = "stand_in/objects.rs"]
+mod objects;
+
+use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
+use serde_json::{Value, json};
+use stand_in::{StandIn, failure};
+use tessera_controller::commit::{CommitError, Writer};
+
+fn allocation() -> AllocationResult {
+    serde_json::from_value(json!({
+        "allocationTimestamp": "2026-11-21T00:00:00Z",
+        "devices": {"results": [{
+            "request": "gpu", "driver": "gpu.tessera.dev", "pool": "node-a", "device": "gpu-0",
+            "shareID": "1f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77",
+            "consumedCapacity": {"memory": "19456Mi", "cores": "25"},
+        }]},
+        "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [
+            {"key": "metadata.name", "operator": "In", "values": ["node-a"]},
+        ]}]},
+    }))
+    .unwrap()
+}
+
+fn stored(api: &StandIn) -> ResourceClaim {
+    serde_json::from_value(api.put("resourceclaims", objects::claim("c", "19Gi"))).unwrap()
+}
+
+fn status(api: &StandIn) -> Value {
+    api.get("resourceclaims", "default", "c").unwrap()["status"].clone()
+}
+
+#[tokio::test]
+async fn the_finalizer_is_written_first_and_then_the_allocation_and_nothing_else() {
+    let api = StandIn::new();
+    let claim = stored(&api);
+    let written = Writer::new(api.client()).allocate(&claim, &allocation()).await.unwrap();
+    assert_eq!(written.metadata.finalizers.as_deref(), Some(&["resource.kubernetes.io/delete-protection".to_owned()][..]));
+    let writes = api.writes();
+    let paths: Vec<&str> = writes.iter().map(|w| w.path.as_str()).collect();
+    let path = "namespaces/default/resourceclaims/c";
+    assert_eq!(paths, [path, &format!("{path}/status")]);
+    let status = writes[1].body["status"].as_object().unwrap();
+    assert_eq!(status.keys().collect::<Vec<_>>(), ["allocation"], "reservedFor is the scheduler's");
+    assert!(writes.iter().all(|w| w.body["metadata"]["resourceVersion"].is_string()), "no write without a precondition");
+}
+
+#[tokio::test]
+async fn finalizers_of_others_stay() {
+    let api = StandIn::new();
+    let mut object = objects::claim("c", "19Gi");
+    object["metadata"]["finalizers"] = json!(["example.com/theirs"]);
+    let claim: ResourceClaim = serde_json::from_value(api.put("resourceclaims", object)).unwrap();
+    let written = Writer::new(api.client()).allocate(&claim, &allocation()).await.unwrap();
+    assert_eq!(written.metadata.finalizers.unwrap(), ["example.com/theirs", "resource.kubernetes.io/delete-protection"]);
+}
+
+#[tokio::test]
+async fn a_claim_that_changed_since_is_a_conflict_and_stays_as_it_is() {
+    let api = StandIn::new();
+    let claim = stored(&api);
+    let mut changed = objects::claim("c", "19Gi");
+    changed["metadata"]["labels"] = json!({"somebody": "else"});
+    api.put("resourceclaims", changed);
+    let error = Writer::new(api.client()).allocate(&claim, &allocation()).await.unwrap_err();
+    let CommitError::Conflict { now: Some(now), .. } = error else { panic!("{error}") };
+    assert_eq!(now.metadata.labels.unwrap()["somebody"], "else", "the error brings the claim as it is now");
+    assert_eq!(status(&api), Value::Null);
+}
+
+#[tokio::test]
+async fn a_change_between_the_two_writes_is_a_conflict_too() {
+    let api = StandIn::new();
+    let claim = stored(&api);
+    api.fault(|store, request| {
+        if request.path.ends_with("/status") && store.writes.len() == 1 {
+            let mut object = store.get("resourceclaims", "default", "c").unwrap().clone();
+            object["metadata"]["deletionTimestamp"] = "2026-11-21T00:00:00Z".into();
+            store.put("resourceclaims", object);
+        }
+        None
+    });
+    let error = Writer::new(api.client()).allocate(&claim, &allocation()).await.unwrap_err();
+    assert!(matches!(error, CommitError::Conflict { .. }), "{error}");
+    assert_eq!(status(&api), Value::Null);
+}
+
+#[tokio::test]
+async fn a_claim_that_is_gone_is_a_conflict_without_a_claim() {
+    let api = StandIn::new();
+    let claim = stored(&api);
+    api.delete("resourceclaims", "default", "c");
+    let error = Writer::new(api.client()).allocate(&claim, &allocation()).await.unwrap_err();
+    assert!(matches!(error, CommitError::Conflict { now: None, .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_field_that_the_server_drops_is_named_and_the_allocation_taken_back() {
+    let api = StandIn::new();
+    let claim = stored(&api);
+    // As an API server without DRAConsumableCapacity does it.
+    let mut dropped = false;
+    api.fault(move |store, request| {
+        if !request.path.ends_with("/status") || dropped {
+            return None;
+        }
+        dropped = true;
+        let mut object = store.get("resourceclaims", "default", "c").unwrap().clone();
+        object["status"] = request.body["status"].clone();
+        object["status"]["allocation"]["devices"]["results"][0].as_object_mut().unwrap().remove("consumedCapacity");
+        let object = store.put("resourceclaims", object);
+        Some(axum::response::IntoResponse::into_response(object.to_string()))
+    });
+    let error = Writer::new(api.client()).allocate(&claim, &allocation()).await.unwrap_err();
+    let CommitError::Dropped { field, .. } = &error else { panic!("{error}") };
+    assert_eq!(field, "devices.results.0.consumedCapacity");
+    assert_eq!(status(&api)["allocation"], Value::Null);
+}
+
+#[tokio::test]
+async fn quantities_that_the_server_spells_differently_are_the_same() {
+    let api = StandIn::new();
+    let claim = stored(&api);
+    api.fault(|store, request| {
+        if !request.path.ends_with("/status") {
+            return None;
+        }
+        let mut object = store.get("resourceclaims", "default", "c").unwrap().clone();
+        object["status"] = request.body["status"].clone();
+        object["status"]["allocation"]["devices"]["results"][0]["consumedCapacity"]["memory"] = "19Gi".into();
+        let object = store.put("resourceclaims", object);
+        Some(axum::response::IntoResponse::into_response(object.to_string()))
+    });
+    Writer::new(api.client()).allocate(&claim, &allocation()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_refused_write_says_what_the_server_said() {
+    let api = StandIn::new();
+    let claim = stored(&api);
+    api.fault(|_, _| Some(failure(403, "Forbidden")));
+    let error = Writer::new(api.client()).allocate(&claim, &allocation()).await.unwrap_err();
+    let CommitError::Request { source, .. } = &error else { panic!("{error}") };
+    assert!(source.to_string().contains("Forbidden") || format!("{source:?}").contains("Forbidden"), "{source:?}");
+}
+
+#[tokio::test]
+async fn releasing_clears_the_allocation_at_the_version_it_was_seen() {
+    let api = StandIn::new();
+    let claim = stored(&api);
+    let writer = Writer::new(api.client());
+    let allocated = writer.allocate(&claim, &allocation()).await.unwrap();
+    let released = writer.release(&allocated).await.unwrap();
+    assert!(released.status.unwrap_or_default().allocation.is_none());
+    let stale = writer.release(&allocated).await.unwrap_err();
+    assert!(matches!(stale, CommitError::Conflict { .. }), "{stale}");
+}

@@ -1,0 +1,355 @@
+//! The whole controller but for leadership, against an API server in this process.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "stand_in/objects.rs"]
+mod objects;
+mod stand_in;
+
+use objects::{bound, claim, class, node, pod, slice, unschedulable};
+use prometheus_client::registry::Registry;
+use serde_json::{Value, json};
+use stand_in::StandIn;
+use tessera_allocator::Settings;
+use tessera_controller::metrics::Metrics;
+use tessera_controller::planner::Planner;
+use tessera_controller::watch;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+/// A controller at work.
+struct Controller {
+    stop: CancellationToken,
+    task: JoinHandle<()>,
+    metrics: Metrics,
+}
+
+impl Controller {
+    fn start(api: &StandIn) -> Self {
+        let stop = CancellationToken::new();
+        let metrics = Metrics::new(&mut Registry::default());
+        let changes = watch::start(&api.client());
+        let planner = Planner::new(api.client(), "test", Settings::default(), metrics.clone());
+        let task = tokio::spawn(planner.run(changes, stop.clone()));
+        Self { stop, task, metrics }
+    }
+
+    async fn stop(self) {
+        self.stop.cancel();
+        self.task.await.unwrap();
+    }
+}
+
+fn cluster(gpus: usize) -> StandIn {
+    let api = StandIn::new();
+    api.put("deviceclasses", class());
+    api.put("nodes", node("node-a"));
+    api.put("resourceslices", slice("node-a", gpus));
+    api
+}
+
+fn allocation(api: &StandIn, claim: &str) -> Option<Value> {
+    let object = api.get("resourceclaims", "default", claim)?;
+    Some(object["status"]["allocation"].clone()).filter(|a| !a.is_null())
+}
+
+fn event(api: &StandIn, pod: &str, reason: &str) -> Option<String> {
+    let events = api.list("events");
+    let event = events.iter().find(|e| e["regarding"]["name"] == pod && e["reason"] == reason)?;
+    Some(event["note"].as_str().unwrap().to_owned())
+}
+
+/// Does what kube-scheduler does with a pod whose claims are allocated.
+fn reserve_and_bind(api: &StandIn, pod_name: &str, claims: &[&str]) {
+    for name in claims {
+        let mut object = api.get("resourceclaims", "default", name).unwrap();
+        let entry = json!({"resource": "pods", "name": pod_name, "uid": format!("uid-{pod_name}")});
+        match object["status"]["reservedFor"].as_array_mut() {
+            Some(list) => list.push(entry),
+            None => object["status"]["reservedFor"] = json!([entry]),
+        }
+        api.put("resourceclaims", object);
+    }
+    api.put("pods", bound(pod(pod_name, claims), "node-a"));
+}
+
+#[tokio::test]
+async fn a_pending_pod_gets_its_claim_allocated() {
+    let api = cluster(1);
+    let controller = Controller::start(&api);
+    api.put("resourceclaims", claim("c", "19Gi"));
+    api.put("pods", pod("p", &["c"]));
+    let got = api.until("an allocation", |api| allocation(api, "c")).await;
+    let result = &got["devices"]["results"][0];
+    assert_eq!(result["device"], "gpu-0");
+    assert_eq!(result["consumedCapacity"], json!({"cores": "25", "memory": "19Gi"}));
+    assert!(got["allocationTimestamp"].is_string());
+    controller.stop().await;
+}
+
+#[tokio::test]
+async fn many_pods_at_once_never_take_more_than_there_is() {
+    let api = cluster(3);
+    for i in 0..20 {
+        api.put("resourceclaims", claim(&format!("c{i}"), "19Gi"));
+        api.put("pods", pod(&format!("p{i}"), &[&format!("c{i}")]));
+    }
+    let controller = Controller::start(&api);
+    let allocated = |api: &StandIn| (0..20).filter_map(|i| allocation(api, &format!("c{i}"))).collect::<Vec<_>>();
+    api.until("twelve allocations", |api| (allocated(api).len() >= 12).then_some(())).await;
+    api.until("eight pods told", |api| {
+        ((0..20).filter(|i| event(api, &format!("p{i}"), "NoDevices").is_some()).count() >= 8).then_some(())
+    })
+    .await;
+    let all = allocated(&api);
+    assert_eq!(all.len(), 12, "four on each of three GPUs");
+    for gpu in 0..3 {
+        let on = all.iter().filter(|a| a["devices"]["results"][0]["device"] == format!("gpu-{gpu}")).count();
+        assert_eq!(on, 4);
+    }
+    let metrics = controller.metrics.clone();
+    controller.stop().await;
+    assert_eq!(metrics.allocations.get(), 12);
+}
+
+#[tokio::test]
+async fn a_pod_that_fits_nowhere_is_told_why_and_placed_when_room_appears() {
+    let api = cluster(1);
+    api.put("resourceclaims", claim("large", "70Gi"));
+    api.put("pods", pod("large", &["large"]));
+    let controller = Controller::start(&api);
+    api.until("the first allocation", |api| allocation(api, "large")).await;
+    reserve_and_bind(&api, "large", &["large"]);
+    api.put("resourceclaims", claim("c", "19Gi"));
+    api.put("pods", pod("p", &["c"]));
+    let note = api.until("an event", |api| event(api, "p", "NoDevices")).await;
+    assert_eq!(note, "ResourceClaim c has to wait: 1 device on 1 node: too little memory left (short by 9Gi at least)");
+    // The pod ends; kube-controller-manager clears the claim.
+    let mut ended = bound(pod("large", &["large"]), "node-a");
+    ended["status"]["phase"] = "Succeeded".into();
+    api.put("pods", ended);
+    api.put("resourceclaims", claim("large", "70Gi"));
+    api.until("the second allocation", |api| allocation(api, "c")).await;
+    controller.stop().await;
+}
+
+#[tokio::test]
+async fn the_capacity_of_a_running_pod_stays_taken_when_its_claim_object_vanishes() {
+    let api = cluster(1);
+    api.put("resourceclaims", claim("large", "70Gi"));
+    api.put("pods", pod("large", &["large"]));
+    let controller = Controller::start(&api);
+    api.until("the first allocation", |api| allocation(api, "large")).await;
+    reserve_and_bind(&api, "large", &["large"]);
+    // Pods and claims come over different watches: that the binding was seen is proven by a pod that comes after it.
+    api.put("resourceclaims", claim("small", "1Gi"));
+    api.put("pods", pod("small", &["small"]));
+    api.until("another allocation", |api| allocation(api, "small")).await;
+    api.delete("resourceclaims", "default", "large");
+    api.put("resourceclaims", claim("c", "19Gi"));
+    api.put("pods", pod("p", &["c"]));
+    api.until("an event", |api| event(api, "p", "NoDevices")).await;
+    assert_eq!(allocation(&api, "c"), None);
+    api.delete("pods", "default", "large");
+    api.until("an allocation", |api| allocation(api, "c")).await;
+    controller.stop().await;
+}
+
+#[tokio::test]
+async fn a_conflict_drops_the_decision_and_plans_again() {
+    let api = cluster(1);
+    api.put("resourceclaims", claim("c", "19Gi"));
+    api.put("pods", pod("p", &["c"]));
+    let mut meddled = 0;
+    api.fault(move |store, request| {
+        if request.path.ends_with("resourceclaims/c") && meddled < 3 {
+            meddled += 1;
+            let mut object = store.get("resourceclaims", "default", "c").unwrap().clone();
+            object["metadata"]["labels"] = json!({"meddled": meddled.to_string()});
+            store.put("resourceclaims", object);
+        }
+        None
+    });
+    let controller = Controller::start(&api);
+    api.until("an allocation", |api| allocation(api, "c")).await;
+    let metrics = controller.metrics.clone();
+    controller.stop().await;
+    assert_eq!(metrics.conflicts.get(), 3);
+}
+
+#[tokio::test]
+async fn what_a_crash_left_between_finalizer_and_allocation_is_finished_later() {
+    let api = cluster(1);
+    let mut half = claim("c", "19Gi");
+    half["metadata"]["finalizers"] = json!(["resource.kubernetes.io/delete-protection"]);
+    api.put("resourceclaims", half);
+    api.put("pods", pod("p", &["c"]));
+    let controller = Controller::start(&api);
+    api.until("an allocation", |api| allocation(api, "c")).await;
+    assert_eq!(api.writes().iter().filter(|w| w.path.contains("resourceclaims")).count(), 1, "one write is enough");
+    controller.stop().await;
+}
+
+#[tokio::test]
+async fn gated_pods_and_foreign_claims_are_left_alone_and_mixed_claims_refused() {
+    let api = cluster(1);
+    let mut other = class();
+    other["metadata"]["name"] = "nic.example.com".into();
+    other["spec"]["selectors"][0]["cel"]["expression"] = "device.driver == 'nic.example.com'".into();
+    api.put("deviceclasses", other);
+    let mut foreign = claim("foreign", "19Gi");
+    foreign["spec"]["devices"]["requests"][0]["exactly"]["deviceClassName"] = "nic.example.com".into();
+    let mut mixed = claim("mixed", "19Gi");
+    let second = foreign["spec"]["devices"]["requests"][0].clone();
+    mixed["spec"]["devices"]["requests"].as_array_mut().unwrap().push(second);
+    mixed["spec"]["devices"]["requests"][1]["name"] = "nic".into();
+    for object in [foreign, mixed, claim("gated", "19Gi"), claim("last", "19Gi")] {
+        api.put("resourceclaims", object);
+    }
+    let mut gated = pod("gated", &["gated"]);
+    gated["spec"]["schedulingGates"] = json!([{"name": "kueue.x-k8s.io/admission"}]);
+    api.put("pods", gated);
+    api.put("pods", pod("foreign", &["foreign"]));
+    api.put("pods", pod("mixed", &["mixed"]));
+    let controller = Controller::start(&api);
+    let note = api.until("an event", |api| event(api, "mixed", "MixedDrivers")).await;
+    assert!(note.contains("mixed") && note.contains("split"), "{note}");
+    // A pod that comes later is served: by then the others have been looked at.
+    api.put("pods", pod("last", &["last"]));
+    api.until("an allocation", |api| allocation(api, "last")).await;
+    for name in ["foreign", "mixed", "gated"] {
+        assert_eq!(allocation(&api, name), None, "{name}");
+    }
+    assert_eq!(event(&api, "foreign", "NoDevices"), None);
+    controller.stop().await;
+}
+
+#[tokio::test]
+async fn an_unknown_class_and_a_bad_config_are_told_by_name() {
+    let api = cluster(1);
+    let mut lost = claim("lost", "19Gi");
+    lost["spec"]["devices"]["requests"][0]["exactly"]["deviceClassName"] = "h200.gpu.tessera.dev".into();
+    let mut bad = claim("bad", "19Gi");
+    bad["spec"]["devices"]["config"] = json!([{"opaque": {"driver": "gpu.tessera.dev", "parameters": {
+        "apiVersion": "gpu.tessera.dev/v1alpha1", "kind": "GpuConfig", "placement": {"nodes": "Binpack"},
+    }}}]);
+    api.put("resourceclaims", lost);
+    api.put("resourceclaims", bad);
+    api.put("pods", pod("lost", &["lost"]));
+    api.put("pods", pod("bad", &["bad"]));
+    let controller = Controller::start(&api);
+    let note = api.until("an event", |api| event(api, "lost", "UnknownDeviceClass")).await;
+    assert!(note.contains("h200.gpu.tessera.dev"), "{note}");
+    let note = api.until("an event", |api| event(api, "bad", "InvalidConfig")).await;
+    assert!(note.contains("placement.nodes"), "{note}");
+    controller.stop().await;
+}
+
+#[tokio::test]
+async fn an_allocation_that_nobody_reserved_is_taken_back_when_the_pod_goes() {
+    let api = cluster(1);
+    api.put("resourceclaims", claim("c", "19Gi"));
+    api.put("pods", pod("p", &["c"]));
+    let controller = Controller::start(&api);
+    api.until("an allocation", |api| allocation(api, "c")).await;
+    api.delete("pods", "default", "p");
+    api.until("its end", |api| allocation(api, "c").is_none().then_some(())).await;
+    controller.stop().await;
+}
+
+#[tokio::test]
+async fn a_late_second_pod_on_a_claim_does_not_disturb_the_first() {
+    let api = cluster(1);
+    api.put("resourceclaims", claim("c", "19Gi"));
+    api.put("pods", pod("p", &["c"]));
+    let controller = Controller::start(&api);
+    let first = api.until("an allocation", |api| allocation(api, "c")).await;
+    reserve_and_bind(&api, "p", &["c"]);
+    api.put("pods", unschedulable(pod("late", &["c"]), "0/1 nodes are available: 1 Insufficient cpu."));
+    // Something that is answered proves that the late pod has been looked at.
+    api.put("resourceclaims", claim("other", "19Gi"));
+    api.put("pods", pod("other", &["other"]));
+    api.until("an allocation", |api| allocation(api, "other")).await;
+    assert_eq!(allocation(&api, "c"), Some(first));
+    controller.stop().await;
+}
+
+#[tokio::test]
+async fn a_pod_that_the_scheduler_cannot_place_is_tried_on_another_node() {
+    let api = cluster(1);
+    api.put("resourceclaims", claim("c", "19Gi"));
+    api.put("pods", unschedulable(pod("p", &["c"]), "0/1 nodes are available: 1 cannot allocate all claims."));
+    let controller = Controller::start(&api);
+    api.until("an allocation", |api| allocation(api, "c")).await;
+    api.put("nodes", node("node-b"));
+    api.put("resourceslices", slice("node-b", 1));
+    api.put("pods", unschedulable(pod("p", &["c"]), "0/2 nodes are available: 1 node(s) didn't have free ports."));
+    let elsewhere = |api: &StandIn| {
+        let pool = allocation(api, "c")?["devices"]["results"][0]["pool"].clone();
+        (pool == "node-b").then_some(())
+    };
+    api.until("an allocation on the other node", elsewhere).await;
+    let note = event(&api, "p", "TryingElsewhere").unwrap();
+    assert!(note.contains("node-a") && note.contains("free ports"), "{note}");
+    controller.stop().await;
+}
+
+#[tokio::test]
+async fn after_the_scheduler_takes_an_allocation_back_that_node_is_left_out_for_the_pod() {
+    let api = cluster(1);
+    api.put("resourceclaims", claim("c", "19Gi"));
+    api.put("pods", pod("p", &["c"]));
+    let controller = Controller::start(&api);
+    api.until("an allocation", |api| allocation(api, "c")).await;
+    let mut cleared = api.get("resourceclaims", "default", "c").unwrap();
+    cleared.as_object_mut().unwrap().remove("status");
+    api.put("resourceclaims", cleared);
+    let note = api.until("an event", |api| event(api, "p", "NoDevices")).await;
+    assert!(note.contains("the pod could not run there"), "{note}");
+    api.put("nodes", node("node-b"));
+    api.put("resourceslices", slice("node-b", 1));
+    let got = api.until("another allocation", |api| allocation(api, "c")).await;
+    assert_eq!(got["devices"]["results"][0]["pool"], "node-b");
+    controller.stop().await;
+}
+
+#[tokio::test]
+async fn where_preemption_made_room_the_same_node_is_taken_again() {
+    let api = cluster(1);
+    api.put("resourceclaims", claim("c", "19Gi"));
+    api.put("pods", pod("p", &["c"]));
+    let controller = Controller::start(&api);
+    api.until("an allocation", |api| allocation(api, "c")).await;
+    let mut nominated = pod("p", &["c"]);
+    nominated["status"]["nominatedNodeName"] = "node-a".into();
+    api.put("pods", nominated);
+    let mut cleared = api.get("resourceclaims", "default", "c").unwrap();
+    cleared.as_object_mut().unwrap().remove("status");
+    let version = api.put("resourceclaims", cleared)["metadata"]["resourceVersion"].clone();
+    let again = |api: &StandIn| {
+        let object = api.get("resourceclaims", "default", "c")?;
+        (object["metadata"]["resourceVersion"] != version).then(|| allocation(api, "c")).flatten()
+    };
+    let got = api.until("another allocation", again).await;
+    assert_eq!(got["devices"]["results"][0]["pool"], "node-a");
+    controller.stop().await;
+}
+
+#[tokio::test]
+async fn a_restart_takes_over_what_is_allocated() {
+    let api = cluster(1);
+    api.put("resourceclaims", claim("large", "70Gi"));
+    api.put("pods", pod("large", &["large"]));
+    let controller = Controller::start(&api);
+    let before = api.until("an allocation", |api| allocation(api, "large")).await;
+    reserve_and_bind(&api, "large", &["large"]);
+    controller.stop().await;
+    api.put("resourceclaims", claim("c", "19Gi"));
+    api.put("resourceclaims", claim("small", "10Gi"));
+    api.put("pods", pod("p", &["c"]));
+    api.put("pods", pod("small", &["small"]));
+    let controller = Controller::start(&api);
+    api.until("an allocation", |api| allocation(api, "small")).await;
+    assert_eq!(allocation(&api, "c"), None, "19Gi do not fit beside 70Gi");
+    assert_eq!(allocation(&api, "large"), Some(before));
+    controller.stop().await;
+}

@@ -1,0 +1,307 @@
+//! An API server in this process, as far as the controller uses one: list, watch, get, merge patch with `resourceVersion`
+//! preconditions, create. It knows nothing of DRA.
+#![allow(dead_code, reason = "each test binary uses its own part")]
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex};
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{Path, Query, State};
+use axum::http::{Method, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::any;
+use futures::StreamExt;
+use kube::Client;
+use serde_json::{Value, json};
+use tokio::sync::{broadcast, watch};
+
+/// What happens to a write before it is served.
+pub(crate) type Fault = Box<dyn FnMut(&mut Store, &Request) -> Option<Response> + Send>;
+
+/// A request as faults and assertions see it.
+#[derive(Debug, Clone)]
+pub(crate) struct Request {
+    pub(crate) method: Method,
+    /// Path below `/apis/group/version` or `/api/version`.
+    pub(crate) path: String,
+    pub(crate) body: Value,
+}
+
+/// All objects by `resource/namespace/name`.
+#[derive(Default)]
+pub(crate) struct Store {
+    version: u64,
+    objects: BTreeMap<String, Value>,
+    /// Every write that was served, in order.
+    pub(crate) writes: Vec<Request>,
+    faults: Vec<Fault>,
+    watchers: BTreeMap<String, broadcast::Sender<Value>>,
+}
+
+/// The stand-in; clones share the store.
+#[derive(Clone)]
+pub(crate) struct StandIn {
+    store: Arc<Mutex<Store>>,
+    changed: watch::Sender<u64>,
+}
+
+impl StandIn {
+    pub(crate) fn new() -> Self {
+        Self { store: Arc::default(), changed: watch::Sender::new(0) }
+    }
+
+    pub(crate) fn client(&self) -> Client {
+        let router: Router = Router::new()
+            .route("/apis/{group}/{version}/{*path}", any(grouped))
+            .route("/api/{version}/{*path}", any(core))
+            .with_state(self.clone());
+        Client::new(router, "default")
+    }
+
+    /// Makes or replaces an object, as some other client would.
+    pub(crate) fn put(&self, resource: &str, object: Value) -> Value {
+        let stored = self.store.lock().unwrap().put(resource, object);
+        self.notify();
+        stored
+    }
+
+    pub(crate) fn delete(&self, resource: &str, namespace: &str, name: &str) {
+        self.store.lock().unwrap().delete(&key(resource, namespace, name));
+        self.notify();
+    }
+
+    pub(crate) fn get(&self, resource: &str, namespace: &str, name: &str) -> Option<Value> {
+        self.store.lock().unwrap().objects.get(&key(resource, namespace, name)).cloned()
+    }
+
+    pub(crate) fn list(&self, resource: &str) -> Vec<Value> {
+        self.store.lock().unwrap().list(resource)
+    }
+
+    pub(crate) fn writes(&self) -> Vec<Request> {
+        self.store.lock().unwrap().writes.clone()
+    }
+
+    /// Does something to the writes that come; the fault is asked before each.
+    pub(crate) fn fault(
+        &self,
+        fault: impl FnMut(&mut Store, &Request) -> Option<Response> + Send + 'static,
+    ) {
+        self.store.lock().unwrap().faults.push(Box::new(fault));
+    }
+
+    /// Waits until `condition` holds; every change of the store is looked at.
+    pub(crate) async fn until<T>(&self, what: &str, condition: impl Fn(&Self) -> Option<T>) -> T {
+        let mut changed = self.changed.subscribe();
+        let wait = async {
+            loop {
+                if let Some(found) = condition(self) {
+                    return found;
+                }
+                changed.changed().await.unwrap();
+            }
+        };
+        let limit = std::time::Duration::from_secs(30);
+        tokio::time::timeout(limit, wait).await.unwrap_or_else(|_| panic!("never came: {what}"))
+    }
+
+    fn notify(&self) {
+        self.changed.send_modify(|n| *n += 1);
+    }
+
+    fn serve(&self, request: Request, query: &BTreeMap<String, String>) -> Response {
+        let parts: Vec<&str> = request.path.split('/').collect();
+        match (request.method.as_str(), parts.as_slice()) {
+            ("GET", [resource]) if query.get("watch").is_some_and(|w| w == "true" || w == "1") => {
+                self.watch(resource, query)
+            }
+            ("GET", [resource]) => self.listing(resource),
+            ("GET", ["namespaces", namespace, resource, name]) => {
+                match self.get(resource, namespace, name) {
+                    Some(object) => answer(StatusCode::OK, &object),
+                    None => failure(404, "NotFound"),
+                }
+            }
+            _ => {
+                let mut store = self.store.lock().unwrap();
+                let mut faults = std::mem::take(&mut store.faults);
+                let fault = faults.iter_mut().find_map(|fault| fault(&mut store, &request));
+                store.faults.append(&mut faults);
+                let response = fault.unwrap_or_else(|| store.write(&request, &parts));
+                drop(store);
+                self.notify();
+                response
+            }
+        }
+    }
+
+    fn listing(&self, resource: &str) -> Response {
+        let store = self.store.lock().unwrap();
+        let version = store.version.to_string();
+        answer(StatusCode::OK, &json!({"metadata": {"resourceVersion": version}, "items": store.list(resource)}))
+    }
+
+    /// Streams what is newer than the asked version, then what comes.
+    fn watch(&self, resource: &str, query: &BTreeMap<String, String>) -> Response {
+        let since: u64 = query.get("resourceVersion").and_then(|v| v.parse().ok()).unwrap_or(0);
+        let mut store = self.store.lock().unwrap();
+        let sender = store.watchers.entry(resource.to_owned()).or_insert_with(|| broadcast::channel(1024).0);
+        let live = sender.subscribe();
+        let missed = store.list(resource).into_iter().filter(|o| version_of(o) > since);
+        let missed: Vec<Value> = missed.map(|object| json!({"type": "ADDED", "object": object})).collect();
+        let live = futures::stream::unfold(live, |mut live| async move { Some((live.recv().await.ok()?, live)) });
+        let lines = futures::stream::iter(missed).chain(live).map(|event| Ok::<_, Infallible>(format!("{event}\n")));
+        Response::new(Body::from_stream(lines))
+    }
+}
+
+impl Store {
+    pub(crate) fn put(&mut self, resource: &str, mut object: Value) -> Value {
+        self.version += 1;
+        object["metadata"]["resourceVersion"] = self.version.to_string().into();
+        let text = |field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();
+        let key = key(resource, &text("namespace"), &text("name"));
+        let kind = if self.objects.contains_key(&key) { "MODIFIED" } else { "ADDED" };
+        self.objects.insert(key, object.clone());
+        self.tell(resource, kind, &object);
+        object
+    }
+
+    pub(crate) fn get(&self, resource: &str, namespace: &str, name: &str) -> Option<&Value> {
+        self.objects.get(&key(resource, namespace, name))
+    }
+
+    fn delete(&mut self, key: &str) {
+        if let Some(mut object) = self.objects.remove(key) {
+            self.version += 1;
+            object["metadata"]["resourceVersion"] = self.version.to_string().into();
+            self.tell(key.split('/').next().unwrap(), "DELETED", &object);
+        }
+    }
+
+    fn tell(&self, resource: &str, kind: &str, object: &Value) {
+        if let Some(sender) = self.watchers.get(resource) {
+            // Nobody watching is fine.
+            let _ = sender.send(json!({"type": kind, "object": object}));
+        }
+    }
+
+    fn list(&self, resource: &str) -> Vec<Value> {
+        let prefix = format!("{resource}/");
+        self.objects.iter().filter(|(key, _)| key.starts_with(&prefix)).map(|(_, o)| o.clone()).collect()
+    }
+
+    fn write(&mut self, request: &Request, parts: &[&str]) -> Response {
+        self.writes.push(request.clone());
+        match (request.method.as_str(), parts) {
+            ("PATCH", ["namespaces", namespace, resource, name, status @ ..]) => {
+                self.patch(&key(resource, namespace, name), resource, request, status.first() == Some(&"status"))
+            }
+            ("PUT", ["namespaces", namespace, resource, name]) => {
+                let Some(old) = self.objects.get(&key(resource, namespace, name)) else { return failure(404, "NotFound") };
+                if conflicts(old, &request.body) {
+                    return failure(409, "Conflict");
+                }
+                answer(StatusCode::OK, &self.put(resource, request.body.clone()))
+            }
+            ("POST", ["namespaces", namespace, resource]) => {
+                let mut object = request.body.clone();
+                object["metadata"]["namespace"] = (*namespace).into();
+                let name = object["metadata"]["name"].as_str().unwrap_or_default();
+                if self.objects.contains_key(&key(resource, namespace, name)) {
+                    return failure(409, "AlreadyExists");
+                }
+                answer(StatusCode::CREATED, &self.put(resource, object))
+            }
+            _ => failure(405, "MethodNotAllowed"),
+        }
+    }
+
+    fn patch(&mut self, key: &str, resource: &str, request: &Request, status: bool) -> Response {
+        let Some(old) = self.objects.get(key) else { return failure(404, "NotFound") };
+        if conflicts(old, &request.body) {
+            return failure(409, "Conflict");
+        }
+        let mut patched = old.clone();
+        merge(&mut patched, &request.body);
+        let mut new = old.clone();
+        // The status subresource changes the status only, the object everything else.
+        let part = |from: &Value, to: &mut Value, field: &str| match from.get(field) {
+            Some(value) => to[field] = value.clone(),
+            None => drop(to.as_object_mut().unwrap().remove(field)),
+        };
+        if status {
+            part(&patched, &mut new, "status");
+        } else {
+            part(&patched, &mut new, "metadata");
+            part(&patched, &mut new, "spec");
+        }
+        answer(StatusCode::OK, &self.put(resource, new))
+    }
+}
+
+fn key(resource: &str, namespace: &str, name: &str) -> String {
+    format!("{resource}/{namespace}/{name}")
+}
+
+fn version_of(object: &Value) -> u64 {
+    object["metadata"]["resourceVersion"].as_str().and_then(|v| v.parse().ok()).unwrap_or(0)
+}
+
+fn conflicts(old: &Value, new: &Value) -> bool {
+    let asked = &new["metadata"]["resourceVersion"];
+    !asked.is_null() && *asked != old["metadata"]["resourceVersion"]
+}
+
+/// RFC 7396.
+fn merge(target: &mut Value, patch: &Value) {
+    let Value::Object(fields) = patch else {
+        *target = patch.clone();
+        return;
+    };
+    if !target.is_object() {
+        *target = json!({});
+    }
+    for (name, value) in fields {
+        if value.is_null() {
+            target.as_object_mut().unwrap().remove(name);
+        } else {
+            merge(&mut target[name], value);
+        }
+    }
+}
+
+fn answer(code: StatusCode, body: &Value) -> Response {
+    (code, body.to_string()).into_response()
+}
+
+pub(crate) fn failure(code: u16, reason: &str) -> Response {
+    let body = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason, "message": reason});
+    answer(StatusCode::from_u16(code).unwrap(), &body)
+}
+
+async fn grouped(
+    State(api): State<StandIn>,
+    Path((_, _, path)): Path<(String, String, String)>,
+    Query(query): Query<BTreeMap<String, String>>,
+    method: Method,
+    body: Bytes,
+) -> Response {
+    api.serve(Request { method, path, body: parse(&body) }, &query)
+}
+
+async fn core(
+    State(api): State<StandIn>,
+    Path((_, path)): Path<(String, String)>,
+    Query(query): Query<BTreeMap<String, String>>,
+    method: Method,
+    body: Bytes,
+) -> Response {
+    api.serve(Request { method, path, body: parse(&body) }, &query)
+}
+
+fn parse(body: &Bytes) -> Value {
+    if body.is_empty() { Value::Null } else { serde_json::from_slice(body).unwrap() }
+}

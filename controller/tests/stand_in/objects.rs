@@ -1,0 +1,92 @@
+//! Objects for the stand-in.
+#![allow(dead_code, reason = "each test binary uses its own part")]
+
+use serde_json::{Value, json};
+
+pub(crate) fn class() -> Value {
+    json!({
+        "apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass",
+        "metadata": {"name": "gpu.tessera.dev", "uid": "class"},
+        "spec": {"selectors": [{"cel": {"expression": "device.driver == 'gpu.tessera.dev'"}}]},
+    })
+}
+
+pub(crate) fn node(name: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Node",
+        "metadata": {"name": name, "uid": format!("uid-{name}")},
+        "status": {
+            "allocatable": {"cpu": "8", "memory": "32Gi", "pods": "110"},
+            "conditions": [{"type": "Ready", "status": "True"}],
+        },
+    })
+}
+
+/// A node's GPUs as the driver publishes them, fenced.
+pub(crate) fn slice(node: &str, gpus: usize) -> Value {
+    let device = |i: usize| {
+        json!({
+            "name": format!("gpu-{i}"),
+            "allowMultipleAllocations": true,
+            "attributes": {"type": {"string": "gpu"}},
+            "capacity": {
+                "memory": {"value": "80Gi", "requestPolicy": {"default": "80Gi", "validRange": {"min": "1Mi", "step": "1Mi"}}},
+                "cores": {"value": "100", "requestPolicy": {"default": "0", "validRange": {"min": "0", "step": "1"}}},
+            },
+            "taints": [{"key": "gpu.tessera.dev/managed", "effect": "NoSchedule"}],
+        })
+    };
+    json!({
+        "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice",
+        "metadata": {"name": format!("slice-{node}"), "uid": format!("slice-{node}")},
+        "spec": {
+            "driver": "gpu.tessera.dev", "nodeName": node,
+            "pool": {"name": node, "generation": 1, "resourceSliceCount": 1},
+            "devices": (0..gpus).map(device).collect::<Vec<_>>(),
+        },
+    })
+}
+
+/// A claim for a share of one GPU.
+pub(crate) fn claim(name: &str, memory: &str) -> Value {
+    json!({
+        "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
+        "metadata": {"name": name, "namespace": "default", "uid": format!("uid-{name}")},
+        "spec": {"devices": {"requests": [{
+            "name": "gpu",
+            "exactly": {
+                "deviceClassName": "gpu.tessera.dev", "allocationMode": "ExactCount", "count": 1,
+                "capacity": {"requests": {"memory": memory, "cores": "25"}},
+            },
+        }]}},
+    })
+}
+
+/// A pod that names claims.
+pub(crate) fn pod(name: &str, claims: &[&str]) -> Value {
+    let entry = |claim: &&str| json!({"name": claim, "resourceClaimName": claim});
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default", "uid": format!("uid-{name}")},
+        "spec": {
+            "containers": [{"name": "c", "image": "i"}],
+            "resourceClaims": claims.iter().map(entry).collect::<Vec<_>>(),
+        },
+        "status": {"phase": "Pending"},
+    })
+}
+
+/// The pod after kube-scheduler could not place it.
+pub(crate) fn unschedulable(mut pod: Value, message: &str) -> Value {
+    pod["status"]["conditions"] = json!([
+        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message},
+    ]);
+    pod
+}
+
+/// The pod after it was bound.
+pub(crate) fn bound(mut pod: Value, node: &str) -> Value {
+    pod["spec"]["nodeName"] = node.into();
+    pod["status"]["phase"] = "Running".into();
+    pod
+}
