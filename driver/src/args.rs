@@ -1,9 +1,6 @@
 //! Flags. Each is also an environment variable.
 
-use std::{
-    net::SocketAddr,
-    path::{Path, PathBuf},
-};
+use std::{net::SocketAddr, path::PathBuf};
 
 use clap::{Parser, ValueEnum};
 use tessera_api::{
@@ -100,14 +97,6 @@ pub enum LogFormat {
 
 fn address(text: &str) -> Result<Address, std::net::AddrParseError> {
     if text.is_empty() { Ok(Address(None)) } else { text.parse().map(|address| Address(Some(address))) }
-}
-
-impl Args {
-    /// The driver root for the container runtime.
-    #[must_use]
-    pub fn driver_root_on_host(&self) -> &Path {
-        self.driver_root_host.as_deref().unwrap_or(&self.driver_root)
-    }
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@
 
 pub mod args;
 pub mod base_spec;
+pub mod driver;
 pub mod events;
 pub mod http;
 pub mod inventory;

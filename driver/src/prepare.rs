@@ -200,7 +200,7 @@ impl Preparer {
             journal.mark_unchanged();
             hardware.mark_unchanged();
             let mut read = None;
-            let error = match self.attempt(&claim, &mut read).await {
+            let error = match self.attempt(&claim, until, &mut read).await {
                 Ok(devices) => return Ok(devices),
                 Err(error) => error,
             };
@@ -226,9 +226,10 @@ impl Preparer {
     async fn attempt(
         &self,
         claim: &NamedClaim,
+        until: Instant,
         read: &mut Option<ResourceClaim>,
     ) -> Result<Vec<PreparedDevice>, PrepareError> {
-        let from_api = match self.source.read(&claim.namespace, &claim.name).await {
+        let from_api = match self.source.read(&claim.namespace, &claim.name, until).await {
             Ok(from_api) => read.insert(from_api),
             // The kubelet itself has read the claim before it called, and what we said of it before still holds.
             Err(error) if error.is_transient() => {

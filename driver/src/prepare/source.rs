@@ -5,6 +5,7 @@ use std::time::Duration;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::{Api, Client};
 use tessera_api::names::{ClaimName, Namespace};
+use tokio::time::{Instant, timeout_at};
 
 /// Why a claim could not be read.
 #[derive(Debug, thiserror::Error)]
@@ -18,7 +19,7 @@ pub enum ReadError {
         name: ClaimName,
     },
     /// The API server did not answer in time.
-    #[error("the API server did not answer for ResourceClaim {namespace}/{name} within {seconds} s", seconds = TIMEOUT.as_secs())]
+    #[error("the API server did not answer in time for ResourceClaim {namespace}/{name}")]
     TimedOut {
         /// Its namespace.
         namespace: Namespace,
@@ -74,14 +75,19 @@ impl ClaimSource {
         Self { client }
     }
 
-    /// Reads one claim, as it is now (a quorum read).
+    /// Reads one claim, as it is now (a quorum read), and waits until `until` at most.
     ///
     /// # Errors
     /// [`ReadError`].
-    pub async fn read(&self, namespace: &Namespace, name: &ClaimName) -> Result<ResourceClaim, ReadError> {
+    pub async fn read(
+        &self,
+        namespace: &Namespace,
+        name: &ClaimName,
+        until: Instant,
+    ) -> Result<ResourceClaim, ReadError> {
         let api: Api<ResourceClaim> = Api::namespaced(self.client.clone(), namespace.as_str());
         let (for_error, name_for_error) = (namespace.clone(), name.clone());
-        match tokio::time::timeout(TIMEOUT, api.get(name.as_str())).await {
+        match timeout_at(until.min(Instant::now() + TIMEOUT), api.get(name.as_str())).await {
             Ok(Ok(claim)) => Ok(claim),
             Ok(Err(kube::Error::Api(status))) if status.code == 404 => {
                 Err(ReadError::NotFound { namespace: for_error, name: name_for_error })

@@ -1,0 +1,200 @@
+//! The driver as a whole: its parts, wired, started in order and stopped in the opposite one.
+
+use std::{path::PathBuf, sync::Arc, time::Instant};
+
+use anyhow::Context;
+use kube::Client;
+use tessera_api::{
+    names::{DRIVER_NAME, NodeName, PoolName},
+    slice::DeviceOrder,
+};
+use tessera_cdi::SpecStore;
+use tessera_gpu::GpuLibrary;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    base_spec::{BaseSpec, DriverRoot},
+    events::Events,
+    inventory::{Outlets, Watcher, WatcherHandle},
+    kubelet::{
+        registration::Registered,
+        server::KubeletServers,
+        socket::{self, SocketPaths},
+    },
+    metrics::Metrics,
+    prepare::{DetachedClaims, Node, Preparer, execute::Executor, repair, source::ClaimSource},
+    publisher::Publisher,
+    slices::SliceSource,
+    state::{
+        StatePaths,
+        journal::{Journal, JournalStore},
+        library::InstalledLibrary,
+        mounts::Mounts,
+        shares::ShareFiles,
+    },
+};
+
+/// Where the driver works.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The node.
+    pub node: NodeName,
+    /// The kubelet's root directory.
+    pub kubelet_root: PathBuf,
+    /// The pod that this is, for sockets of its own.
+    pub pod_uid: Option<String>,
+    /// Where CDI specs are written.
+    pub cdi_dir: PathBuf,
+    /// Where state is kept.
+    pub state_dir: PathBuf,
+    /// Where the NVIDIA driver's files are.
+    pub driver_root: DriverRoot,
+    /// The interceptor library to install.
+    pub intercept_library: PathBuf,
+    /// In which order slices list the GPUs.
+    pub device_order: DeviceOrder,
+}
+
+/// What the driver works with: the seams to the world outside.
+pub struct Edges {
+    /// The API server.
+    pub client: Client,
+    /// The GPUs.
+    pub gpus: Arc<dyn GpuLibrary>,
+    /// The kernel's mounts.
+    pub mounts: Arc<dyn Mounts>,
+}
+
+impl std::fmt::Debug for Edges {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Edges")
+    }
+}
+
+/// A driver that serves.
+#[derive(Debug)]
+pub struct Driver {
+    servers: KubeletServers,
+    stop: CancellationToken,
+    sockets: SocketPaths,
+    metrics: Arc<Metrics>,
+    claims: Arc<DetachedClaims>,
+    _watcher: WatcherHandle,
+}
+
+impl Driver {
+    /// Repairs the node, then serves it. The GPUs are looked at meanwhile: the kubelet is not kept waiting for them.
+    ///
+    /// # Errors
+    /// What keeps it from starting. Missing GPUs and an unreachable API server do not.
+    pub async fn start(settings: Settings, edges: Edges) -> anyhow::Result<Self> {
+        let begun = Instant::now();
+        let Settings { node: node_name, kubelet_root, pod_uid, cdi_dir, state_dir, .. } = settings;
+        let Edges { client, gpus, mounts } = edges;
+        let (pool, metrics) = (PoolName::of_node(&node_name), Arc::new(Metrics::default()));
+        let sockets = SocketPaths::new(&kubelet_root, DRIVER_NAME, pod_uid.as_deref())?;
+
+        let paths = StatePaths::new(state_dir);
+        let library = InstalledLibrary::install(&settings.intercept_library, &paths, &*mounts)?;
+        let base = Arc::new(BaseSpec::new(SpecStore::new(&cdi_dir), settings.driver_root));
+        let files = ShareFiles::new(paths.clone(), mounts);
+        let executor = Executor::new(files, SpecStore::new(&cdi_dir), Arc::clone(&base));
+        let journal = Arc::new(JournalStore::new(paths.clone()));
+        let node = Arc::new(Node { paths, journal, executor, library });
+        let source = ClaimSource::new(client.clone());
+        repair_node(&node, &source, &pool).await?;
+
+        let (hardware_sender, hardware) = watch::channel(Arc::default());
+        let (health_sender, health) = watch::channel(Arc::default());
+        let outlets = Outlets { hardware: hardware_sender, health: health_sender };
+        let journal = node.journal.watch();
+        let watcher = Watcher::new(gpus, pool.clone(), base, journal.clone(), Arc::clone(&metrics), outlets);
+        let watcher = watcher.spawn().context("the thread that watches the GPUs cannot be started")?;
+
+        let events = Events::new(client.clone(), node_name.clone());
+        let preparer = Preparer::new(node, pool, hardware.clone(), source, events, Arc::clone(&metrics));
+        let claims = Arc::new(DetachedClaims(Arc::new(preparer)));
+        for path in socket::remove_abandoned(&kubelet_root, DRIVER_NAME) {
+            tracing::info!(path = %path.display(), "an abandoned socket is removed");
+        }
+        let servers = KubeletServers::start(&sockets, DRIVER_NAME, Arc::clone(&claims), health)?;
+        tokio::spawn(keep_gauges(journal.clone(), servers.registered(), Arc::clone(&metrics), begun));
+
+        let stop = CancellationToken::new();
+        let slices = SliceSource::new(node_name, settings.device_order);
+        let publisher = Publisher::new(client, slices, hardware, journal, Arc::clone(&metrics));
+        tokio::spawn(publisher.run(stop.clone()));
+        Ok(Self { servers, stop, sockets, metrics, claims, _watcher: watcher })
+    }
+
+    /// Its sockets.
+    #[must_use]
+    pub fn sockets(&self) -> &SocketPaths {
+        &self.sockets
+    }
+
+    /// Its metrics.
+    #[must_use]
+    pub fn metrics(&self) -> &Arc<Metrics> {
+        &self.metrics
+    }
+
+    /// What answers the kubelet's calls.
+    #[must_use]
+    pub fn claims(&self) -> &Arc<DetachedClaims> {
+        &self.claims
+    }
+
+    /// Cancelled when the driver stops.
+    #[must_use]
+    pub fn stopping(&self) -> CancellationToken {
+        self.stop.clone()
+    }
+
+    /// Ends, with the reason, when the driver cannot go on.
+    pub async fn failed(&mut self) -> String {
+        self.servers.failed().await
+    }
+
+    /// Stops: the kubelet is let go first, its sockets are removed. Slices and everything prepared stay: running pods are not touched.
+    pub async fn stop(self) {
+        self.servers.stop().await;
+        self.stop.cancel();
+    }
+}
+
+async fn repair_node(node: &Arc<Node>, source: &ClaimSource, pool: &PoolName) -> anyhow::Result<()> {
+    let repaired = repair::repair(node, source, pool).await.context("the node's state cannot be repaired")?;
+    tracing::info!(
+        kept = repaired.kept.len(),
+        rolled_back = repaired.rolled_back.len(),
+        removed = repaired.removed.len(),
+        "the node's state is in line with the journal"
+    );
+    Ok(())
+}
+
+/// Keeps the metrics that follow a state.
+async fn keep_gauges(
+    mut journal: watch::Receiver<Arc<Journal>>,
+    mut registered: watch::Receiver<Registered>,
+    metrics: Arc<Metrics>,
+    begun: Instant,
+) {
+    let mut said = false;
+    loop {
+        metrics.prepared(journal.borrow_and_update().claims.len());
+        let is_registered = *registered.borrow_and_update() == Registered::Yes;
+        metrics.registered(is_registered);
+        if is_registered && !said {
+            said = true;
+            tracing::info!(milliseconds = begun.elapsed().as_millis(), "from start to registered");
+        }
+        tokio::select! {
+            Ok(()) = journal.changed() => {}
+            Ok(()) = registered.changed() => {}
+            else => return,
+        }
+    }
+}

@@ -1,0 +1,361 @@
+//! Claims prepared and unprepared by a kubelet that calls over the real sockets.
+
+mod stand_in;
+
+use std::{collections::BTreeMap, fs, path::Path, time::Duration};
+
+use container_device_interface::{
+    cache::{Cache, CdiOption},
+    spec_dirs::with_spec_dirs,
+};
+use oci_spec::runtime as oci;
+use serde_json::json;
+use stand_in::{
+    gpus::{Machine, uuid},
+    kubelet::Kubelet,
+    node::{Node, asked, claim, share_id, uid},
+};
+use tessera_intercept_abi::{Grant, LEDGER_LEN, LedgerReport};
+use tessera_proto::{dra_v1, dra_v1beta1, health_v1};
+
+/// The OCI spec that a runtime makes of these CDI devices, by the ecosystem's implementation.
+fn inject(cdi_dir: &Path, devices: &[dra_v1::Device]) -> oci::Spec {
+    let mut cache = Cache::default();
+    let options: Vec<CdiOption> = vec![with_spec_dirs(&[cdi_dir.to_str().expect("UTF-8")])];
+    cache.configure(options);
+    cache.refresh().expect("specs without errors");
+    let ids = devices.iter().flat_map(|device| device.cdi_device_ids.clone()).collect();
+    let mut container = oci::Spec::default();
+    cache.inject_devices(Some(&mut container), ids).expect("injection");
+    container
+}
+
+/// Where each mount of ours comes from, and whether it is read-only, by its place in the container.
+fn mounts(container: &oci::Spec) -> BTreeMap<String, (String, bool)> {
+    let mounts = container.mounts().clone().unwrap_or_default();
+    let bound = mounts.iter().filter(|mount| mount.options().iter().flatten().any(|option| option == "bind"));
+    bound
+        .map(|mount| {
+            let source = mount.source().clone().expect("a source").display().to_string();
+            let read_only = mount.options().iter().flatten().any(|option| option == "ro");
+            (mount.destination().display().to_string(), (source, read_only))
+        })
+        .collect()
+}
+
+#[tokio::test]
+async fn a_claim_becomes_a_grant_a_ledger_and_a_cdi_device_and_leaves_nothing() {
+    let node = Node::with_gpus(2);
+    let driver = node.start().await;
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    let claim = node.allocate("a", &[(1, 10, 25)]);
+
+    let devices = kubelet.prepare(claim.clone()).await.expect("prepared");
+
+    let id = format!("{}-{}", uid("a"), share_id("a", 0));
+    let expected = dra_v1::Device {
+        request_names: vec!["gpu-0".into()],
+        pool_name: "node-a".into(),
+        device_name: uuid(1).device_name().to_string(),
+        cdi_device_ids: vec![
+            format!("k8s.gpu.tessera.dev/driver={}", uuid(1)),
+            format!("k8s.gpu.tessera.dev/claim={id}"),
+        ],
+        share_id: Some(share_id("a", 0)),
+    };
+    assert_eq!(devices, [expected]);
+
+    let container = inject(&node.path("cdi"), &devices);
+    let mounts = mounts(&container);
+    let source = |path: &str, read_only| {
+        let (source, found) = &mounts[path];
+        assert_eq!(*found, read_only, "{path}");
+        source.clone()
+    };
+    let grant = Grant::parse(&fs::read(source(&format!("/dev/tessera/{id}/grant"), true)).expect("a file"))
+        .expect("a grant");
+    assert_eq!((grant.memory_limit_bytes, grant.cores_percent), (10 << 30, 25));
+    assert_eq!(grant.gpu_uuid.to_string(), uuid(1).to_string());
+    let ledger = fs::read(source(&format!("/dev/tessera/{id}/ledger"), false)).expect("a file");
+    assert_eq!(LedgerReport::parse(&ledger).expect("a ledger").used_bytes(), 0);
+    let library = source("/usr/local/lib/tessera/libtessera_intercept.so", true);
+    assert_eq!(fs::read_to_string(library).expect("a file"), "the library");
+    let preload = source("/etc/ld.so.preload", true);
+    assert_eq!(
+        fs::read_to_string(preload).expect("a file"),
+        "/usr/local/lib/tessera/libtessera_intercept.so\n"
+    );
+    let environment =
+        container.process().as_ref().and_then(|process| process.env().clone()).expect("an environment");
+    assert!(environment.contains(&"NVIDIA_VISIBLE_DEVICES=void".to_owned()));
+    let tmpfs: Vec<_> = node.mounts.all().into_values().collect();
+    assert_eq!(tmpfs.iter().map(|tmpfs| tmpfs.size_bytes).collect::<Vec<_>>(), [LEDGER_LEN as u64]);
+
+    kubelet.unprepare(claim).await.expect("unprepared");
+    assert!(node.traces().is_empty(), "{:#?}", node.traces());
+    driver.stop().await;
+}
+
+#[tokio::test]
+async fn one_container_with_two_shares_of_one_gpu_and_one_of_another_gets_all_of_them() {
+    let node = Node::with_gpus(2);
+    let _driver = node.start().await;
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    let one = kubelet.prepare(node.allocate("one", &[(0, 4, 10), (0, 2, 10)])).await.expect("prepared");
+    let two = kubelet.prepare(node.allocate("two", &[(1, 1, 0)])).await.expect("prepared");
+
+    let all: Vec<_> = one.into_iter().chain(two).collect();
+    let mounts = mounts(&inject(&node.path("cdi"), &all));
+    let grants: Vec<u64> = mounts
+        .iter()
+        .filter(|(path, _)| path.ends_with("/grant"))
+        .map(|(_, (source, _))| {
+            Grant::parse(&fs::read(source).expect("a file")).expect("a grant").memory_limit_bytes >> 30
+        })
+        .collect();
+    assert_eq!(grants.iter().sum::<u64>(), 7, "{mounts:#?}");
+    assert_eq!(grants.len(), 3);
+}
+
+#[tokio::test]
+async fn both_versions_of_the_protocol_give_the_same_answer_again_and_again() {
+    let node = Node::with_gpus(1);
+    let _driver = node.start().await;
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    assert_eq!(
+        kubelet.info.supported_versions,
+        ["v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"]
+    );
+    let claim = node.allocate("a", &[(0, 1, 0)]);
+    let first = kubelet.prepare(claim.clone()).await.expect("prepared");
+    let before = node.traces();
+    assert_eq!(kubelet.prepare(claim.clone()).await.expect("prepared"), first);
+
+    let request = dra_v1beta1::NodePrepareResourcesRequest {
+        claims: vec![dra_v1beta1::Claim {
+            namespace: claim.namespace,
+            uid: claim.uid.clone(),
+            name: claim.name,
+        }],
+    };
+    let mut client = dra_v1beta1::dra_plugin_client::DraPluginClient::new(kubelet.channel.clone());
+    let answer = client.node_prepare_resources(request).await.expect("an answer").into_inner();
+    assert_eq!(answer.claims[&claim.uid].devices[0].cdi_device_ids, first[0].cdi_device_ids);
+    assert_eq!(node.traces(), before);
+}
+
+#[tokio::test]
+async fn a_claim_that_is_asked_for_twice_at_once_is_prepared_once() {
+    let node = Node::with_gpus(1);
+    let _driver = node.start().await;
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    let claim = node.allocate("a", &[(0, 9, 0)]);
+    let (one, two) = tokio::join!(kubelet.prepare(claim.clone()), kubelet.prepare(claim));
+    assert_eq!(one.expect("prepared"), two.expect("prepared"));
+    assert_eq!(node.mounts.all().len(), 1);
+}
+
+#[tokio::test]
+async fn each_claim_of_a_call_has_its_own_answer() {
+    let node = Node::with_gpus(1);
+    let _driver = node.start().await;
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    let good = node.allocate("good", &[(0, 1, 0)]);
+    let huge = node.allocate("huge", &[(0, 17, 0)]);
+    let malformed = dra_v1::Claim { uid: "../../etc".into(), ..asked("malformed") };
+
+    let answers = kubelet.prepare_all(vec![good, huge, asked("missing"), malformed]).await;
+
+    assert!(answers[&uid("good")].is_ok());
+    let error = |uid: &str| answers[uid].clone().expect_err("an error");
+    assert!(error(&uid("huge")).contains("17Gi do not fit"), "{answers:#?}");
+    assert!(error(&uid("missing")).contains("ResourceClaim ns/missing does not exist"), "{answers:#?}");
+    assert!(error("../../etc").contains("claim UID"), "{answers:#?}");
+    assert_eq!(answers.len(), 4);
+}
+
+#[tokio::test]
+async fn a_refused_claim_leaves_nothing_and_an_event_on_its_pod() {
+    let node = Node::with_gpus(1);
+    let _driver = node.start().await;
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    let mut elsewhere = claim("a", &[(0, 1, 0)]);
+    elsewhere["status"]["allocation"]["devices"]["results"][0]["pool"] = json!("node-b");
+    node.api.put_claim(elsewhere);
+
+    let error = kubelet.prepare(asked("a")).await.expect_err("refused");
+
+    let reason = "results[0].pool: `node-b` is not this node's pool `node-a`";
+    assert!(error.contains(reason), "{error}");
+    let event = node.api.wait_for("an event", |api| api.events().pop()).await;
+    assert_eq!(event["reason"], "GpuPrepareFailed");
+    assert_eq!(event["regarding"]["name"], "pod-a");
+    assert_eq!(event["regarding"]["uid"], "uid-of-pod-a");
+    assert!(event["note"].as_str().expect("a note").contains(reason), "{event}");
+    assert!(node.traces().is_empty(), "{:#?}", node.traces());
+}
+
+#[tokio::test]
+async fn parameters_that_this_version_does_not_enforce_are_refused() {
+    let node = Node::with_gpus(1);
+    let _driver = node.start().await;
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    let mut fixed = claim("a", &[(0, 1, 50)]);
+    fixed["status"]["allocation"]["devices"]["config"] = json!([{"source": "FromClaim", "opaque": {
+        "driver": "gpu.tessera.dev",
+        "parameters": {"apiVersion": "gpu.tessera.dev/v1alpha1", "kind": "GpuConfig", "compute": {"policy": "Fixed"}},
+    }}]);
+    node.api.put_claim(fixed);
+    let error = kubelet.prepare(asked("a")).await.expect_err("refused");
+    assert!(error.contains("compute.policy") && error.contains("not supported in this version"), "{error}");
+}
+
+#[tokio::test]
+async fn a_cancelled_call_finishes_its_work_and_unprepare_waits_for_it() {
+    let node = Node::with_gpus(1);
+    let _driver = node.start().await;
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    let claim = node.allocate("a", &[(0, 1, 0)]);
+    node.api.hold_claim_reads();
+
+    let mut client = kubelet.dra();
+    let request = dra_v1::NodePrepareResourcesRequest { claims: vec![claim.clone()] };
+    let call = tokio::spawn(async move { client.node_prepare_resources(request).await });
+    node.api.wait_for("a read of the claim", |api| (api.claim_reads() == 1).then_some(())).await;
+    call.abort();
+    assert!(call.await.expect_err("cancelled").is_cancelled());
+
+    let mut unprepare = Box::pin(kubelet.unprepare(claim.clone()));
+    let early = tokio::time::timeout(Duration::from_millis(100), &mut unprepare).await;
+    assert!(early.is_err(), "it did not wait");
+    node.api.release_claim_reads();
+    unprepare.await.expect("unprepared, after the work was done");
+    assert!(node.traces().is_empty(), "{:#?}", node.traces());
+
+    // And without an Unprepare the work is there for the next call.
+    node.api.hold_claim_reads();
+    let mut client = kubelet.dra();
+    let request = dra_v1::NodePrepareResourcesRequest { claims: vec![claim.clone()] };
+    let call = tokio::spawn(async move { client.node_prepare_resources(request).await });
+    node.api.wait_for("a read of the claim", |api| (api.claim_reads() == 2).then_some(())).await;
+    call.abort();
+    node.api.release_claim_reads();
+    kubelet.prepare(claim).await.expect("prepared");
+    assert_eq!(node.mounts.all().len(), 1);
+}
+
+#[tokio::test]
+async fn unprepare_needs_neither_the_api_nor_the_gpu() {
+    let node = Node::with_gpus(1);
+    let driver = node.start().await;
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    let claim = node.allocate("a", &[(0, 1, 0)]);
+    kubelet.prepare(claim.clone()).await.expect("prepared");
+    driver.stop().await;
+
+    // Started again without a GPU library, and the claim is gone from the API.
+    node.api.remove_claim("ns", "a");
+    node.api.fail_claim_reads(usize::MAX, 503);
+    let node = Node { machine: Machine::default(), ..node };
+    let _driver = node.start().await;
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    kubelet.unprepare(claim).await.expect("unprepared");
+    assert!(node.traces().is_empty(), "{:#?}", node.traces());
+}
+
+#[tokio::test]
+async fn unpreparing_what_is_not_prepared_succeeds() {
+    let node = Node::with_gpus(1);
+    let _driver = node.start().await;
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    kubelet.unprepare(asked("never")).await.expect("no error");
+    kubelet.unprepare(dra_v1::Claim { uid: "../..".into(), ..asked("odd") }).await.expect("no error");
+}
+
+#[tokio::test]
+async fn a_prepared_claim_is_answered_while_the_api_is_down_and_its_files_are_made_again() {
+    let node = Node::with_gpus(1);
+    let _driver = node.start().await;
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    let claim = node.allocate("a", &[(0, 1, 0)]);
+    let first = kubelet.prepare(claim.clone()).await.expect("prepared");
+    let before = node.traces();
+    fs::remove_file(node.path(&format!("cdi/k8s.gpu.tessera.dev-claim_{}.json", uid("a")))).expect("removed");
+    fs::remove_file(node.path("cdi/k8s.gpu.tessera.dev-driver.json")).expect("removed");
+
+    node.api.fail_claim_reads(usize::MAX, 503);
+    assert_eq!(kubelet.prepare(claim).await.expect("answered"), first);
+    assert_eq!(node.traces(), before);
+    inject(&node.path("cdi"), &first);
+}
+
+#[tokio::test]
+async fn a_gpu_that_vanishes_in_use_is_withdrawn_and_unhealthy_and_its_claim_stays() {
+    let node = Node::with_gpus(2);
+    let _driver = node.start().await;
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    let claim = node.allocate("a", &[(1, 1, 0)]);
+    let first = kubelet.prepare(claim.clone()).await.expect("prepared");
+    let before = node.traces();
+    let request = health_v1::NodeWatchResourcesRequest {};
+    let mut health = kubelet.health().node_watch_resources(request).await.expect("a stream").into_inner();
+    let healths = |message: health_v1::NodeWatchResourcesResponse| -> Vec<_> {
+        message
+            .devices
+            .iter()
+            .map(|device| (device.device.clone().expect("a device").device_name, device.health()))
+            .collect()
+    };
+    let name = |number| uuid(number).device_name().to_string();
+    let message = health.message().await.expect("a message").expect("the first");
+    let healthy = health_v1::HealthStatus::Healthy;
+    assert_eq!(healths(message), [(name(0), healthy), (name(1), healthy)]);
+
+    node.machine.lose(1);
+
+    let message = health.message().await.expect("a message").expect("the next");
+    assert_eq!(healths(message), [(name(0), healthy), (name(1), health_v1::HealthStatus::Unhealthy)]);
+    node.api
+        .wait_for("a slice without the GPU", |api| {
+            let devices = api.slices()[0]["spec"]["devices"].as_array().cloned().unwrap_or_default();
+            (devices.len() == 1 && devices[0]["name"] == name(0)).then_some(())
+        })
+        .await;
+    assert_eq!(node.traces(), before);
+    assert_eq!(kubelet.prepare(claim.clone()).await.expect("what is prepared stays so"), first);
+    let refused = kubelet.prepare(node.allocate("b", &[(1, 1, 0)])).await.expect_err("the GPU is gone");
+    assert!(refused.contains("fallen off the bus"), "{refused}");
+    inject(&node.path("cdi"), &first);
+    kubelet.unprepare(claim).await.expect("unprepared");
+}
+
+#[tokio::test]
+async fn a_foreign_file_under_our_name_is_left_alone_and_fails_the_claim() {
+    let node = Node::with_gpus(1);
+    let _driver = node.start().await;
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    let path = node.path(&format!("cdi/k8s.gpu.tessera.dev-claim_{}.json", uid("a")));
+    fs::write(&path, r#"{"kind": "nvidia.com/gpu"}"#).expect("written");
+
+    let claim = node.allocate("a", &[(0, 1, 0)]);
+    let error = kubelet.prepare(claim).await.expect_err("refused");
+    assert!(error.contains("belongs to somebody else"), "{error}");
+    assert_eq!(fs::read_to_string(&path).expect("still there"), r#"{"kind": "nvidia.com/gpu"}"#);
+    assert_eq!(node.traces().len(), 1, "only that file: {:#?}", node.traces());
+}
+
+#[tokio::test]
+async fn a_stopped_driver_leaves_no_socket_and_touches_nothing_else() {
+    let node = Node::with_gpus(1);
+    let driver = node.start().await;
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    kubelet.prepare(node.allocate("a", &[(0, 1, 0)])).await.expect("prepared");
+    let request = health_v1::NodeWatchResourcesRequest {};
+    let _endless = kubelet.health().node_watch_resources(request).await.expect("a stream");
+    let (before, slices, sockets) = (node.traces(), node.api.slices(), driver.sockets().clone());
+    assert!(sockets.plugin.exists() && sockets.registration.exists());
+
+    driver.stop().await;
+    assert!(!sockets.plugin.exists() && !sockets.registration.exists());
+    assert_eq!((node.traces(), node.api.slices()), (before, slices));
+}

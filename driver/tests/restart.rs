@@ -1,0 +1,294 @@
+//! What a driver finds that starts after another one ended, died, or was replaced.
+
+mod stand_in;
+
+use std::{fs, os::unix::fs::MetadataExt, sync::Arc};
+
+use stand_in::{
+    gpus::gpu,
+    kubelet::Kubelet,
+    node::{Node, asked, claim, share_id, uid},
+};
+use tessera_api::{
+    Inventory,
+    names::{ClaimName, ClaimUid, Namespace, PoolName},
+};
+use tessera_cdi::SpecStore;
+use tessera_driver::{
+    base_spec::{BaseDevice, BaseSpec},
+    driver::Settings,
+    prepare::{
+        claim::AllocatedClaim,
+        execute::Executor,
+        plan::{Decision, plan},
+        step::{Step, steps, undo_steps},
+    },
+    state::{
+        journal::{ClaimRecord, Journal, JournalStore, State},
+        library::InstalledLibrary,
+        shares::ShareFiles,
+    },
+};
+
+/// A driver's hands without its head: takes the steps that a test tells, and dies when the test says.
+struct Hands {
+    journal: JournalStore,
+    executor: Executor,
+    claim: ClaimUid,
+    record: ClaimRecord,
+    steps: Vec<Step>,
+}
+
+impl Hands {
+    /// For preparing the claim `name`, which has two shares.
+    fn of(node: &Node, name: &str) -> Self {
+        let paths = node.paths();
+        let library =
+            InstalledLibrary::install(&node.path("intercept.so"), &paths, &node.mounts).expect("installed");
+        let object = serde_json::from_value(claim(name, &[(0, 4, 10), (1, 4, 10)])).expect("a claim");
+        let claim = AllocatedClaim::check(
+            &object,
+            &ClaimUid::new(uid(name)).expect("a UID"),
+            &Namespace::new("ns").expect("a namespace"),
+            &ClaimName::new(name).expect("a name"),
+            &PoolName::new("node-a").expect("a pool"),
+        )
+        .expect("allocated");
+        let inventory = Inventory::new(vec![gpu(0), gpu(1)], vec![], vec![]);
+        let decision = plan(&claim, &inventory, &Journal::default(), &library.hash).expect("it fits");
+        let Decision::Prepare(record) = decision else { panic!("nothing is prepared") };
+        let steps = steps(&claim.uid, &record, &paths).expect("steps");
+        let specs = SpecStore::new(node.path("cdi"));
+        let base = BaseSpec::new(specs.clone(), node.settings().driver_root);
+        let gpus = [gpu(0), gpu(1)].map(|gpu| BaseDevice { gpu: gpu.uuid, minor: Some(gpu.minor) });
+        base.describe(&gpus, &Default::default()).expect("written");
+        let files = ShareFiles::new(paths.clone(), Arc::new(node.mounts.clone()));
+        let executor = Executor::new(files, specs, Arc::new(base));
+        Self { journal: JournalStore::new(paths), executor, claim: claim.uid, record, steps }
+    }
+
+    fn write_down(&self, state: State) {
+        let record = ClaimRecord { state, ..self.record.clone() };
+        self.journal.lock().expect("locked").put(self.claim.clone(), record).expect("written");
+    }
+}
+
+#[tokio::test]
+async fn death_after_any_step_of_a_prepare_leaves_nothing() {
+    let count = Hands::of(&Node::with_gpus(2), "a").steps.len();
+    assert_eq!(count, 6, "base spec, two grants, two ledgers, claim spec");
+    for done in 0..=count {
+        let node = Node::with_gpus(2);
+        let hands = Hands::of(&node, "a");
+        hands.write_down(State::Started);
+        for step in &hands.steps[..done] {
+            hands.executor.take(step).expect("taken");
+        }
+        drop(hands);
+
+        let driver = node.start().await;
+        assert!(node.traces().is_empty(), "after {done} steps: {:#?}", node.traces());
+        let kubelet = Kubelet::register(&node.path("kubelet")).await;
+        kubelet.prepare(node.allocate("a", &[(0, 4, 10), (1, 4, 10)])).await.expect("prepared anew");
+        driver.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_driver_that_runs_takes_back_what_another_one_left() {
+    for done in 0..=6 {
+        let node = Node::with_gpus(2);
+        let _driver = node.start().await;
+        let hands = Hands::of(&node, "a");
+        hands.write_down(State::Started);
+        for step in &hands.steps[..done] {
+            hands.executor.take(step).expect("taken");
+        }
+        let kubelet = Kubelet::register(&node.path("kubelet")).await;
+        let claim = node.allocate("a", &[(0, 4, 10), (1, 4, 10)]);
+        kubelet.prepare(claim.clone()).await.expect("prepared anew");
+        kubelet.unprepare(claim).await.expect("unprepared");
+        assert!(node.traces().is_empty(), "after {done} steps: {:#?}", node.traces());
+    }
+}
+
+#[tokio::test]
+async fn death_after_any_step_of_an_unprepare_is_finished_by_the_next_one() {
+    let count = {
+        undo_steps(&ClaimUid::new("a").expect("a UID"), &Hands::of(&Node::with_gpus(2), "a").record).len()
+    };
+    for done in 0..=count {
+        let node = Node::with_gpus(2);
+        let hands = Hands::of(&node, "a");
+        hands.executor.execute(&hands.steps).expect("taken");
+        hands.write_down(State::Completed);
+        hands.executor.undo(&undo_steps(&hands.claim, &hands.record)[..done]).expect("taken back");
+        drop(hands);
+
+        let driver = node.start().await;
+        let kubelet = Kubelet::register(&node.path("kubelet")).await;
+        kubelet.unprepare(asked("a")).await.expect("unprepared");
+        assert!(node.traces().is_empty(), "after {done} steps: {:#?}", node.traces());
+        driver.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_step_that_fails_takes_back_those_before_it() {
+    let node = Node::with_gpus(2);
+    let _driver = node.start().await;
+    // The last step cannot be taken: its file is a directory.
+    let path = node.path(&format!("cdi/k8s.gpu.tessera.dev-claim_{}.json", uid("a")));
+    fs::create_dir(&path).expect("a directory");
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    kubelet.prepare(node.allocate("a", &[(0, 4, 10)])).await.expect_err("it fails");
+    fs::remove_dir(&path).expect("still there, and empty");
+    assert!(node.traces().is_empty(), "{:#?}", node.traces());
+}
+
+#[tokio::test]
+async fn a_restart_changes_nothing_for_running_pods() {
+    let node = Node::with_gpus(2);
+    let driver = node.start().await;
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    let claim = node.allocate("a", &[(0, 4, 10)]);
+    let first = kubelet.prepare(claim.clone()).await.expect("prepared");
+    let (before, slices) = (node.traces(), node.api.slices());
+    let inodes = || -> Vec<_> {
+        let mut inodes: Vec<_> =
+            node.traces().iter().filter_map(|path| Some(fs::metadata(path).ok()?.ino())).collect();
+        inodes.sort_unstable();
+        inodes
+    };
+    let inodes_before = inodes();
+    driver.stop().await;
+
+    let _driver = node.start().await;
+    assert_eq!((node.traces(), inodes()), (before, inodes_before));
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    assert_eq!(kubelet.prepare(claim).await.expect("prepared"), first);
+    assert_eq!(node.api.slices(), slices, "nothing was written to the API");
+}
+
+#[tokio::test]
+async fn an_upgrade_keeps_the_library_of_prepared_claims() {
+    let node = Node::with_gpus(1);
+    let driver = node.start().await;
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    let old = node.allocate("old", &[(0, 1, 0)]);
+    kubelet.prepare(old.clone()).await.expect("prepared");
+    driver.stop().await;
+    let spec = |name: &str| {
+        fs::read_to_string(node.path(&format!("cdi/k8s.gpu.tessera.dev-claim_{}.json", uid(name))))
+            .expect("a spec")
+    };
+    let libraries = || fs::read_dir(node.path("state/lib")).expect("a directory").count();
+    let before = spec("old");
+
+    fs::write(node.path("intercept.so"), "a newer library").expect("written");
+    let driver = node.start().await;
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    kubelet.prepare(node.allocate("new", &[(0, 1, 0)])).await.expect("prepared");
+    assert_eq!(spec("old"), before);
+    assert_ne!(spec("new").replace(&uid("new"), ""), before.replace(&uid("old"), ""));
+    assert_eq!(libraries(), 2);
+    kubelet.unprepare(old).await.expect("unprepared");
+    driver.stop().await;
+
+    let _driver = node.start().await;
+    assert_eq!(libraries(), 1, "nobody uses the old one any more");
+}
+
+#[tokio::test]
+async fn what_is_missing_of_a_prepared_claim_is_made_again_and_what_belongs_to_none_is_removed() {
+    let node = Node::with_gpus(1);
+    let driver = node.start().await;
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    kubelet.prepare(node.allocate("a", &[(0, 4, 10)])).await.expect("prepared");
+    driver.stop().await;
+    let before = node.traces();
+
+    let id = format!("{}-{}", uid("a"), share_id("a", 0));
+    fs::remove_dir_all(node.path("cdi")).expect("removed");
+    fs::remove_file(node.path(&format!("state/grants/{}/{id}/grant", uid("a")))).expect("removed");
+    let stale = ["state/grants/stale/stale-0", "state/ledgers/stale/stale-0"];
+    for path in stale {
+        fs::create_dir_all(node.path(path)).expect("made");
+    }
+    tessera_driver::state::mounts::Mounts::mount_tmpfs(
+        &node.mounts,
+        &node.path(stale[1]),
+        tessera_driver::state::mounts::Tmpfs { size_bytes: 1, inodes: 1, executable: false },
+    )
+    .expect("mounted");
+    fs::create_dir(node.path("cdi")).expect("made");
+    let foreign = node.path("cdi/k8s.gpu.tessera.dev-claim_foreign.json");
+    fs::write(&foreign, r#"{"kind": "other/kind"}"#).expect("written");
+
+    let _driver = node.start().await;
+    let mut expected = before;
+    expected.insert(foreign.display().to_string());
+    assert_eq!(node.traces(), expected);
+}
+
+#[tokio::test]
+async fn an_unreadable_journal_is_set_aside_and_rebuilt_from_the_api() {
+    let node = Node::with_gpus(2);
+    let driver = node.start().await;
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    let kept = node.allocate("kept", &[(0, 4, 10), (1, 1, 0)]);
+    let gone = node.allocate("gone", &[(0, 4, 10)]);
+    let first = kubelet.prepare(kept.clone()).await.expect("prepared");
+    kubelet.prepare(gone.clone()).await.expect("prepared");
+    node.allocate("never-prepared", &[(1, 1, 0)]);
+    driver.stop().await;
+    node.api.remove_claim("ns", "gone");
+    fs::write(node.paths().journal(), "{ not a journal").expect("written");
+
+    let _driver = node.start().await;
+    let aside = fs::read_to_string(node.path("state/journal.json.unreadable")).expect("set aside");
+    assert_eq!(aside, "{ not a journal");
+    let traces = node.traces();
+    assert!(
+        !traces.iter().any(|trace| trace.contains(&uid("gone")) || trace.contains("never")),
+        "{traces:#?}"
+    );
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    assert_eq!(kubelet.prepare(kept.clone()).await.expect("prepared"), first);
+    assert_eq!(node.traces(), traces, "nothing was missing");
+    kubelet.unprepare(kept).await.expect("unprepared");
+    assert!(node.traces().is_empty(), "{:#?}", node.traces());
+}
+
+#[tokio::test]
+async fn a_newer_driver_s_journal_is_refused() {
+    let node = Node::with_gpus(1);
+    fs::create_dir_all(node.path("state")).expect("made");
+    let content = r#"{"version": 99, "claims": {}}"#;
+    fs::write(node.paths().journal(), content).expect("written");
+
+    let error = node.start_with(node.settings(), Arc::new(node.mounts.clone())).await.expect_err("refused");
+    assert!(format!("{error:#}").contains("has version 99, this driver knows 1"), "{error:#}");
+    assert_eq!(fs::read_to_string(node.paths().journal()).expect("still there"), content);
+    assert!(!node.path("kubelet").exists(), "it never registered");
+}
+
+#[tokio::test]
+async fn two_instances_serve_side_by_side_and_share_the_journal() {
+    let node = Node::with_gpus(1);
+    let instance = |uid: &str| Settings { pod_uid: Some(uid.to_owned()), ..node.settings() };
+    let old = node.start_with(instance("old"), Arc::new(node.mounts.clone())).await.expect("it starts");
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    let first = node.allocate("first", &[(0, 10, 0)]);
+    kubelet.prepare(first.clone()).await.expect("prepared");
+
+    let new = node.start_with(instance("new"), Arc::new(node.mounts.clone())).await.expect("it starts");
+    assert!(old.sockets().plugin.exists() && old.sockets().registration.exists());
+    old.stop().await;
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    assert_eq!(kubelet.info.endpoint, new.sockets().plugin.display().to_string());
+    let second = kubelet.prepare(node.allocate("second", &[(0, 6, 0)])).await;
+    second.expect("there is room beside what the old one prepared");
+    kubelet.unprepare(first).await.expect("what the old one prepared is unprepared by the new one");
+    assert_eq!(node.mounts.all().len(), 1);
+}

@@ -1,0 +1,334 @@
+//! An API server for the few calls that the driver makes. Objects are JSON; changes get the next resource version.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+};
+
+use axum::{
+    Json, Router,
+    body::Body,
+    extract::{Path, Query, State},
+    http::StatusCode,
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use futures::StreamExt;
+use serde_json::{Value, json};
+use tokio::sync::{Semaphore, broadcast, watch};
+
+/// The API server. Clones are the same one.
+#[derive(Clone)]
+pub struct Api {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    objects: Mutex<Objects>,
+    slice_events: broadcast::Sender<Value>,
+    changed: watch::Sender<u64>,
+    /// Reads of claims take a permit and give it back.
+    claim_reads: Semaphore,
+}
+
+#[derive(Default)]
+struct Objects {
+    version: u64,
+    claims: BTreeMap<(String, String), Value>,
+    slices: BTreeMap<String, Value>,
+    events: Vec<Value>,
+    /// So many reads of claims are answered with this code.
+    failures: (usize, u16),
+    claim_reads: usize,
+    /// Behave as a server without the feature DRADeviceTaints.
+    drop_taints: bool,
+}
+
+const MANY: usize = 1_000_000;
+
+impl Api {
+    pub fn new() -> Self {
+        let shared = Shared {
+            objects: Mutex::default(),
+            slice_events: broadcast::Sender::new(1024),
+            changed: watch::Sender::default(),
+            claim_reads: Semaphore::new(MANY),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// A client of it, without any network.
+    pub fn client(&self) -> kube::Client {
+        kube::Client::new(self.router(), "default")
+    }
+
+    pub fn router(&self) -> Router {
+        Router::new()
+            .route("/api/v1/nodes/{name}", get(node))
+            .route("/apis/resource.k8s.io/v1/resourceclaims", get(claims))
+            .route("/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{name}", get(claim))
+            .route("/apis/resource.k8s.io/v1/resourceslices", get(slices).post(create_slice))
+            .route(
+                "/apis/resource.k8s.io/v1/resourceslices/{name}",
+                axum::routing::patch(patch_slice).delete(remove_slice),
+            )
+            .route("/apis/events.k8s.io/v1/namespaces/{namespace}/events", axum::routing::post(create_event))
+            .with_state(self.clone())
+    }
+
+    pub fn put_claim(&self, claim: Value) {
+        let key = (text(&claim["metadata"]["namespace"]), text(&claim["metadata"]["name"]));
+        self.change(|objects| {
+            objects.claims.insert(key, claim);
+        });
+    }
+
+    pub fn remove_claim(&self, namespace: &str, name: &str) {
+        self.change(|objects| {
+            objects.claims.remove(&(namespace.to_owned(), name.to_owned()));
+        });
+    }
+
+    /// The next `times` reads of claims fail with `code`.
+    pub fn fail_claim_reads(&self, times: usize, code: u16) {
+        self.change(|objects| objects.failures = (times, code));
+    }
+
+    /// No read of a claim is answered until [`Api::release_claim_reads`].
+    pub fn hold_claim_reads(&self) {
+        self.shared.claim_reads.try_acquire_many(MANY as u32).expect("no read is under way").forget();
+    }
+
+    pub fn release_claim_reads(&self) {
+        self.shared.claim_reads.add_permits(MANY);
+    }
+
+    /// How many reads of claims have begun.
+    pub fn claim_reads(&self) -> usize {
+        self.objects(|objects| objects.claim_reads)
+    }
+
+    pub fn drop_taints(&self) {
+        self.change(|objects| objects.drop_taints = true);
+    }
+
+    pub fn slices(&self) -> Vec<Value> {
+        self.objects(|objects| objects.slices.values().cloned().collect())
+    }
+
+    pub fn events(&self) -> Vec<Value> {
+        self.objects(|objects| objects.events.clone())
+    }
+
+    /// What the kubelet does when it starts.
+    pub fn wipe_slices(&self) {
+        let names: Vec<_> = self.objects(|objects| objects.slices.keys().cloned().collect());
+        for name in names {
+            self.delete_slice(&name);
+        }
+    }
+
+    pub fn delete_slice(&self, name: &str) -> Option<Value> {
+        let removed = self.change(|objects| {
+            let removed = objects.slices.remove(name)?;
+            Some(stamped(objects, removed))
+        })?;
+        self.tell("DELETED", &removed);
+        Some(removed)
+    }
+
+    /// Somebody else changes a slice.
+    pub fn edit_slice(&self, name: &str, edit: impl FnOnce(&mut Value)) {
+        let edited = self.change(|objects| {
+            let mut slice = objects.slices[name].clone();
+            edit(&mut slice);
+            store(objects, slice)
+        });
+        self.tell("MODIFIED", &edited);
+    }
+
+    /// Waits until the objects are as wanted.
+    pub async fn wait_for<T>(&self, what: &str, mut wanted: impl FnMut(&Self) -> Option<T>) -> T {
+        let mut changed = self.shared.changed.subscribe();
+        let search = async {
+            loop {
+                changed.mark_unchanged();
+                if let Some(found) = wanted(self) {
+                    return found;
+                }
+                changed.changed().await.expect("the API lives");
+            }
+        };
+        match tokio::time::timeout(std::time::Duration::from_secs(60), search).await {
+            Ok(found) => found,
+            Err(_) => panic!("{what} did not come; slices: {:#?}", self.slices()),
+        }
+    }
+
+    fn objects<T>(&self, read: impl FnOnce(&mut Objects) -> T) -> T {
+        read(&mut self.shared.objects.lock().expect("no panic"))
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut Objects) -> T) -> T {
+        let result = self.objects(|objects| {
+            objects.version += 1;
+            change(objects)
+        });
+        self.shared.changed.send_modify(|version| *version += 1);
+        result
+    }
+
+    fn tell(&self, kind: &str, slice: &Value) {
+        // Nobody may be watching.
+        let _ = self.shared.slice_events.send(json!({"type": kind, "object": slice}));
+    }
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().expect("a text").to_owned()
+}
+
+fn stamped(objects: &Objects, mut object: Value) -> Value {
+    object["metadata"]["resourceVersion"] = json!(objects.version.to_string());
+    object
+}
+
+fn store(objects: &mut Objects, slice: Value) -> Value {
+    let mut slice = stamped(objects, slice);
+    slice["apiVersion"] = json!("resource.k8s.io/v1");
+    slice["kind"] = json!("ResourceSlice");
+    for device in slice["spec"]["devices"].as_array_mut().into_iter().flatten() {
+        if objects.drop_taints {
+            device.as_object_mut().expect("a device").remove("taints");
+        }
+        for taint in device["taints"].as_array_mut().into_iter().flatten() {
+            if taint.get("timeAdded").is_none() {
+                taint["timeAdded"] = json!("2026-01-01T00:00:00Z");
+            }
+        }
+        if device["taints"].is_null() {
+            device.as_object_mut().expect("a device").remove("taints");
+        }
+    }
+    objects.slices.insert(text(&slice["metadata"]["name"]), slice.clone());
+    slice
+}
+
+fn failure(code: u16, reason: &str) -> Response {
+    let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": reason,
+                        "reason": reason, "code": code});
+    (StatusCode::from_u16(code).expect("a code"), Json(status)).into_response()
+}
+
+async fn node(Path(name): Path<String>) -> Response {
+    Json(json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "uid": "uid-of-the-node"}}))
+        .into_response()
+}
+
+async fn claim(State(api): State<Api>, Path(key): Path<(String, String)>) -> Response {
+    api.change(|objects| objects.claim_reads += 1);
+    let _permit = api.shared.claim_reads.acquire().await.expect("open");
+    api.objects(|objects| {
+        if objects.failures.0 > 0 {
+            objects.failures.0 -= 1;
+            return failure(objects.failures.1, "Failing");
+        }
+        objects.claims.get(&key).map_or_else(|| failure(404, "NotFound"), |claim| Json(claim).into_response())
+    })
+}
+
+async fn claims(State(api): State<Api>) -> Response {
+    let items: Vec<_> = api.objects(|objects| objects.claims.values().cloned().collect());
+    let list = json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimList", "metadata": {}, "items": items});
+    Json(list).into_response()
+}
+
+async fn slices(State(api): State<Api>, Query(query): Query<BTreeMap<String, String>>) -> Response {
+    if query.get("watch").map(String::as_str) == Some("true") {
+        let events = tokio_stream::wrappers::BroadcastStream::new(api.shared.slice_events.subscribe());
+        let since: u64 = query.get("resourceVersion").and_then(|text| text.parse().ok()).unwrap_or(0);
+        // What happened between the list and this watch, and is not gone again.
+        let missed: Vec<_> = api.objects(|objects| {
+            let newer = |slice: &&Value| {
+                text(&slice["metadata"]["resourceVersion"]).parse::<u64>().is_ok_and(|at| at > since)
+            };
+            objects
+                .slices
+                .values()
+                .filter(newer)
+                .map(|slice| json!({"type": "MODIFIED", "object": slice}))
+                .collect()
+        });
+        let events = futures::stream::iter(missed).chain(events.filter_map(|event| async { event.ok() }));
+        let lines = events.map(|event| Ok::<_, std::convert::Infallible>(format!("{event}\n")));
+        return Response::new(Body::from_stream(lines));
+    }
+    let (version, items) = api.objects(|objects| {
+        (objects.version.to_string(), objects.slices.values().cloned().collect::<Vec<_>>())
+    });
+    let list = json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSliceList",
+                      "metadata": {"resourceVersion": version}, "items": items});
+    Json(list).into_response()
+}
+
+async fn create_slice(State(api): State<Api>, Json(mut slice): Json<Value>) -> Response {
+    let name = text(&slice["metadata"]["name"]);
+    let created = api.change(|objects| {
+        if objects.slices.contains_key(&name) {
+            return None;
+        }
+        slice["metadata"]["uid"] = json!(format!("uid-{}", objects.version));
+        Some(store(objects, slice))
+    });
+    let Some(created) = created else { return failure(409, "AlreadyExists") };
+    api.tell("ADDED", &created);
+    (StatusCode::CREATED, Json(created)).into_response()
+}
+
+async fn patch_slice(State(api): State<Api>, Path(name): Path<String>, Json(body): Json<Value>) -> Response {
+    let patched = api.change(|objects| {
+        let Some(current) = objects.slices.get(&name) else { return Err(failure(404, "NotFound")) };
+        let precondition = &body["metadata"]["resourceVersion"];
+        if !precondition.is_null() && *precondition != current["metadata"]["resourceVersion"] {
+            return Err(failure(409, "Conflict"));
+        }
+        let mut slice = current.clone();
+        merge(&mut slice, body);
+        Ok(store(objects, slice))
+    });
+    match patched {
+        Err(failure) => failure,
+        Ok(patched) => {
+            api.tell("MODIFIED", &patched);
+            Json(patched).into_response()
+        }
+    }
+}
+
+async fn remove_slice(State(api): State<Api>, Path(name): Path<String>) -> Response {
+    api.delete_slice(&name).map_or_else(|| failure(404, "NotFound"), |removed| Json(removed).into_response())
+}
+
+async fn create_event(State(api): State<Api>, Json(event): Json<Value>) -> Response {
+    api.change(|objects| objects.events.push(event.clone()));
+    (StatusCode::CREATED, Json(event)).into_response()
+}
+
+/// RFC 7396.
+fn merge(target: &mut Value, patch: Value) {
+    let Value::Object(fields) = patch else {
+        *target = patch;
+        return;
+    };
+    if !target.is_object() {
+        *target = json!({});
+    }
+    let object = target.as_object_mut().expect("just made one");
+    for (key, value) in fields {
+        if value.is_null() {
+            object.remove(&key);
+        } else {
+            merge(object.entry(key).or_insert(Value::Null), value);
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! A machine whose GPUs the test sets.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Condvar, Mutex},
+    time::Duration,
+};
+
+use tessera_api::{
+    gpu::{ComputeCapability, CudaVersion, Gpu, Health, Inventory, Unpublished, UnpublishedReason},
+    names::GpuUuid,
+};
+use tessera_gpu::{
+    GpuLibrary, GpuMemory, GpuProcess, HealthEvent, HealthEventKind, HealthWatch, LibraryError,
+};
+
+/// The UUID of the GPU with this number.
+pub fn uuid(number: u32) -> GpuUuid {
+    GpuUuid::new(format!("GPU-00000000-0000-0000-0000-{number:012}")).expect("a UUID")
+}
+
+/// A GPU of 16 GiB.
+pub fn gpu(number: u32) -> Gpu {
+    Gpu {
+        uuid: uuid(number),
+        index: number,
+        minor: number,
+        product_name: "NVIDIA T4".into(),
+        architecture: "Turing".into(),
+        memory_bytes: 16 << 30,
+        cuda_compute_capability: ComputeCapability { major: 7, minor: 5 },
+        driver_version: "580.95.05".into(),
+        cuda_driver_version: CudaVersion { major: 13, minor: 0 },
+        pci_bus_id: format!("0000:{number:02x}:00.0").parse().expect("an address"),
+        pcie_root: None,
+        numa_node: None,
+        mig_enabled: false,
+        health: Health::Healthy,
+    }
+}
+
+/// Its GPUs; `None` where there is no library that could tell.
+#[derive(Default)]
+struct State {
+    inventory: Option<Inventory>,
+    events: VecDeque<HealthEvent>,
+}
+
+/// The machine. Clones are the same one.
+#[derive(Clone, Default)]
+pub struct Machine {
+    shared: Arc<(Mutex<State>, Condvar)>,
+}
+
+impl Machine {
+    /// A machine with so many GPUs.
+    pub fn with_gpus(count: u32) -> Self {
+        let machine = Self::default();
+        let inventory = Inventory::new((0..count).map(gpu).collect(), vec![], vec![]);
+        machine.change(|state| state.inventory = Some(inventory));
+        machine
+    }
+
+    /// A GPU falls off the bus.
+    pub fn lose(&self, number: u32) {
+        self.change(|state| {
+            let inventory = state.inventory.clone().expect("a library");
+            let left = inventory.gpus.into_iter().filter(|gpu| gpu.uuid != uuid(number)).collect();
+            let lost = Unpublished {
+                uuid: Some(uuid(number)),
+                index: None,
+                pci_bus_id: None,
+                reason: UnpublishedReason::Lost,
+            };
+            state.inventory = Some(Inventory::new(left, inventory.links, vec![lost]));
+            state.events.push_back(HealthEvent { gpu: uuid(number), kind: HealthEventKind::Lost });
+        });
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.shared.0.lock().expect("no panic"));
+        self.shared.1.notify_all();
+    }
+}
+
+impl GpuLibrary for Machine {
+    fn inventory(&self) -> Result<Inventory, LibraryError> {
+        let state = self.shared.0.lock().expect("no panic");
+        state.inventory.clone().ok_or(LibraryError::Lost { gpu: uuid(0) })
+    }
+
+    fn memory(&self, gpu: &GpuUuid) -> Result<GpuMemory, LibraryError> {
+        Err(LibraryError::Lost { gpu: gpu.clone() })
+    }
+
+    fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, LibraryError> {
+        Err(LibraryError::Lost { gpu: gpu.clone() })
+    }
+
+    fn watch(&self, _: &[GpuUuid]) -> Result<Box<dyn HealthWatch>, LibraryError> {
+        Ok(Box::new(self.clone()))
+    }
+}
+
+impl HealthWatch for Machine {
+    fn wait(&mut self, timeout: Duration) -> Result<Vec<HealthEvent>, LibraryError> {
+        let (state, changed) = &*self.shared;
+        let state = state.lock().expect("no panic");
+        let (mut state, _) =
+            changed.wait_timeout_while(state, timeout, |state| state.events.is_empty()).expect("no panic");
+        Ok(state.events.drain(..).collect())
+    }
+}

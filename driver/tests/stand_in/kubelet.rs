@@ -1,0 +1,74 @@
+//! The kubelet's side: finds the registration socket, registers, and calls over the endpoint that it is told.
+
+use std::{collections::BTreeMap, path::Path};
+
+use tessera_proto::{
+    dra_v1::{self, dra_plugin_client::DraPluginClient},
+    health_v1::dra_resource_health_client::DraResourceHealthClient,
+    registration::{InfoRequest, PluginInfo, RegistrationStatus, registration_client::RegistrationClient},
+};
+use tonic::transport::{Channel, Endpoint};
+
+/// A kubelet that has registered a driver.
+pub struct Kubelet {
+    pub info: PluginInfo,
+    pub channel: Channel,
+}
+
+/// What a claim's answer was.
+pub type Answer = Result<Vec<dra_v1::Device>, String>;
+
+impl Kubelet {
+    /// Registers the driver whose registration socket lies below this root.
+    pub async fn register(root: &Path) -> Self {
+        let mut sockets = std::fs::read_dir(root.join("plugins_registry")).expect("the registry");
+        let socket = sockets.next().expect("a registration socket").expect("an entry").path();
+        let mut registration = RegistrationClient::new(connect(&socket).await);
+        let info = registration.get_info(InfoRequest {}).await.expect("an answer").into_inner();
+        let channel = connect(Path::new(&info.endpoint)).await;
+        let status = RegistrationStatus { plugin_registered: true, error: String::new() };
+        registration.notify_registration_status(status).await.expect("an answer");
+        Self { info, channel }
+    }
+
+    pub fn dra(&self) -> DraPluginClient<Channel> {
+        DraPluginClient::new(self.channel.clone())
+    }
+
+    pub fn health(&self) -> DraResourceHealthClient<Channel> {
+        DraResourceHealthClient::new(self.channel.clone())
+    }
+
+    /// Prepares claims in one call; the answers by UID.
+    pub async fn prepare_all(&self, claims: Vec<dra_v1::Claim>) -> BTreeMap<String, Answer> {
+        let request = dra_v1::NodePrepareResourcesRequest { claims };
+        let answer = self.dra().node_prepare_resources(request).await.expect("an answer").into_inner();
+        let claims = answer.claims.into_iter();
+        claims
+            .map(|(uid, claim)| {
+                (uid, if claim.error.is_empty() { Ok(claim.devices) } else { Err(claim.error) })
+            })
+            .collect()
+    }
+
+    pub async fn prepare(&self, claim: dra_v1::Claim) -> Answer {
+        let uid = claim.uid.clone();
+        let mut answers = self.prepare_all(vec![claim]).await;
+        assert_eq!(answers.len(), 1, "exactly the asked claims are answered");
+        answers.remove(&uid).expect("the asked claim")
+    }
+
+    pub async fn unprepare(&self, claim: dra_v1::Claim) -> Result<(), String> {
+        let uid = claim.uid.clone();
+        let request = dra_v1::NodeUnprepareResourcesRequest { claims: vec![claim] };
+        let mut answer = self.dra().node_unprepare_resources(request).await.expect("an answer").into_inner();
+        assert_eq!(answer.claims.len(), 1, "exactly the asked claims are answered");
+        let error = answer.claims.remove(&uid).expect("the asked claim").error;
+        if error.is_empty() { Ok(()) } else { Err(error) }
+    }
+}
+
+async fn connect(socket: &Path) -> Channel {
+    let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display())).expect("an address");
+    endpoint.connect().await.expect("a connection")
+}

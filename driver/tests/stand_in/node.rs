@@ -1,0 +1,145 @@
+//! A node: its directories, its machine, its API server, and a driver that is started and stopped on it.
+
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use serde_json::{Value, json};
+use tessera_api::slice::DeviceOrder;
+use tessera_driver::{
+    base_spec::DriverRoot,
+    driver::{Driver, Edges, Settings},
+    state::{StatePaths, mounts::Mounts},
+};
+use tessera_proto::dra_v1;
+
+use super::{
+    api::Api,
+    gpus::{Machine, uuid},
+    mounts::RememberedMounts,
+};
+
+/// The node.
+pub struct Node {
+    pub directory: tempfile::TempDir,
+    pub api: Api,
+    pub machine: Machine,
+    pub mounts: RememberedMounts,
+}
+
+/// A share of a GPU: which one, GiB of memory, percent of compute.
+pub type Share = (u32, u64, u8);
+
+impl Node {
+    /// A node with so many GPUs of 16 GiB.
+    pub fn with_gpus(count: u32) -> Self {
+        Self::of(Machine::with_gpus(count))
+    }
+
+    pub fn of(machine: Machine) -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        std::fs::write(directory.path().join("intercept.so"), "the library").expect("written");
+        Self { directory, api: Api::new(), machine, mounts: RememberedMounts::default() }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    pub fn paths(&self) -> StatePaths {
+        StatePaths::new(self.path("state"))
+    }
+
+    pub fn settings(&self) -> Settings {
+        Settings {
+            node: "node-a".parse().expect("a node's name"),
+            kubelet_root: self.path("kubelet"),
+            pod_uid: None,
+            cdi_dir: self.path("cdi"),
+            state_dir: self.path("state"),
+            driver_root: DriverRoot::new(self.path("root"), "/"),
+            intercept_library: self.path("intercept.so"),
+            device_order: DeviceOrder::Index,
+        }
+    }
+
+    /// Starts a driver, which has looked at the GPUs and published what it found when this returns.
+    pub async fn start(&self) -> Driver {
+        let driver =
+            self.start_with(self.settings(), Arc::new(self.mounts.clone())).await.expect("it starts");
+        self.api.wait_for("a ResourceSlice", |api| (!api.slices().is_empty()).then_some(())).await;
+        driver
+    }
+
+    pub async fn start_with(&self, settings: Settings, mounts: Arc<dyn Mounts>) -> anyhow::Result<Driver> {
+        let edges = Edges { client: self.api.client(), gpus: Arc::new(self.machine.clone()), mounts };
+        Driver::start(settings, edges).await
+    }
+
+    /// Allocates a claim with these shares on this node, and returns it as the kubelet names it.
+    pub fn allocate(&self, name: &str, shares: &[Share]) -> dra_v1::Claim {
+        self.api.put_claim(claim(name, shares));
+        asked(name)
+    }
+
+    /// Everything there is of claims on the node, by path below its directory, mounts included. Empty when nothing is prepared.
+    pub fn traces(&self) -> BTreeSet<String> {
+        let mut traces = BTreeSet::new();
+        for below in ["state/grants", "state/ledgers", "cdi"] {
+            files(&self.path(below), &mut traces);
+        }
+        traces.extend(self.mounts.all().into_keys().map(|path| format!("mount {}", path.display())));
+        let journal = std::fs::read_to_string(self.paths().journal()).unwrap_or_default();
+        let journal: Value = serde_json::from_str(&journal).unwrap_or_default();
+        traces.extend(journal["claims"].as_object().into_iter().flat_map(|claims| claims.keys().cloned()));
+        traces.retain(|trace| !trace.ends_with("k8s.gpu.tessera.dev-driver.json"));
+        traces
+    }
+}
+
+fn files(directory: &Path, found: &mut BTreeSet<String>) {
+    for entry in std::fs::read_dir(directory).into_iter().flatten() {
+        let path = entry.expect("an entry").path();
+        found.insert(path.display().to_string());
+        files(&path, found);
+    }
+}
+
+/// The UID of the claim with this name.
+pub fn uid(name: &str) -> String {
+    format!("uid-of-{name}")
+}
+
+/// The share id of a claim's share.
+pub fn share_id(name: &str, index: usize) -> String {
+    let sum: u64 = name.bytes().fold(7, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
+    format!("{:08x}-0000-4000-8000-{index:012}", sum as u32)
+}
+
+/// The claim as the kubelet names it.
+pub fn asked(name: &str) -> dra_v1::Claim {
+    dra_v1::Claim { namespace: "ns".into(), name: name.into(), uid: uid(name) }
+}
+
+/// A claim that is allocated on the node and reserved by a pod of its name.
+pub fn claim(name: &str, shares: &[Share]) -> Value {
+    let result = |(index, (gpu, gib, cores)): (usize, &Share)| {
+        json!({
+            "request": format!("gpu-{index}"), "driver": "gpu.tessera.dev", "pool": "node-a",
+            "device": uuid(*gpu).device_name(), "shareID": share_id(name, index),
+            "consumedCapacity": {"memory": format!("{gib}Gi"), "cores": cores.to_string()},
+        })
+    };
+    let results: Vec<_> = shares.iter().enumerate().map(result).collect();
+    json!({
+        "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
+        "metadata": {"name": name, "namespace": "ns", "uid": uid(name)},
+        "spec": {},
+        "status": {
+            "allocation": {"devices": {"results": results}},
+            "reservedFor": [{"resource": "pods", "name": format!("pod-{name}"), "uid": format!("uid-of-pod-{name}")}],
+        },
+    })
+}
