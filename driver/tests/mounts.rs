@@ -33,7 +33,7 @@ fn in_namespace(test: &str) -> bool {
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     if err.contains("unshare failed") || err.contains("uid_map") {
         // Said aloud, since a machine without user namespaces proves nothing here.
-        eprintln!("SKIPPED {test}: no user namespaces on this machine: {err}");
+        eprintln!("SKIPPED: {test}: no namespaces here: {err}");
         return false;
     }
     assert!(output.status.success(), "{out}{err}");

@@ -287,17 +287,17 @@ async fn create_slice(State(api): State<Api>, Json(mut slice): Json<Value>) -> R
 
 async fn patch_slice(State(api): State<Api>, Path(name): Path<String>, Json(body): Json<Value>) -> Response {
     let patched = api.change(|objects| {
-        let Some(current) = objects.slices.get(&name) else { return Err(failure(404, "NotFound")) };
+        let Some(current) = objects.slices.get(&name) else { return Err((404, "NotFound")) };
         let precondition = &body["metadata"]["resourceVersion"];
         if !precondition.is_null() && *precondition != current["metadata"]["resourceVersion"] {
-            return Err(failure(409, "Conflict"));
+            return Err((409, "Conflict"));
         }
         let mut slice = current.clone();
         merge(&mut slice, body);
         Ok(store(objects, slice))
     });
     match patched {
-        Err(failure) => failure,
+        Err((code, reason)) => failure(code, reason),
         Ok(patched) => {
             api.tell("MODIFIED", &patched);
             Json(patched).into_response()
