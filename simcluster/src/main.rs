@@ -1,5 +1,8 @@
 //! `tessera-simcluster`: the demo, a cluster to play with, and the inside of the container stand-in.
 
+mod serve;
+mod stage;
+
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -16,6 +19,11 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Runs a cluster with two nodes and fake GPUs until it is interrupted.
+    Serve(serve::ServeArgs),
+    /// Acts on a node of a cluster that `serve` runs, in the words of e2e/cluster/node.sh: restart|stop|kill|start NODE
+    /// kubelet|driver, the same for `control-plane controller`, residue NODE, gpu NODE HAPPENING...
+    Node(serve::NodeArgs),
     /// Supervises one container.
     #[command(name = container::INIT, hide = true)]
     ContainerInit { spec: PathBuf },
@@ -27,17 +35,21 @@ enum Command {
     NamespacesTryOut,
 }
 
+/// No runtime here: namespaces are entered by the only thread of a process.
 fn main() -> ExitCode {
     let outcome = match Args::parse().command {
-        Command::ContainerInit { spec } => container::supervise(&spec),
-        Command::ContainerEnter { spec } => container::enter(&spec),
-        Command::NamespacesTryOut => namespaces::try_out(),
+        Command::Serve(args) => serve::serve(args),
+        Command::Node(args) => serve::node(args),
+        Command::ContainerInit { spec } => done(container::supervise(&spec)),
+        Command::ContainerEnter { spec } => done(container::enter(&spec)),
+        Command::NamespacesTryOut => done(namespaces::try_out()),
     };
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("tessera-simcluster: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    outcome.unwrap_or_else(|error| {
+        eprintln!("tessera-simcluster: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+fn done(outcome: std::io::Result<()>) -> anyhow::Result<ExitCode> {
+    Ok(outcome.map(|()| ExitCode::SUCCESS)?)
 }

@@ -26,13 +26,18 @@ pub(crate) fn volumes_directory(kubelet_root: &Path, pod: &Pod) -> PathBuf {
     kubelet_root.join("pods").join(pod.uid().unwrap_or_default()).join("volumes")
 }
 
+/// The pod's shared memory, which all of its containers see as `/dev/shm`.
+pub(crate) fn shared_memory(kubelet_root: &Path, pod: &Pod) -> PathBuf {
+    kubelet_root.join("pods").join(pod.uid().unwrap_or_default()).join("shm")
+}
+
 /// The container as the runtime is to start it.
 pub(crate) fn container_config(
     pod: &Pod,
     container: &Container,
     attempt: u32,
     cdi_devices: Vec<String>,
-    volumes: &Path,
+    kubelet_root: &Path,
 ) -> Result<ContainerConfig, ConfigError> {
     let spec = pod.spec.as_ref();
     let pod_security = spec.and_then(|spec| spec.security_context.as_ref());
@@ -50,7 +55,7 @@ pub(crate) fn container_config(
         command: container.command.clone().unwrap_or_default(),
         args: container.args.clone().unwrap_or_default(),
         env: environment(pod, container)?,
-        mounts: mounts(pod, container, volumes)?,
+        mounts: mounts(pod, container, kubelet_root)?,
         cdi_devices,
         working_dir: container.working_dir.clone().unwrap_or_else(|| "/".into()).into(),
         read_only_root: security.and_then(|security| security.read_only_root_filesystem).unwrap_or(false),
@@ -83,9 +88,11 @@ fn environment(pod: &Pod, container: &Container) -> Result<BTreeMap<String, Stri
     container.env.iter().flatten().map(value).collect()
 }
 
-fn mounts(pod: &Pod, container: &Container, directory: &Path) -> Result<Vec<BindMount>, ConfigError> {
+fn mounts(pod: &Pod, container: &Container, kubelet_root: &Path) -> Result<Vec<BindMount>, ConfigError> {
     let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_ref());
-    let mut mounts = Vec::new();
+    let directory = volumes_directory(kubelet_root, pod);
+    let memory = shared_memory(kubelet_root, pod);
+    let mut mounts = vec![BindMount { source: memory, target: "/dev/shm".into(), read_only: false }];
     for mount in container.volume_mounts.iter().flatten() {
         let volume = volumes.into_iter().flatten().find(|volume| volume.name == mount.name);
         let volume = volume.ok_or_else(|| ConfigError::NoVolume(mount.name.clone()))?;
@@ -139,7 +146,7 @@ mod tests {
 
     fn config(pod: &Pod) -> Result<ContainerConfig, ConfigError> {
         let container = &pod.spec.as_ref().unwrap().containers[0];
-        container_config(pod, container, 0, vec![], Path::new("/volumes"))
+        container_config(pod, container, 0, vec![], Path::new("/kubelet"))
     }
 
     #[test]

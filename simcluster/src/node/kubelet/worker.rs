@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::error::Error;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -177,8 +176,8 @@ impl Worker {
         let config_error = |message: String| Waiting { reason: "CreateContainerConfigError", message };
         let ids =
             self.shared.claims.cdi_devices(pod, container).map_err(|error| config_error(chain(&error)))?;
-        let volumes = self.make_volumes(pod).map_err(config_error)?;
-        let config = podspec::container_config(pod, container, attempt, ids, &volumes)
+        self.make_volumes(pod).map_err(config_error)?;
+        let config = podspec::container_config(pod, container, attempt, ids, &self.shared.root)
             .map_err(|error: ConfigError| config_error(error.to_string()))?;
         self.shared.runtime.start(config).await.map_err(|error| Waiting {
             reason: match error {
@@ -189,13 +188,14 @@ impl Worker {
         })
     }
 
-    fn make_volumes(&self, pod: &Pod) -> Result<PathBuf, String> {
+    fn make_volumes(&self, pod: &Pod) -> Result<(), String> {
         let directory = podspec::volumes_directory(&self.shared.root, pod);
-        for volume in pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()) {
-            let path = directory.join(&volume.name);
-            make_volume(&path).map_err(|error| format!("volume `{}`: {error}", volume.name))?;
-        }
-        Ok(directory)
+        let names = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()).map(|volume| &volume.name);
+        let mut paths: Vec<_> = names.map(|name| directory.join(name)).collect();
+        paths.push(podspec::shared_memory(&self.shared.root, pod));
+        paths
+            .iter()
+            .try_for_each(|path| make_volume(path).map_err(|error| format!("`{}`: {error}", path.display())))
     }
 
     /// Stops the containers, gives the claims back, and lets go of the object.

@@ -1,0 +1,212 @@
+//! One node of the stage: fake GPUs, kubelet and runtime stand-ins, the real driver.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use rustix::mount::{MountFlags, mount};
+use tessera_simcluster::api::User;
+use tessera_simcluster::cluster::SimCluster;
+use tessera_simcluster::node::container::{Image, ImageStore, Runtime, RuntimeOptions};
+use tessera_simcluster::node::kubelet::{Kubelet, KubeletOptions};
+use tokio::process::Command;
+
+use super::NAMESPACE;
+use super::process::{Process, ProcessSpec};
+use super::programs::Programs;
+
+/// Name under which the driver registers.
+const DRIVER: &str = "gpu.tessera.dev";
+
+/// The image of the scenarios.
+const PROBE_IMAGE: &str = "tessera/probe:e2e";
+
+/// From start to registered a driver needs a fraction of a second; a debug build on a busy machine, some more.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Where a driver that has gone leaves its slices: as in production.
+const SLICE_WIPE_DELAY: Duration = Duration::from_secs(30);
+
+/// A node.
+pub(crate) struct Machine {
+    name: String,
+    directory: PathBuf,
+    programs: Programs,
+    runtime: Runtime,
+    kubelet_options: KubeletOptions,
+    kubelet: Option<Kubelet>,
+    pub(crate) driver: Process,
+}
+
+impl Machine {
+    pub(crate) async fn start(
+        cluster: &SimCluster,
+        programs: &Programs,
+        base: &Path,
+        name: String,
+        world: &Path,
+        sync_period: Duration,
+    ) -> anyhow::Result<Self> {
+        let directory = base.join(&name);
+        std::fs::create_dir_all(directory.join("run"))?;
+        std::fs::create_dir_all(directory.join("cdi"))?;
+        // As on a machine: what does not outlive a reboot is on a tmpfs.
+        mount("tmpfs", directory.join("run"), "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, None)
+            .context("failed to mount a tmpfs for the driver's state")?;
+        lay_out_gpus(programs, world, &directory).await?;
+        let mut images = ImageStore::default();
+        images.insert(PROBE_IMAGE, Image::of_programs(&[&programs.probe])?);
+        let runtime = Runtime::new(RuntimeOptions {
+            directory: directory.join("containers"),
+            cdi_directories: vec![directory.join("cdi")],
+            images,
+            init_program: programs.simcluster.clone(),
+        });
+        let allocatable =
+            [("cpu", "32"), ("memory", "256Gi"), ("pods", "250"), ("ephemeral-storage", "100Gi")];
+        let kubelet_options = KubeletOptions {
+            node_name: name.clone(),
+            labels: BTreeMap::new(),
+            allocatable: allocatable
+                .map(|(resource, amount)| (resource.to_owned(), amount.to_owned()))
+                .into(),
+            root: directory.join("kubelet"),
+            client: cluster.api().client(&User::kubelet(&name)),
+            runtime: runtime.clone(),
+            sync_period,
+            slice_wipe_delay: SLICE_WIPE_DELAY,
+        };
+        let kubelet = Kubelet::start(kubelet_options.clone()).await?;
+        let user = User::service_account(NAMESPACE, "tessera-driver").on_node(&name);
+        let kubeconfig = cluster.kubeconfig_for(&user)?;
+        let driver = Process::start(driver_spec(programs, &kubeconfig, &name, &directory)).await?;
+        let programs = programs.clone();
+        Ok(Self { name, directory, programs, runtime, kubelet_options, kubelet: Some(kubelet), driver })
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Waits until the driver is registered.
+    pub(crate) async fn ready(&self) -> anyhow::Result<()> {
+        let Some(kubelet) = &self.kubelet else { return Ok(()) };
+        tokio::time::timeout(PATIENCE, kubelet.registered(DRIVER)).await.with_context(|| {
+            format!(
+                "the driver of {} did not register; see {}",
+                self.name,
+                self.directory.join("driver.log").display()
+            )
+        })
+    }
+
+    pub(crate) async fn stop_kubelet(&mut self) {
+        if let Some(kubelet) = self.kubelet.take() {
+            kubelet.stop().await;
+        }
+    }
+
+    /// Starts the kubelet unless it runs, and waits for the driver to be registered with it.
+    pub(crate) async fn start_kubelet(&mut self) -> anyhow::Result<()> {
+        if self.kubelet.is_none() {
+            self.kubelet = Some(Kubelet::start(self.kubelet_options.clone()).await?);
+        }
+        self.ready().await
+    }
+
+    /// What claims have left here: one line each, as `e2e/cluster/node.sh residue` prints it.
+    pub(crate) fn residue(&self) -> anyhow::Result<String> {
+        let mut lines = Vec::new();
+        let claim_spec = |name: &str| name.starts_with("k8s.gpu.tessera.dev-claim_");
+        lines.extend(
+            files(&self.directory.join("cdi"))?
+                .iter()
+                .filter(|name| claim_spec(name))
+                .map(|name| format!("CDI file {name}")),
+        );
+        for kind in ["grants", "ledgers"] {
+            lines.extend(
+                files(&self.directory.join("run").join(kind))?
+                    .iter()
+                    .map(|name| format!("state {kind}/{name}")),
+            );
+        }
+        let ledgers = self.directory.join("run/ledgers").display().to_string();
+        let mounts = std::fs::read_to_string("/proc/self/mounts")?;
+        lines.extend(
+            mounts.lines().filter(|line| line.contains(&ledgers)).map(|line| format!("mount {line}")),
+        );
+        lines.extend(self.journal()?.iter().map(|claim| format!("journal entry {claim}")));
+        Ok(lines.into_iter().map(|line| line + "\n").collect())
+    }
+
+    /// Claims in the driver's journal.
+    fn journal(&self) -> anyhow::Result<Vec<String>> {
+        let text = match std::fs::read_to_string(self.directory.join("run/journal.json")) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(error.into()),
+        };
+        let journal: serde_json::Value = serde_json::from_str(&text)?;
+        let claims = journal["claims"].as_object().context("the driver's journal has no `claims`")?;
+        Ok(claims.keys().cloned().collect())
+    }
+
+    /// Makes something happen to the node's GPUs; the arguments are those of `tessera-fake-world control`.
+    pub(crate) async fn gpu(&self, happening: &[String]) -> anyhow::Result<String> {
+        let world = self.directory.join("driver-root/usr/share/nvidia/tessera-fake/world.yaml");
+        let mut command = Command::new(&self.programs.fake_world);
+        command.arg("control").arg(world).args(happening).stdin(Stdio::null());
+        output_of(command).await
+    }
+
+    /// Ends kubelet, containers and driver, in this order.
+    pub(crate) async fn stop(mut self) -> anyhow::Result<()> {
+        self.stop_kubelet().await;
+        self.runtime.shut_down().await;
+        self.driver.stop().await
+    }
+}
+
+fn files(directory: &Path) -> anyhow::Result<Vec<String>> {
+    match std::fs::read_dir(directory) {
+        Ok(entries) => entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect(),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error).with_context(|| format!("failed to read `{}`", directory.display())),
+    }
+}
+
+async fn lay_out_gpus(programs: &Programs, world: &Path, directory: &Path) -> anyhow::Result<()> {
+    let mut root = Command::new(&programs.fake_world);
+    root.arg("driver-root")
+        .arg(world)
+        .arg(&programs.fake_nvml)
+        .arg(&programs.fake_cuda)
+        .arg(directory.join("driver-root"));
+    output_of(root).await?;
+    let mut sysfs = Command::new(&programs.fake_world);
+    sysfs.arg("sysfs").arg(world).arg(directory.join("sys"));
+    output_of(sysfs).await.map(drop)
+}
+
+async fn output_of(mut command: Command) -> anyhow::Result<String> {
+    let output = command.stdin(Stdio::null()).output().await?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    anyhow::ensure!(output.status.success(), "tessera-fake-world: {}", said.trim());
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+fn driver_spec(programs: &Programs, kubeconfig: &Path, node: &str, directory: &Path) -> ProcessSpec {
+    ProcessSpec::new(&programs.driver, directory.join("driver.log"))
+        .argument("--node-name", node)
+        .argument("--kubeconfig", kubeconfig)
+        .argument("--kubelet-root", directory.join("kubelet"))
+        .argument("--cdi-dir", directory.join("cdi"))
+        .argument("--state-dir", directory.join("run"))
+        .argument("--driver-root", directory.join("driver-root"))
+        .argument("--sysfs-root", directory.join("sys"))
+        .argument("--intercept-library", &programs.intercept)
+        .argument("--metrics-address", "")
+}

@@ -1,0 +1,121 @@
+//! The whole of Tessera on a cluster of stand-ins: what the demo shows and the scenarios run on.
+//!
+//! ```text
+//! this process: API server, controllers, scheduler, kubelets, container runtimes        (stand-ins)
+//!   |-- tessera-controller            real program, own process
+//!   |-- tessera-driver, per node      real program, own process; NVML and sysfs of a fake world
+//!   '-- containers                    namespaces; the CDI edits that the driver wrote
+//! ```
+
+pub(crate) mod classes;
+pub(crate) mod control;
+pub(crate) mod machine;
+pub(crate) mod nest;
+pub(crate) mod process;
+pub(crate) mod programs;
+
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use kube::Client;
+use tessera_simcluster::api::{ApiOptions, Policies, User};
+use tessera_simcluster::cluster::{ClusterOptions, SimCluster};
+
+use self::machine::Machine;
+use self::process::{Process, ProcessSpec};
+use self::programs::Programs;
+
+/// Namespace of Tessera's own objects.
+const NAMESPACE: &str = "tessera-system";
+
+/// Node names and the worlds that they have.
+pub(crate) const NODES: [(&str, &str); 2] = [("node-a", "h100-8-nvswitch"), ("node-b", "a100-4-pcie")];
+
+/// Where things are, and what they are made of.
+#[derive(Clone, Debug)]
+pub(crate) struct StageOptions {
+    /// Everything is written under it; short, since sockets are.
+    pub(crate) directory: PathBuf,
+    pub(crate) programs: Programs,
+    /// Name and world of each node.
+    pub(crate) nodes: Vec<(String, PathBuf)>,
+    /// Pause before the kubelet tries a failed step of a pod again.
+    pub(crate) sync_period: std::time::Duration,
+}
+
+/// Everything, running.
+pub(crate) struct Stage {
+    cluster: SimCluster,
+    pub(crate) machines: Vec<Machine>,
+    pub(crate) controller: Process,
+    directory: PathBuf,
+}
+
+impl Stage {
+    /// Starts everything and waits until the drivers are registered.
+    pub(crate) async fn raise(options: StageOptions) -> anyhow::Result<Self> {
+        let StageOptions { directory, programs, nodes, sync_period } = options;
+        let cluster = start_cluster(&directory).await?;
+        classes::create(&cluster.client()).await?;
+        let user = User::service_account(NAMESPACE, "tessera-controller");
+        let kubeconfig = cluster.kubeconfig_for(&user)?;
+        let controller = Process::start(controller_spec(&programs, &kubeconfig, &directory)).await?;
+        let mut machines = Vec::new();
+        for (name, world) in nodes {
+            let machine = Machine::start(&cluster, &programs, &directory, name, &world, sync_period).await?;
+            machines.push(machine);
+        }
+        for machine in &machines {
+            machine.ready().await?;
+        }
+        Ok(Self { cluster, machines, controller, directory })
+    }
+
+    pub(crate) fn client(&self) -> Client {
+        self.cluster.client()
+    }
+
+    /// For kubectl.
+    pub(crate) fn kubeconfig(&self) -> &std::path::Path {
+        self.cluster.kubeconfig()
+    }
+
+    /// Where logs are.
+    pub(crate) fn directory(&self) -> &std::path::Path {
+        &self.directory
+    }
+
+    pub(crate) fn machine(&mut self, name: &str) -> anyhow::Result<&mut Machine> {
+        let machine = self.machines.iter_mut().find(|machine| machine.name() == name);
+        machine.with_context(|| format!("no node `{name}`"))
+    }
+
+    /// Ends everything: controller and kubelets first, so that nothing is started any more.
+    pub(crate) async fn lower(mut self) -> anyhow::Result<()> {
+        self.controller.stop().await?;
+        for machine in self.machines {
+            machine.stop().await?;
+        }
+        self.cluster.stop().await;
+        Ok(())
+    }
+}
+
+async fn start_cluster(directory: &std::path::Path) -> anyhow::Result<SimCluster> {
+    let mut api = ApiOptions { policies: Policies::all(), ..ApiOptions::default() };
+    api.namespaces.push(NAMESPACE.to_owned());
+    let options = ClusterOptions { api, directory: Some(directory.to_owned()), ..ClusterOptions::default() };
+    SimCluster::start(options).await.context("the cluster of stand-ins did not start")
+}
+
+fn controller_spec(
+    programs: &Programs,
+    kubeconfig: &std::path::Path,
+    directory: &std::path::Path,
+) -> ProcessSpec {
+    ProcessSpec::new(&programs.controller, directory.join("controller.log"))
+        .argument("--kubeconfig", kubeconfig)
+        .argument("--namespace", NAMESPACE)
+        .argument("--identity", "tessera-controller-demo")
+        .argument("--metrics-address", "")
+}

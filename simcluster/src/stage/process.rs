@@ -1,0 +1,122 @@
+//! Programs that run beside this one.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::process::{Child, Command};
+
+/// Time for a program to end after SIGTERM: a driver that needs longer hangs.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// How to start a program.
+#[derive(Clone, Debug)]
+pub(crate) struct ProcessSpec {
+    program: PathBuf,
+    arguments: Vec<OsString>,
+    log: PathBuf,
+}
+
+impl ProcessSpec {
+    /// The program, with its output appended to `log`.
+    pub(crate) fn new(program: &Path, log: PathBuf) -> Self {
+        Self { program: program.to_owned(), arguments: Vec::new(), log }
+    }
+
+    #[must_use]
+    pub(crate) fn argument(mut self, flag: &str, value: impl Into<OsString>) -> Self {
+        self.arguments.extend([flag.into(), value.into()]);
+        self
+    }
+}
+
+/// A program that runs, or has been stopped and may run again.
+#[derive(Debug)]
+pub(crate) struct Process {
+    spec: ProcessSpec,
+    child: Option<Child>,
+}
+
+impl Process {
+    pub(crate) async fn start(spec: ProcessSpec) -> anyhow::Result<Self> {
+        let mut process = Self { spec, child: None };
+        process.start_again()?;
+        Ok(process)
+    }
+
+    /// Starts it; nothing happens if it runs.
+    pub(crate) fn start_again(&mut self) -> anyhow::Result<()> {
+        if self.child.is_some() {
+            return Ok(());
+        }
+        let ProcessSpec { program, arguments, log } = &self.spec;
+        let output = File::options()
+            .create(true)
+            .append(true)
+            .open(log)
+            .with_context(|| format!("failed to open `{}`", log.display()))?;
+        let mut command = Command::new(program);
+        command
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(output.try_clone()?)
+            .stderr(output)
+            .kill_on_drop(true);
+        if std::env::var_os("RUST_LOG").is_none() {
+            command.env("RUST_LOG", "info");
+        }
+        self.child =
+            Some(command.spawn().with_context(|| format!("failed to start `{}`", program.display()))?);
+        Ok(())
+    }
+
+    /// Asks it to end and waits; nothing happens if it does not run.
+    pub(crate) async fn stop(&mut self) -> anyhow::Result<()> {
+        self.end(Signal::TERM).await
+    }
+
+    /// Ends it as a crash would.
+    pub(crate) async fn kill(&mut self) -> anyhow::Result<()> {
+        self.end(Signal::KILL).await
+    }
+
+    async fn end(&mut self, signal: Signal) -> anyhow::Result<()> {
+        let Some(mut child) = self.child.take() else { return Ok(()) };
+        if let Some(pid) = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw) {
+            // It may have ended by itself just now.
+            let _ = kill_process(pid, signal);
+        }
+        let name = self.spec.program.display();
+        let ended = tokio::time::timeout(PATIENCE, child.wait()).await;
+        // Dropping the child kills it where it did not listen.
+        ended.with_context(|| format!("`{name}` did not end within {PATIENCE:?} after {signal:?}"))??;
+        Ok(())
+    }
+
+    /// Resolves when it has ended by itself, which none of ours should.
+    pub(crate) async fn died(&mut self) -> anyhow::Error {
+        let name = self.spec.program.display().to_string();
+        let log = self.spec.log.clone();
+        match &mut self.child {
+            Some(child) => {
+                let status = child.wait().await;
+                let said = std::fs::read_to_string(&log).unwrap_or_default();
+                let last = said
+                    .lines()
+                    .rev()
+                    .take(5)
+                    .collect::<Vec<_>>()
+                    .into_iter()
+                    .rev()
+                    .collect::<Vec<_>>()
+                    .join("\n");
+                anyhow::anyhow!("`{name}` ended: {status:?}; the end of {}:\n{last}", log.display())
+            }
+            None => std::future::pending().await,
+        }
+    }
+}
