@@ -77,10 +77,13 @@ pod() { # field of the container, path field, path, claims
     "containers": [{"name": "c", "image": "x", "'"$1"'": [{"name": "v", "'"$2"'": "'"$3"'"}]}]}}'
 }
 
-allocation='{"status": {"allocation": {"allocationTimestamp": "2026-01-01T00:00:00Z", "devices": {"results":
+# Reserved for a consumer of a kind that nobody knows: tessera-controller would release an allocation that nobody has
+# reserved, and kube-controller-manager one whose pod does not exist.
+allocation='{"status": {"reservedFor": [{"apiGroup": "example.com", "resource": "tests", "name": "x", "uid": "x"}],
+  "allocation": {"allocationTimestamp": "2026-01-01T00:00:00Z", "devices": {"results":
   [{"request": "gpu", "driver": "gpu.tessera.dev", "pool": "p", "device": "gpu-1"}]}}}}'
 other_allocation=${allocation//gpu.tessera.dev/gpu.example.com}
-no_allocation='{"status": {"allocation": null}}'
+no_allocation='{"status": {"allocation": null, "reservedFor": null}}'
 finalizer='{"metadata": {"finalizers": ["resource.kubernetes.io/delete-protection"]}}'
 no_finalizer='{"metadata": {"finalizers": null}}'
 
