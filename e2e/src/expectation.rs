@@ -20,12 +20,14 @@ pub fn compare(expected: &Value, seen: &Value) -> Result<(), String> {
 
 fn at(place: &str, expected: &Value, seen: &Value) -> Result<(), String> {
     match (expected, seen) {
-        (Value::Object(fields), Value::Object(_)) => {
-            fields.iter().try_for_each(|(name, expected)| at(&format!("{place}.{name}"), expected, &seen[name]))
-        }
+        (Value::Object(fields), Value::Object(_)) => fields
+            .iter()
+            .try_for_each(|(name, expected)| at(&format!("{place}.{name}"), expected, &seen[name])),
         (Value::Array(expected), Value::Array(seen)) if expected.len() == seen.len() => {
             let pairs = expected.iter().zip(seen).enumerate();
-            pairs.into_iter().try_for_each(|(i, (expected, seen))| at(&format!("{place}[{i}]"), expected, seen))
+            pairs
+                .into_iter()
+                .try_for_each(|(i, (expected, seen))| at(&format!("{place}[{i}]"), expected, seen))
         }
         (Value::String(text), _) => text_holds(place, text, seen),
         _ if expected == seen => Ok(()),
@@ -52,7 +54,9 @@ fn text_holds(place: &str, text: &str, seen: &Value) -> Result<(), String> {
     }
     let holds = match seen {
         Value::String(seen) => seen == text,
-        Value::Number(_) => amount(seen).zip(Quantity::parse(text).ok()).is_some_and(|(seen, wanted)| seen == wanted),
+        Value::Number(_) => {
+            amount(seen).zip(Quantity::parse(text).ok()).is_some_and(|(seen, wanted)| seen == wanted)
+        }
         _ => false,
     };
     if holds { Ok(()) } else { Err(differs()) }
@@ -109,7 +113,8 @@ mod tests {
 
     #[test]
     fn a_difference_names_its_place() {
-        let difference = compare(&json!({"devices": [{"total": "19Gi"}]}), &json!({"devices": [{"total": 5}]}));
+        let difference =
+            compare(&json!({"devices": [{"total": "19Gi"}]}), &json!({"devices": [{"total": 5}]}));
         assert_eq!(difference.unwrap_err(), "`devices[0].total` is 5, expected 19Gi");
     }
 

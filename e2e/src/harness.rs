@@ -8,6 +8,7 @@ use futures::future::BoxFuture;
 
 use crate::runner::{Figure, Outcome, Runner};
 use crate::scenario::ScenarioFile;
+use crate::trials::{self, Cluster};
 
 /// What is to be run. Understands what `cargo test` passes on, as far as it applies: everything runs one after the other,
 /// since scenarios look at all GPUs of the cluster.
@@ -62,16 +63,23 @@ pub struct Trial<'a> {
 }
 
 /// The trials of all scenario files.
-///
-/// # Errors
-/// A file cannot be read or is no scenario.
-pub fn scenario_trials(runner: &Runner) -> anyhow::Result<Vec<Trial<'static>>> {
+fn scenario_trials(runner: &Runner) -> anyhow::Result<Vec<Trial<'static>>> {
     let trial = |file: ScenarioFile| {
         let runner = runner.clone();
         let name = format!("scenario/{}", file.name);
         Trial { name, run: Box::pin(async move { Ok(runner.run(&file).await?) }) }
     };
     Ok(ScenarioFile::read_all(&scenarios())?.into_iter().map(trial).collect())
+}
+
+/// Everything that there is to run against one cluster.
+///
+/// # Errors
+/// A scenario file cannot be read or is no scenario.
+pub fn everything(cluster: &Cluster) -> anyhow::Result<Vec<Trial<'static>>> {
+    let mut trials = scenario_trials(&Runner::new(cluster.client().clone()))?;
+    trials.extend(trials::all(cluster));
+    Ok(trials)
 }
 
 /// The result of all trials.
@@ -159,7 +167,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_failure_among_others_fails_the_whole_and_stops_nothing() {
-        let trial = |name: &str, outcome: TrialOutcome| Trial { name: name.into(), run: Box::pin(async { outcome }) };
+        let trial =
+            |name: &str, outcome: TrialOutcome| Trial { name: name.into(), run: Box::pin(async { outcome }) };
         let trials = vec![
             trial("a", Err(anyhow::anyhow!("no"))),
             trial("b", Ok(Outcome::Skipped("not here".into()))),

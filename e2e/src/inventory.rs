@@ -72,6 +72,21 @@ impl GpuInventory {
         self.devices.get(&(pool.to_owned(), name.to_owned()))
     }
 
+    /// All published devices, by pool and name.
+    pub fn devices(&self) -> impl Iterator<Item = (&(String, String), &Device)> {
+        self.devices.iter()
+    }
+
+    /// The nodes that publish a pool.
+    pub fn nodes(&self) -> impl Iterator<Item = &str> {
+        self.nodes.values().map(String::as_str)
+    }
+
+    /// The first device of a pool, by name.
+    pub fn first_of(&self, pool: &str) -> Option<&str> {
+        self.devices.keys().find(|(of, _)| of == pool).map(|(_, name)| name.as_str())
+    }
+
     /// How many devices are published.
     pub fn len(&self) -> usize {
         self.devices.len()
@@ -86,9 +101,8 @@ impl GpuInventory {
 /// An attribute's value, whatever its type; `null` without one.
 pub fn attribute(device: &Device, name: &str) -> Value {
     let attributes = device.attributes.as_ref();
-    let value = attributes.and_then(|attributes| {
-        attributes.get(name).or_else(|| attributes.get(&format!("{DRIVER}/{name}")))
-    });
+    let value = attributes
+        .and_then(|attributes| attributes.get(name).or_else(|| attributes.get(&format!("{DRIVER}/{name}"))));
     let value = value.and_then(|value| serde_json::to_value(value).ok()).unwrap_or_default();
     value.as_object().and_then(|fields| fields.values().next().cloned()).unwrap_or_default()
 }

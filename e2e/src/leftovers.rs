@@ -46,13 +46,15 @@ pub async fn none_allocated(client: &Client) -> Result<(), LeftoverError> {
         let holding: Vec<_> = claims.iter().filter(|claim| holds_device(claim)).map(full_name).collect();
         if holding.is_empty() { Verdict::Done(()) } else { Verdict::NotYet(holding.join(", ")) }
     };
-    Ok(wait::until(Api::all(client.clone()), Default::default(), "no claim to hold a GPU", PATIENCE, judge).await?)
+    Ok(wait::until(Api::all(client.clone()), Default::default(), "no claim to hold a GPU", PATIENCE, judge)
+        .await?)
 }
 
 /// Whether a device of the driver under test is allocated to the claim.
 pub fn holds_device(claim: &ResourceClaim) -> bool {
     let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
-    let results = allocation.and_then(|allocation| allocation.devices.as_ref()).and_then(|d| d.results.as_ref());
+    let results =
+        allocation.and_then(|allocation| allocation.devices.as_ref()).and_then(|d| d.results.as_ref());
     results.into_iter().flatten().any(|result| result.driver == DRIVER)
 }
 
@@ -70,7 +72,10 @@ pub async fn delete_namespace(client: &Client, name: &str, within: Duration) -> 
         Ok(_) => {}
         Err(kube::Error::Api(status)) if status.is_not_found() => return Ok(()),
         Err(error) => {
-            return Err(LeftoverError::Api { what: format!("delete namespace {name}"), source: Box::new(error) });
+            return Err(LeftoverError::Api {
+                what: format!("delete namespace {name}"),
+                source: Box::new(error),
+            });
         }
     }
     let judge = |namespace: Option<&Namespace>| match namespace {
@@ -85,7 +90,8 @@ pub async fn delete_namespace(client: &Client, name: &str, within: Duration) -> 
 /// # Errors
 /// Some are left.
 pub async fn none_of_namespace(client: &Client, namespace: &str) -> Result<(), LeftoverError> {
-    let failed = |error| LeftoverError::Api { what: format!("list objects of {namespace}"), source: Box::new(error) };
+    let failed =
+        |error| LeftoverError::Api { what: format!("list objects of {namespace}"), source: Box::new(error) };
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
     let claims: Api<ResourceClaim> = Api::namespaced(client.clone(), namespace);
     let pods = pods.list(&ListParams::default()).await.map_err(failed)?;
@@ -93,5 +99,9 @@ pub async fn none_of_namespace(client: &Client, namespace: &str) -> Result<(), L
     let names = pods.iter().map(|pod| format!("Pod {}", pod.name_any()));
     let names = names.chain(claims.iter().map(|claim| format!("ResourceClaim {}", claim.name_any())));
     let objects = names.collect::<Vec<_>>().join(", ");
-    if objects.is_empty() { Ok(()) } else { Err(LeftoverError::Objects { namespace: namespace.to_owned(), objects }) }
+    if objects.is_empty() {
+        Ok(())
+    } else {
+        Err(LeftoverError::Objects { namespace: namespace.to_owned(), objects })
+    }
 }

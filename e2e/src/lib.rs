@@ -18,6 +18,8 @@ pub mod harness;
 pub mod inventory;
 pub mod leftovers;
 pub mod objects;
+pub mod operations;
 pub mod runner;
 pub mod scenario;
+pub mod trials;
 pub mod wait;

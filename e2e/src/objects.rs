@@ -68,9 +68,11 @@ fn numbered(value: &Value, number: &str) -> Value {
     match value {
         Value::String(text) => text.replace("${i}", number).into(),
         Value::Array(values) => values.iter().map(|value| numbered(value, number)).collect(),
-        Value::Object(fields) => {
-            fields.iter().map(|(name, value)| (name.clone(), numbered(value, number))).collect::<serde_json::Map<_, _>>().into()
-        }
+        Value::Object(fields) => fields
+            .iter()
+            .map(|(name, value)| (name.clone(), numbered(value, number)))
+            .collect::<serde_json::Map<_, _>>()
+            .into(),
         other => other.clone(),
     }
 }

@@ -136,7 +136,8 @@ impl Runner {
     /// The first step that does not hold, or what is left afterwards.
     pub async fn run(&self, file: &ScenarioFile) -> Result<Outcome, ScenarioFailure> {
         let clean_up = |source| ScenarioFailure::CleanUp { source };
-        let inventory = GpuInventory::read(&self.client).await.map_err(|error| clean_up(api("list slices", error)))?;
+        let inventory =
+            GpuInventory::read(&self.client).await.map_err(|error| clean_up(api("list slices", error)))?;
         let namespace = format!("scn-{}", file.name);
         let mut values = BTreeMap::from([("namespace".to_owned(), namespace.clone())]);
         for (word, count) in &file.needs {
@@ -147,8 +148,13 @@ impl Runner {
         }
         let scenario = file.fill_in(&values)?;
         leftovers::none_allocated(&self.client).await.map_err(|error| clean_up(error.into()))?;
-        let mut run =
-            Run { client: &self.client, namespace, inventory, cluster_scoped: Vec::new(), figures: Vec::new() };
+        let mut run = Run {
+            client: &self.client,
+            namespace,
+            inventory,
+            cluster_scoped: Vec::new(),
+            figures: Vec::new(),
+        };
         run.create_namespace().await.map_err(clean_up)?;
         let outcome = run.steps(&scenario).await;
         let cleaned = run.clean_up().await.map_err(clean_up);

@@ -71,17 +71,22 @@ impl Run<'_> {
                 return Err(StepError::Differs { of, difference: format!("{name} is on {node}") });
             }
             let device = self.inventory.device(pool, name);
-            let device = device.ok_or_else(|| differs(&of, format!("{name} of pool {pool} is not published")))?;
+            let device =
+                device.ok_or_else(|| differs(&of, format!("{name} of pool {pool} is not published")))?;
             for (wanted, expected) in step.attributes.as_object().into_iter().flatten() {
-                compare(expected, &attribute(device, wanted))
-                    .map_err(|difference| differs(&of, format!("attribute {wanted} of {name}: {difference}")))?;
+                compare(expected, &attribute(device, wanted)).map_err(|difference| {
+                    differs(&of, format!("attribute {wanted} of {name}: {difference}"))
+                })?;
             }
             if let Some(alike) = &step.alike {
                 values.insert(attribute(device, alike).to_string());
             }
         }
         if step.alike.is_some() && (values.len() != 1 || values.contains(&Value::Null.to_string())) {
-            return Err(differs(&of, format!("`{}` is {values:?}", step.alike.as_deref().unwrap_or_default())));
+            return Err(differs(
+                &of,
+                format!("`{}` is {values:?}", step.alike.as_deref().unwrap_or_default()),
+            ));
         }
         Ok(())
     }
@@ -99,7 +104,8 @@ fn expect_equal(of: &str, what: &str, expected: Option<usize>, seen: usize) -> R
 }
 
 fn results_of(claim: ResourceClaim) -> Vec<DeviceRequestAllocationResult> {
-    let allocation = claim.status.and_then(|status| status.allocation).and_then(|allocation| allocation.devices);
+    let allocation =
+        claim.status.and_then(|status| status.allocation).and_then(|allocation| allocation.devices);
     let results = allocation.and_then(|devices| devices.results).unwrap_or_default();
     results.into_iter().filter(|result| result.driver == DRIVER).collect()
 }

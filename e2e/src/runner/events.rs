@@ -13,10 +13,13 @@ impl Run<'_> {
             let events: Api<EventObject> = Api::namespaced(self.client.clone(), &self.namespace);
             let what = format!("an event on {} {name} that says {:?}", step.on.kind, step.says);
             let judge = |events: &[EventObject]| {
-                let about: Vec<_> = events.iter().filter(|event| is_about(event, &step.on.kind, name)).collect();
+                let about: Vec<_> =
+                    events.iter().filter(|event| is_about(event, &step.on.kind, name)).collect();
                 let matching: Vec<_> = about.iter().filter(|event| holds(event, step)).collect();
                 match matching[..] {
-                    [] => Verdict::NotYet(about.iter().map(|event| words(event)).collect::<Vec<_>>().join("; ")),
+                    [] => {
+                        Verdict::NotYet(about.iter().map(|event| words(event)).collect::<Vec<_>>().join("; "))
+                    }
                     [_, _, ..] if step.once => {
                         let names = matching.iter().map(|event| event.name_any()).collect::<Vec<_>>();
                         Verdict::Hopeless(format!("there are several: {names:?}"))
@@ -42,5 +45,9 @@ fn holds(event: &EventObject, step: &Event) -> bool {
 }
 
 fn words(event: &EventObject) -> String {
-    format!("{}: {}", event.reason.as_deref().unwrap_or_default(), event.message.as_deref().unwrap_or_default())
+    format!(
+        "{}: {}",
+        event.reason.as_deref().unwrap_or_default(),
+        event.message.as_deref().unwrap_or_default()
+    )
 }

@@ -35,17 +35,25 @@ impl Run<'_> {
 
     pub(super) async fn probe(&self, step: &Probe) -> Result<(), StepError> {
         for pod in &step.pods.0 {
-            let container = self.container_began(pod, step.container.as_deref(), seconds(step.within)).await?;
+            let container =
+                self.container_began(pod, step.container.as_deref(), seconds(step.within)).await?;
             let of = format!("container {container} of pod {pod}");
             let line = self.line(pod, &container, &step.event, seconds(step.within)).await?;
-            compare(&step.has, &line)
-                .map_err(|difference| StepError::Differs { of, difference: format!("{difference}, in {line}") })?;
+            compare(&step.has, &line).map_err(|difference| StepError::Differs {
+                of,
+                difference: format!("{difference}, in {line}"),
+            })?;
         }
         Ok(())
     }
 
     /// Waits until a container runs or has run, so that it has a log; returns its name.
-    async fn container_began(&self, pod: &str, container: Option<&str>, within: Duration) -> Result<String, StepError> {
+    async fn container_began(
+        &self,
+        pod: &str,
+        container: Option<&str>,
+        within: Duration,
+    ) -> Result<String, StepError> {
         let what = format!("container {} of pod {pod} to run", container.unwrap_or_default());
         let judge = |pod: Option<&Pod>| {
             let statuses = pod.and_then(|pod| pod.status.as_ref()).map(|status| {
@@ -62,9 +70,16 @@ impl Run<'_> {
     }
 
     /// Follows the container's output to the first line of that event.
-    async fn line(&self, pod: &str, container: &str, event: &str, within: Duration) -> Result<Value, StepError> {
+    async fn line(
+        &self,
+        pod: &str,
+        container: &str,
+        event: &str,
+        within: Duration,
+    ) -> Result<Value, StepError> {
         let of = format!("container {container} of pod {pod}");
-        let parameters = LogParams { container: Some(container.to_owned()), follow: true, ..LogParams::default() };
+        let parameters =
+            LogParams { container: Some(container.to_owned()), follow: true, ..LogParams::default() };
         let mut seen = String::new();
         let read = async {
             let stream = self.pods_api().log_stream(pod, &parameters).await;
@@ -99,12 +114,19 @@ fn began(state: &ContainerState) -> bool {
 }
 
 fn judge_phase(pod: Option<&Pod>, phase: &str) -> Verdict<Option<String>> {
-    let seen = pod.and_then(|pod| pod.status.as_ref()).and_then(|status| status.phase.as_deref()).unwrap_or_default();
+    let seen = pod
+        .and_then(|pod| pod.status.as_ref())
+        .and_then(|status| status.phase.as_deref())
+        .unwrap_or_default();
     if seen == phase {
         return Verdict::Done(pod.and_then(|pod| pod.spec.as_ref()).and_then(|spec| spec.node_name.clone()));
     }
     // A phase never goes back, so there is no use in waiting for an earlier one.
-    if matches!(seen, "Succeeded" | "Failed") { Verdict::Hopeless(describe(pod)) } else { Verdict::NotYet(describe(pod)) }
+    if matches!(seen, "Succeeded" | "Failed") {
+        Verdict::Hopeless(describe(pod))
+    } else {
+        Verdict::NotYet(describe(pod))
+    }
 }
 
 /// The parts of a pod that tell why it is where it is.

@@ -1,0 +1,207 @@
+//! What every trial starts from: a namespace, a template, pods that hold a share.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Namespace, Pod};
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate};
+use kube::api::{DeleteParams, PostParams};
+use kube::{Api, Client, Config, ResourceExt};
+use serde_json::{Value, json};
+
+use super::Cluster;
+use crate::harness::TrialOutcome;
+use crate::inventory::GpuInventory;
+use crate::leftovers;
+use crate::operations::Operations;
+use crate::wait::{self, Verdict};
+
+/// Time for a pod to run or to be gone, on a slow machine with other pods beside it.
+pub(super) const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The tools of one trial.
+#[derive(Clone)]
+pub struct Bench {
+    config: Config,
+    /// The cluster's administrator.
+    pub client: Client,
+    /// Hands on the machines, where there are any.
+    pub operations: Option<Operations>,
+    namespace: String,
+}
+
+/// Why a trial is skipped, as an error that [`Bench::run`] understands.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Skip(pub String);
+
+impl Bench {
+    /// For the trial of that name.
+    pub(super) fn new(cluster: &Cluster, name: &str) -> Self {
+        let Cluster { config, client, operations } = cluster.clone();
+        Self { config, client, operations, namespace: format!("trial-{name}") }
+    }
+
+    /// A client of somebody else, whom the administrator impersonates.
+    pub(super) fn client_of(&self, user: &str) -> anyhow::Result<Client> {
+        let mut config = self.config.clone();
+        config.auth_info.impersonate = Some(user.to_owned());
+        Ok(Client::try_from(config)?)
+    }
+
+    /// Runs the trial between making its namespace and deleting it.
+    pub(super) async fn run<F>(self, trial: impl FnOnce(Self) -> F) -> TrialOutcome
+    where
+        F: Future<Output = TrialOutcome>,
+    {
+        leftovers::none_allocated(&self.client).await?;
+        let namespaces: Api<Namespace> = Api::all(self.client.clone());
+        let namespace = serde_json::from_value(json!({"metadata": {"name": self.namespace}}))?;
+        namespaces.create(&PostParams::default(), &namespace).await?;
+        let outcome = match trial(self.clone()).await {
+            Err(error) => match error.downcast::<Skip>() {
+                Ok(Skip(reason)) => Ok(crate::runner::Outcome::Skipped(reason)),
+                Err(error) => Err(error),
+            },
+            other => other,
+        };
+        let cleaned = leftovers::delete_namespace(&self.client, &self.namespace, PATIENCE).await;
+        let outcome = outcome?;
+        cleaned?;
+        leftovers::none_of_namespace(&self.client, &self.namespace).await?;
+        Ok(outcome)
+    }
+
+    /// The trial's namespace.
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// The hands, or a reason to skip.
+    pub fn hands(&self) -> Result<&Operations, Skip> {
+        self.operations.as_ref().ok_or_else(|| Skip("TESSERA_E2E_NODE is not set".into()))
+    }
+
+    /// A node with that many GPUs of a kind, or a reason to skip.
+    pub async fn node_with(&self, word: &str, count: usize) -> anyhow::Result<String> {
+        let inventory = GpuInventory::read(&self.client).await?;
+        let node = inventory.node_with(word, count).map(str::to_owned);
+        Ok(node.ok_or_else(|| Skip(format!("no node with {count} {word} GPUs")))?)
+    }
+
+    /// The pods of the namespace.
+    pub fn pods(&self) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// The claims of the namespace.
+    pub fn claims(&self) -> Api<ResourceClaim> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// Makes a template for claims of one device of that class; `capacity` as in `capacity.requests`.
+    pub async fn template(&self, name: &str, class: &str, capacity: Value) -> anyhow::Result<()> {
+        let templates: Api<ResourceClaimTemplate> = Api::namespaced(self.client.clone(), &self.namespace);
+        let mut exactly = json!({"deviceClassName": class});
+        if !capacity.is_null() {
+            exactly["capacity"] = json!({"requests": capacity});
+        }
+        let template = serde_json::from_value(json!({
+            "metadata": {"name": name},
+            "spec": {"spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}},
+        }))?;
+        templates.create(&PostParams::default(), &template).await?;
+        Ok(())
+    }
+
+    /// Creates a pod that takes a little memory of a claim from `template` and holds it until it is deleted.
+    pub async fn holder(&self, name: &str, template: &str) -> anyhow::Result<()> {
+        let pod = holder(name, json!({"name": "gpu", "resourceClaimTemplateName": template}));
+        self.pods().create(&PostParams::default(), &serde_json::from_value(pod)?).await?;
+        Ok(())
+    }
+
+    /// Waits until the pod runs and its container holds its memory.
+    pub async fn holds(&self, name: &str) -> anyhow::Result<Pod> {
+        let judge = |pod: Option<&Pod>| {
+            let pod = pod.filter(|pod| phase(pod) == "Running");
+            pod.map_or_else(|| Verdict::NotYet("not running".into()), |pod| Verdict::Done(pod.clone()))
+        };
+        let what = format!("pod {name} to run");
+        Ok(wait::until_one(self.pods(), name, &what, PATIENCE, judge).await?)
+    }
+
+    /// Deletes pods, and waits until they are gone.
+    pub async fn delete(&self, names: &[String]) -> anyhow::Result<()> {
+        for name in names {
+            self.pods().delete(name, &DeleteParams::default()).await?;
+        }
+        for name in names {
+            let judge = |pod: Option<&Pod>| match pod {
+                None => Verdict::Done(()),
+                Some(pod) => Verdict::NotYet(phase(pod).to_owned()),
+            };
+            wait::until_one(self.pods(), name, &format!("pod {name} to be gone"), PATIENCE, judge).await?;
+        }
+        Ok(())
+    }
+
+    /// Waits until the scheduler has said that each of these pods fits nowhere.
+    pub async fn unschedulable(&self, names: &[String]) -> anyhow::Result<()> {
+        for name in names {
+            let judge = |pod: Option<&Pod>| {
+                let condition = pod.and_then(|pod| pod.status.as_ref()).and_then(|status| {
+                    status
+                        .conditions
+                        .iter()
+                        .flatten()
+                        .find(|condition| condition.type_ == "PodScheduled")
+                        .cloned()
+                });
+                match condition {
+                    Some(condition) if condition.status == "False" => Verdict::Done(()),
+                    other => Verdict::NotYet(format!("{other:?}")),
+                }
+            };
+            let what = format!("the scheduler to give up on pod {name}");
+            wait::until_one(self.pods(), name, &what, PATIENCE, judge).await?;
+        }
+        Ok(())
+    }
+}
+
+/// A pod of one container that holds a share of its claim.
+pub(super) fn holder(name: &str, claim: Value) -> Value {
+    json!({
+        "metadata": {"name": name},
+        "spec": {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 5,
+            "containers": [{
+                "name": "probe",
+                "image": "tessera/probe:e2e",
+                "imagePullPolicy": "Never",
+                "command": ["tessera-probe", "hold", "--take", "64Mi"],
+                "resources": {"claims": [{"name": claim["name"]}]},
+            }],
+            "resourceClaims": [claim],
+        },
+    })
+}
+
+/// A pod's phase.
+pub(super) fn phase(pod: &Pod) -> &str {
+    pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
+}
+
+/// What tells one run of a pod's containers from another.
+pub(super) fn container_ids(pod: &Pod) -> Vec<String> {
+    let statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
+    statuses
+        .map(|status| format!("{} {:?} {}", status.name, status.container_id, status.restart_count))
+        .collect()
+}
+
+/// The UID of a pod.
+pub(super) fn uid(pod: &Pod) -> String {
+    pod.uid().unwrap_or_default()
+}

@@ -1,0 +1,34 @@
+//! After all pods are gone, no node has a CDI file, grant, ledger, mount or journal entry of theirs.
+
+use std::time::Duration;
+
+use super::bench::Bench;
+use crate::harness::TrialOutcome;
+use crate::inventory::GpuInventory;
+use crate::runner::Outcome;
+
+/// Pods are gone only after their claims are unprepared, so there is next to nothing to wait for.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Nothing tells when a directory is empty, so it is looked at again and again.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+pub(super) async fn none(bench: Bench) -> TrialOutcome {
+    let hands = bench.hands()?;
+    for node in GpuInventory::read(&bench.client).await?.nodes() {
+        let mut last = String::new();
+        let look = async {
+            let mut ticks = tokio::time::interval(LOOK_EVERY);
+            loop {
+                ticks.tick().await;
+                last = hands.run(&["residue", node]).await?;
+                if last.trim().is_empty() {
+                    return Ok::<_, anyhow::Error>(());
+                }
+            }
+        };
+        let looked = tokio::time::timeout(PATIENCE, look).await;
+        looked.map_err(|_| anyhow::anyhow!("left on {node}:\n{last}"))??;
+    }
+    Ok(Outcome::Held(vec![]))
+}

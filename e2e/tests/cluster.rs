@@ -1,0 +1,31 @@
+//! Scenarios and trials on the cluster of $KUBECONFIG: `make e2e` starts a real one, any other will do.
+
+use std::process::ExitCode;
+
+use tessera_e2e::harness::{Report, Selection, everything};
+use tessera_e2e::operations::Operations;
+use tessera_e2e::trials::Cluster;
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let selection = Selection::from_arguments(std::env::args().skip(1));
+    if selection.lists() {
+        return ExitCode::SUCCESS;
+    }
+    if std::env::var_os("KUBECONFIG").is_none() {
+        println!("SKIPPED: cluster: KUBECONFIG is not set; `make e2e` starts a cluster");
+        return ExitCode::SUCCESS;
+    }
+    match run(&selection).await {
+        Ok(report) => report.finish(),
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(selection: &Selection) -> anyhow::Result<Report> {
+    let cluster = Cluster::new(kube::Config::infer().await?, Operations::from_environment())?;
+    Ok(Report::of(selection, everything(&cluster)?).await)
+}
