@@ -8,6 +8,9 @@
 //! the lease's end), the holder ends its process when it could not renew, and who takes over from a holder that did not
 //! release waits for that long before it lists and writes.
 
+#[cfg(test)]
+mod tests;
+
 use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};

@@ -144,6 +144,10 @@ impl Planner {
             What::Applied(Object::Class(class)) => self.index.apply_class(Arc::unwrap_or_clone(class)),
             What::Applied(Object::Node(node)) => self.index.apply_node(&node),
             What::Applied(Object::Claim(claim)) => self.index.apply_claim(&claim),
+            What::Applied(Object::TaintRule(rule)) => {
+                self.index.apply_taint_rule(&rule);
+                Ok(())
+            }
             What::Applied(Object::Pod(pod)) => {
                 self.index.apply_pod(&pod);
                 Ok(())
@@ -151,6 +155,7 @@ impl Planner {
             What::Deleted(object) => {
                 match object {
                     Object::Slice(slice) => self.index.remove_slice(&slice),
+                    Object::TaintRule(rule) => self.index.remove_taint_rule(&rule),
                     Object::Class(class) => self.index.remove_class(&class),
                     Object::Node(node) => self.index.remove_node(&node),
                     Object::Claim(claim) => self.index.remove_claim(&claim),

@@ -7,6 +7,9 @@
 //! Time stamps in the pod do not tell whether a failure is newer than the allocation (identical failures are not written
 //! again), so a message that differs from the one seen at the decision counts as news, and otherwise a deadline does.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -55,6 +58,8 @@ struct Attempts {
 #[derive(Debug)]
 struct Placed {
     node: Option<NodeName>,
+    /// We decided it for this pod; otherwise the pod came to a claim that was allocated already.
+    decided: bool,
     since: Instant,
     /// The scheduler's message when it was made.
     message: Option<String>,
@@ -88,10 +93,11 @@ impl Retries {
     /// A decision was made for the pod; `message` is what the scheduler says about it at this moment.
     pub fn placed(&mut self, pod: &PodUid, node: NodeName, message: Option<String>, now: Instant) {
         let attempts = self.pods.entry(pod.clone()).or_default();
-        attempts.placed = Some(Placed { node: Some(node), since: now, message, changed: None });
+        attempts.placed =
+            Some(Placed { node: Some(node), decided: true, since: now, message, changed: None });
     }
 
-    /// A decision could not be written. With `hold`, it is not repeated at once.
+    /// A decision does not stand: it could not be written, or not all of it. With `hold`, it is not repeated at once.
     pub fn not_written(&mut self, pod: &PodUid, hold: bool, now: Instant) {
         let attempts = self.pods.entry(pod.clone()).or_default();
         attempts.placed = None;
@@ -107,7 +113,10 @@ impl Retries {
     /// Returns whether that was the case.
     pub fn is_pending(&mut self, pod: &PodUid, nominated: Option<&NodeName>, now: Instant) -> bool {
         let Some(attempts) = self.pods.get_mut(pod) else { return false };
-        let Some(Placed { node: Some(node), .. }) = attempts.placed.take() else { return false };
+        // A claim that was another pod's before and is free now says nothing about its node.
+        let Some(Placed { node: Some(node), decided: true, .. }) = attempts.placed.take() else {
+            return false;
+        };
         if nominated != Some(&node) {
             attempts.exclude(node, now);
         }
@@ -119,6 +128,7 @@ impl Retries {
         let attempts = self.pods.entry(waiting.pod.clone()).or_default();
         let placed = attempts.placed.get_or_insert_with(|| Placed {
             node: waiting.node.clone(),
+            decided: false,
             since: now,
             message: waiting.unschedulable.clone(),
             changed: None,
@@ -136,7 +146,7 @@ impl Retries {
         if now >= deadline { Verdict::GiveUp } else { Verdict::WaitUntil(deadline) }
     }
 
-    /// The allocation of a pod is being taken back by us.
+    /// The allocation of a pod is being taken back by us; `node` is where the pod could not run.
     pub fn gave_up(&mut self, pod: &PodUid, node: Option<&NodeName>, now: Instant) {
         let attempts = self.pods.entry(pod.clone()).or_default();
         attempts.placed = None;

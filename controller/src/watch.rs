@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{Node, Pod};
-use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
+use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice};
 use kube::runtime::utils::Backoff;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, Resource, ResourceExt};
@@ -25,6 +25,8 @@ const QUEUE: usize = 4096;
 pub enum Kind {
     /// ResourceSlice.
     Slice,
+    /// DeviceTaintRule: in `resource.k8s.io/v1` from 1.37 on; an older API server does not have the kind.
+    TaintRule,
     /// DeviceClass.
     Class,
     /// ResourceClaim.
@@ -37,7 +39,8 @@ pub enum Kind {
 
 impl Kind {
     /// All of them: nothing is planned before each has been listed.
-    pub const ALL: [Self; 5] = [Self::Slice, Self::Class, Self::Claim, Self::Node, Self::Pod];
+    pub const ALL: [Self; 6] =
+        [Self::Slice, Self::TaintRule, Self::Class, Self::Claim, Self::Node, Self::Pod];
 }
 
 /// Something that changed, and when we heard of it.
@@ -65,6 +68,8 @@ pub enum What {
 pub enum Object {
     /// ResourceSlice.
     Slice(Arc<ResourceSlice>),
+    /// DeviceTaintRule.
+    TaintRule(Arc<DeviceTaintRule>),
     /// DeviceClass.
     Class(Arc<DeviceClass>),
     /// ResourceClaim.
@@ -113,14 +118,18 @@ pub fn start(client: &Client) -> mpsc::Receiver<Change> {
     let (changes, receiver) = mpsc::channel(QUEUE);
     let ours = watcher::Config::default().fields(&format!("spec.driver={DRIVER_NAME}"));
     let all = watcher::Config::default;
-    let task = |kind, wrap: fn(_) -> _, config| {
-        follow(Api::all(client.clone()), config, kind, wrap, changes.clone())
-    };
-    tokio::spawn(task(Kind::Slice, Object::Slice, ours));
+    tokio::spawn(follow(Api::all(client.clone()), ours, Kind::Slice, Object::Slice, changes.clone()));
+    tokio::spawn(follow(
+        Api::all(client.clone()),
+        all(),
+        Kind::TaintRule,
+        Object::TaintRule,
+        changes.clone(),
+    ));
     tokio::spawn(follow(Api::all(client.clone()), all(), Kind::Class, Object::Class, changes.clone()));
     tokio::spawn(follow(Api::all(client.clone()), all(), Kind::Claim, Object::Claim, changes.clone()));
     tokio::spawn(follow(Api::all(client.clone()), all(), Kind::Node, Object::Node, changes.clone()));
-    tokio::spawn(follow(Api::all(client.clone()), all(), Kind::Pod, Object::Pod, changes.clone()));
+    tokio::spawn(follow(Api::all(client.clone()), all(), Kind::Pod, Object::Pod, changes));
     receiver
 }
 
@@ -142,6 +151,15 @@ async fn follow<K>(
         let at = Instant::now();
         let news = match event {
             Ok(event) => known.take(event, kind, wrap),
+            Err(error) if kind == Kind::TaintRule && is_unavailable(&error) => {
+                if std::mem::replace(&mut known.told, true) {
+                    continue;
+                }
+                tracing::warn!(
+                    "DeviceTaintRules cannot be listed (not served, or not permitted): they are not honoured"
+                );
+                vec![What::Listed(kind)]
+            }
             Err(error) => {
                 tracing::warn!(?kind, error = &error as &dyn std::error::Error, "watch failed, trying again");
                 continue;
@@ -155,15 +173,23 @@ async fn follow<K>(
     }
 }
 
+/// The API server does not have the kind, or does not let us see it.
+fn is_unavailable(error: &watcher::Error) -> bool {
+    let watcher::Error::InitialListFailed(kube::Error::Api(status)) = error else { return false };
+    matches!(status.code, 403 | 404)
+}
+
 /// The objects that a watch has delivered.
 struct Known<K> {
     objects: BTreeMap<String, Arc<K>>,
     listing: Option<BTreeMap<String, Arc<K>>>,
+    /// It has been said that the kind cannot be listed.
+    told: bool,
 }
 
 impl<K> Default for Known<K> {
     fn default() -> Self {
-        Self { objects: BTreeMap::new(), listing: None }
+        Self { objects: BTreeMap::new(), listing: None, told: false }
     }
 }
 

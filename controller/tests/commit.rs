@@ -1,9 +1,9 @@
 //! What is written for a decision, in which order, and what happens when it fails half-way.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod stand_in;
 #[path = "stand_in/objects.rs"]
 mod objects;
+mod stand_in;
 
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
 use serde_json::{Value, json};
@@ -38,14 +38,20 @@ async fn the_finalizer_is_written_first_and_then_the_allocation_and_nothing_else
     let api = StandIn::new();
     let claim = stored(&api);
     let written = Writer::new(api.client()).allocate(&claim, &allocation()).await.unwrap();
-    assert_eq!(written.metadata.finalizers.as_deref(), Some(&["resource.kubernetes.io/delete-protection".to_owned()][..]));
+    assert_eq!(
+        written.metadata.finalizers.as_deref(),
+        Some(&["resource.kubernetes.io/delete-protection".to_owned()][..])
+    );
     let writes = api.writes();
     let paths: Vec<&str> = writes.iter().map(|w| w.path.as_str()).collect();
     let path = "namespaces/default/resourceclaims/c";
     assert_eq!(paths, [path, &format!("{path}/status")]);
     let status = writes[1].body["status"].as_object().unwrap();
     assert_eq!(status.keys().collect::<Vec<_>>(), ["allocation"], "reservedFor is the scheduler's");
-    assert!(writes.iter().all(|w| w.body["metadata"]["resourceVersion"].is_string()), "no write without a precondition");
+    assert!(
+        writes.iter().all(|w| w.body["metadata"]["resourceVersion"].is_string()),
+        "no write without a precondition"
+    );
 }
 
 #[tokio::test]
@@ -55,7 +61,10 @@ async fn finalizers_of_others_stay() {
     object["metadata"]["finalizers"] = json!(["example.com/theirs"]);
     let claim: ResourceClaim = serde_json::from_value(api.put("resourceclaims", object)).unwrap();
     let written = Writer::new(api.client()).allocate(&claim, &allocation()).await.unwrap();
-    assert_eq!(written.metadata.finalizers.unwrap(), ["example.com/theirs", "resource.kubernetes.io/delete-protection"]);
+    assert_eq!(
+        written.metadata.finalizers.unwrap(),
+        ["example.com/theirs", "resource.kubernetes.io/delete-protection"]
+    );
 }
 
 #[tokio::test]
@@ -110,7 +119,10 @@ async fn a_field_that_the_server_drops_is_named_and_the_allocation_taken_back() 
         dropped = true;
         let mut object = store.get("resourceclaims", "default", "c").unwrap().clone();
         object["status"] = request.body["status"].clone();
-        object["status"]["allocation"]["devices"]["results"][0].as_object_mut().unwrap().remove("consumedCapacity");
+        object["status"]["allocation"]["devices"]["results"][0]
+            .as_object_mut()
+            .unwrap()
+            .remove("consumedCapacity");
         let object = store.put("resourceclaims", object);
         Some(axum::response::IntoResponse::into_response(object.to_string()))
     });
@@ -144,7 +156,10 @@ async fn a_refused_write_says_what_the_server_said() {
     api.fault(|_, _| Some(failure(403, "Forbidden")));
     let error = Writer::new(api.client()).allocate(&claim, &allocation()).await.unwrap_err();
     let CommitError::Request { source, .. } = &error else { panic!("{error}") };
-    assert!(source.to_string().contains("Forbidden") || format!("{source:?}").contains("Forbidden"), "{source:?}");
+    assert!(
+        source.to_string().contains("Forbidden") || format!("{source:?}").contains("Forbidden"),
+        "{source:?}"
+    );
 }
 
 #[tokio::test]

@@ -94,7 +94,8 @@ async fn many_pods_at_once_never_take_more_than_there_is() {
         api.put("pods", pod(&format!("p{i}"), &[&format!("c{i}")]));
     }
     let controller = Controller::start(&api);
-    let allocated = |api: &StandIn| (0..20).filter_map(|i| allocation(api, &format!("c{i}"))).collect::<Vec<_>>();
+    let allocated =
+        |api: &StandIn| (0..20).filter_map(|i| allocation(api, &format!("c{i}"))).collect::<Vec<_>>();
     api.until("twelve allocations", |api| (allocated(api).len() >= 12).then_some(())).await;
     api.until("eight pods told", |api| {
         ((0..20).filter(|i| event(api, &format!("p{i}"), "NoDevices").is_some()).count() >= 8).then_some(())
@@ -122,7 +123,10 @@ async fn a_pod_that_fits_nowhere_is_told_why_and_placed_when_room_appears() {
     api.put("resourceclaims", claim("c", "19Gi"));
     api.put("pods", pod("p", &["c"]));
     let note = api.until("an event", |api| event(api, "p", "NoDevices")).await;
-    assert_eq!(note, "ResourceClaim c has to wait: 1 device on 1 node: too little memory left (short by 9Gi at least)");
+    assert_eq!(
+        note,
+        "ResourceClaim c has to wait: 1 device on 1 node: too little memory left (short by 9Gi at least)"
+    );
     // The pod ends; kube-controller-manager clears the claim.
     let mut ended = bound(pod("large", &["large"]), "node-a");
     ended["status"]["phase"] = "Succeeded".into();
@@ -185,7 +189,11 @@ async fn what_a_crash_left_between_finalizer_and_allocation_is_finished_later() 
     api.put("pods", pod("p", &["c"]));
     let controller = Controller::start(&api);
     api.until("an allocation", |api| allocation(api, "c")).await;
-    assert_eq!(api.writes().iter().filter(|w| w.path.contains("resourceclaims")).count(), 1, "one write is enough");
+    assert_eq!(
+        api.writes().iter().filter(|w| w.path.contains("resourceclaims")).count(),
+        1,
+        "one write is enough"
+    );
     controller.stop().await;
 }
 
@@ -277,12 +285,18 @@ async fn a_late_second_pod_on_a_claim_does_not_disturb_the_first() {
 async fn a_pod_that_the_scheduler_cannot_place_is_tried_on_another_node() {
     let api = cluster(1);
     api.put("resourceclaims", claim("c", "19Gi"));
-    api.put("pods", unschedulable(pod("p", &["c"]), "0/1 nodes are available: 1 cannot allocate all claims."));
+    api.put(
+        "pods",
+        unschedulable(pod("p", &["c"]), "0/1 nodes are available: 1 cannot allocate all claims."),
+    );
     let controller = Controller::start(&api);
     api.until("an allocation", |api| allocation(api, "c")).await;
     api.put("nodes", node("node-b"));
     api.put("resourceslices", slice("node-b", 1));
-    api.put("pods", unschedulable(pod("p", &["c"]), "0/2 nodes are available: 1 node(s) didn't have free ports."));
+    api.put(
+        "pods",
+        unschedulable(pod("p", &["c"]), "0/2 nodes are available: 1 node(s) didn't have free ports."),
+    );
     let elsewhere = |api: &StandIn| {
         let pool = allocation(api, "c")?["devices"]["results"][0]["pool"].clone();
         (pool == "node-b").then_some(())

@@ -11,6 +11,7 @@ pub use allocation::{AllocatedClaim, allocated, allocation};
 pub use claim::{claim, class};
 pub use node::node;
 pub use pod::{requests as pod_requests, scheduling};
+pub(crate) use slice::taint;
 pub use slice::{Fence, slice};
 
 /// Why an object cannot be used. The object is left out and the error logged; an API server would not have accepted it.

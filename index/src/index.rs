@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node as ApiNode, Pod};
-use k8s_openapi::api::resource::v1::{DeviceClass as ApiClass, ResourceClaim, ResourceSlice};
+use k8s_openapi::api::resource::v1::{
+    DeviceClass as ApiClass, DeviceTaintRule, ResourceClaim, ResourceSlice,
+};
 use tessera_allocator::Allotment;
 use tessera_allocator::model::{DeviceClass, DeviceId, Node, PodUid, Slice, Snapshot, Usage};
 use tessera_api::names::{ClaimName, ClaimUid, DRIVER_NAME, DeviceClassName, Namespace, NodeName};
@@ -14,6 +16,7 @@ use crate::claims::ClaimEntry;
 use crate::convert::{self, AllocatedClaim, ConvertError, Fence};
 use crate::pods::PodEntry;
 use crate::scope::{self, Scope};
+use crate::taints::{self, TaintRule};
 
 pub(crate) type ClaimKey = (Namespace, ClaimName);
 
@@ -21,12 +24,18 @@ pub(crate) type ClaimKey = (Namespace, ClaimName);
 #[derive(Debug, Default)]
 pub struct Index {
     pub(crate) nodes: BTreeMap<NodeName, NodeEntry>,
-    pub(crate) slices: BTreeMap<String, Arc<Slice>>,
+    /// Slices as published, by object name.
+    published: BTreeMap<String, Arc<Slice>>,
+    /// The same with the taints of rules.
+    slices: BTreeMap<String, Arc<Slice>>,
+    rules: BTreeMap<String, TaintRule>,
     pub(crate) classes: BTreeMap<DeviceClassName, (Arc<DeviceClass>, Arc<ApiClass>)>,
     pub(crate) claims: BTreeMap<ClaimUid, ClaimEntry>,
     pub(crate) claim_names: BTreeMap<ClaimKey, ClaimUid>,
     pub(crate) pods: BTreeMap<PodUid, PodEntry>,
     pub(crate) pods_by_claim: BTreeMap<ClaimKey, BTreeSet<PodUid>>,
+    /// Pods with claims that wait for a node: all that planning looks at.
+    pub(crate) unbound: BTreeSet<PodUid>,
     usage: Usage,
 }
 
@@ -63,19 +72,49 @@ impl Index {
         }
         match convert::slice(object, Fence::Managed) {
             Ok(slice) => {
-                self.slices.insert(name, Arc::new(slice));
+                let slice = Arc::new(slice);
+                self.slices.insert(name.clone(), taints::tainted(&slice, self.rules.values()));
+                self.published.insert(name, slice);
                 Ok(())
             }
             Err(error) => {
+                self.published.remove(&name);
                 self.slices.remove(&name);
                 Err(error)
             }
         }
     }
 
+    /// A DeviceTaintRule was made or changed.
+    pub fn apply_taint_rule(&mut self, object: &DeviceTaintRule) {
+        let Some(name) = object.metadata.name.clone() else { return };
+        let rule = TaintRule::new(object);
+        let old = match &rule {
+            Some(rule) => self.rules.insert(name, rule.clone()),
+            None => self.rules.remove(&name),
+        };
+        if old != rule {
+            self.taint_slices();
+        }
+    }
+
+    /// A DeviceTaintRule is gone.
+    pub fn remove_taint_rule(&mut self, object: &DeviceTaintRule) {
+        let name = object.metadata.name.as_deref().unwrap_or_default();
+        if self.rules.remove(name).is_some() {
+            self.taint_slices();
+        }
+    }
+
+    fn taint_slices(&mut self) {
+        let taint = |(name, slice): (&String, _)| (name.clone(), taints::tainted(slice, self.rules.values()));
+        self.slices = self.published.iter().map(taint).collect();
+    }
+
     /// A ResourceSlice is gone.
     pub fn remove_slice(&mut self, object: &ResourceSlice) {
         if let Some(name) = &object.metadata.name {
+            self.published.remove(name);
             self.slices.remove(name);
         }
     }
@@ -136,6 +175,11 @@ impl Index {
         for name in pod.claims.iter().filter_map(|c| c.name.clone()) {
             self.pods_by_claim.entry((pod.namespace.clone(), name)).or_default().insert(uid.clone());
         }
+        if pod.is_waiting() && !pod.claims.is_empty() {
+            self.unbound.insert(uid.clone());
+        } else {
+            self.unbound.remove(&uid);
+        }
         self.pods.insert(uid.clone(), pod);
         self.settle_pod(&uid);
     }
@@ -144,6 +188,7 @@ impl Index {
     pub fn remove_pod(&mut self, object: &Pod) {
         let Some(uid) = object.metadata.uid.as_deref().map(PodUid::new) else { return };
         let Some(mut pod) = self.pods.remove(&uid) else { return };
+        self.unbound.remove(&uid);
         self.unlink(&pod);
         self.book_requests(&mut pod, None);
         for claim in pod.links.values() {
@@ -174,7 +219,11 @@ impl Index {
     /// As [`apply_claim`](Self::apply_claim).
     pub fn apply_written_claim(&mut self, object: &Arc<ResourceClaim>) -> Result<(), ConvertError> {
         let uid = object.metadata.uid.as_deref().unwrap_or_default();
-        if self.claims.get(uid).is_some_and(|entry| entry.object.is_some()) { self.apply_claim(object) } else { Ok(()) }
+        if self.claims.get(uid).is_some_and(|entry| entry.object.is_some()) {
+            self.apply_claim(object)
+        } else {
+            Ok(())
+        }
     }
 
     /// A ResourceClaim is gone.

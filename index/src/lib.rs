@@ -1,7 +1,8 @@
 //! Kubernetes objects in, allocator snapshot out.
 //!
 //! ```text
-//!   ResourceSlice, DeviceClass, ResourceClaim, Node, Pod --apply/remove--> Index --snapshot()--> allocator::Snapshot
+//!   ResourceSlice, DeviceTaintRule, DeviceClass,
+//!   ResourceClaim, Node, Pod --apply/remove--> Index --snapshot()--> allocator::Snapshot
 //!                                                                            |----work()------> pods to plan, and why others are not
 //!                         decision --assume/confirm/forget-----------------> |
 //! ```
@@ -21,6 +22,7 @@ mod claims;
 mod index;
 mod pods;
 mod scope;
+mod taints;
 mod work;
 
 pub use index::{Audit, Index};

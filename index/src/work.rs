@@ -57,7 +57,7 @@ impl Index {
     /// The pods to plan and those that cannot be planned.
     pub fn work(&self) -> Work {
         let mut work = Work::default();
-        for pod in self.pods.values().filter(|p| p.is_waiting() && !p.gated && !p.claims.is_empty()) {
+        for pod in self.unbound_entries() {
             match self.plan_of(pod) {
                 Ok(Some(pending)) => work.pending.push(pending),
                 Ok(None) => {}
@@ -131,8 +131,12 @@ impl Index {
 
     /// Pods that have all they need from us and are not bound.
     pub fn waiting(&self) -> Vec<Waiting> {
-        let unbound = self.pods.values().filter(|p| p.is_waiting() && !p.gated && !p.claims.is_empty());
-        unbound.filter_map(|pod| self.waiting_of(pod)).collect()
+        self.unbound_entries().filter_map(|pod| self.waiting_of(pod)).collect()
+    }
+
+    /// Pods that wait for a node, without those that somebody else's scheduling gate still holds back.
+    fn unbound_entries(&self) -> impl Iterator<Item = &PodEntry> {
+        self.unbound.iter().filter_map(|uid| self.pods.get(uid)).filter(|pod| !pod.gated)
     }
 
     fn waiting_of(&self, pod: &PodEntry) -> Option<Waiting> {
@@ -166,9 +170,9 @@ impl Index {
                 .any(|other| other.is_waiting() && (other.created, &other.uid) < (pod.created, &pod.uid))
     }
 
-    /// The pods that wait for a node.
-    pub fn unbound_pods(&self) -> BTreeSet<PodUid> {
-        self.pods.values().filter(|p| p.is_waiting()).map(|p| p.uid.clone()).collect()
+    /// The pods with claims that wait for a node.
+    pub fn unbound_pods(&self) -> &BTreeSet<PodUid> {
+        &self.unbound
     }
 
     /// What kube-scheduler says about a pod that it could not place.

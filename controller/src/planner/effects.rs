@@ -10,7 +10,7 @@ use kube::runtime::events::EventType;
 use tessera_allocator::model::PodUid;
 use tessera_allocator::{Allotment, Decision, Refusal};
 use tessera_api::names::{ClaimUid, ShareId};
-use tessera_index::{Blocked, Obstacle, Scope, convert};
+use tessera_index::{Blocked, Obstacle, Scope, Waiting, convert};
 use tokio::time::Instant;
 
 use super::{Outcome, Planner, Write};
@@ -56,38 +56,44 @@ impl Planner {
         }
         let refused: BTreeSet<&PodUid> = refusals.iter().map(|r| &r.pod).collect();
         for waiting in self.index.waiting() {
-            let give_up = if refused.contains(&waiting.pod) {
-                // Incomplete: the rest of its claims cannot follow the first.
-                !waiting.movable.is_empty()
-            } else if taken_back.contains(&waiting.pod) {
-                false
-            } else {
-                match self.retries.verdict(&waiting, now) {
-                    Verdict::Wait => false,
-                    Verdict::WaitUntil(deadline) => {
-                        self.wake_at(Some(deadline));
-                        false
-                    }
-                    Verdict::GiveUp => true,
-                }
-            };
-            if !give_up || waiting.movable.iter().any(|claim| self.writing.contains_key(claim)) {
+            if waiting.movable.iter().any(|claim| self.writing.contains_key(claim)) {
                 continue;
             }
-            let node = waiting.node.as_ref();
-            if !refused.contains(&waiting.pod) {
-                let place = node.map_or_else(|| "its node".to_owned(), |n| format!("node {n}"));
-                let why = waiting.unschedulable.as_deref().unwrap_or_default();
-                let note = format!(
-                    "kube-scheduler cannot place the pod on {place}, where its devices are: {why}; trying elsewhere"
-                );
-                self.tell_pod(&waiting.pod, "TryingElsewhere", note, now);
+            if refused.contains(&waiting.pod) {
+                // The rest of its claims cannot follow the first. That says nothing against the node.
+                self.retries.not_written(&waiting.pod, false, now);
+            } else if !taken_back.contains(&waiting.pod) && self.is_stuck(&waiting, now) {
+                self.tell_stuck(&waiting, now);
+                self.retries.gave_up(&waiting.pod, waiting.node.as_ref(), now);
+            } else {
+                continue;
             }
-            self.retries.gave_up(&waiting.pod, node, now);
             for claim in &waiting.movable {
                 self.release(claim, Some(&waiting.pod), now);
             }
         }
+    }
+
+    /// Whether kube-scheduler has had its time to place the pod where its devices are.
+    fn is_stuck(&mut self, waiting: &Waiting, now: Instant) -> bool {
+        match self.retries.verdict(waiting, now) {
+            Verdict::Wait => false,
+            Verdict::WaitUntil(deadline) => {
+                self.wake_at(Some(deadline));
+                false
+            }
+            Verdict::GiveUp => true,
+        }
+    }
+
+    fn tell_stuck(&mut self, waiting: &Waiting, now: Instant) {
+        let place =
+            waiting.node.as_ref().map_or_else(|| "anywhere".to_owned(), |node| format!("on node {node}"));
+        let why = waiting.unschedulable.as_deref().unwrap_or_default();
+        let note = format!(
+            "kube-scheduler cannot place the pod {place}, where its devices are: {why}; trying elsewhere"
+        );
+        self.tell_pod(&waiting.pod, "TryingElsewhere", note, now);
     }
 
     fn release(&mut self, claim: &ClaimUid, pod: Option<&PodUid>, cause: Instant) {

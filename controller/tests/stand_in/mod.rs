@@ -85,10 +85,7 @@ impl StandIn {
     }
 
     /// Does something to the writes that come; the fault is asked before each.
-    pub(crate) fn fault(
-        &self,
-        fault: impl FnMut(&mut Store, &Request) -> Option<Response> + Send + 'static,
-    ) {
+    pub(crate) fn fault(&self, fault: impl FnMut(&mut Store, &Request) -> Option<Response> + Send + 'static) {
         self.store.lock().unwrap().faults.push(Box::new(fault));
     }
 
@@ -118,12 +115,10 @@ impl StandIn {
                 self.watch(resource, query)
             }
             ("GET", [resource]) => self.listing(resource),
-            ("GET", ["namespaces", namespace, resource, name]) => {
-                match self.get(resource, namespace, name) {
-                    Some(object) => answer(StatusCode::OK, &object),
-                    None => failure(404, "NotFound"),
-                }
-            }
+            ("GET", ["namespaces", namespace, resource, name]) => match self.get(resource, namespace, name) {
+                Some(object) => answer(StatusCode::OK, &object),
+                None => failure(404, "NotFound"),
+            },
             _ => {
                 let mut store = self.store.lock().unwrap();
                 let mut faults = std::mem::take(&mut store.faults);
@@ -140,7 +135,10 @@ impl StandIn {
     fn listing(&self, resource: &str) -> Response {
         let store = self.store.lock().unwrap();
         let version = store.version.to_string();
-        answer(StatusCode::OK, &json!({"metadata": {"resourceVersion": version}, "items": store.list(resource)}))
+        answer(
+            StatusCode::OK,
+            &json!({"metadata": {"resourceVersion": version}, "items": store.list(resource)}),
+        )
     }
 
     /// Streams what is newer than the asked version, then what comes.
@@ -151,8 +149,10 @@ impl StandIn {
         let live = sender.subscribe();
         let missed = store.list(resource).into_iter().filter(|o| version_of(o) > since);
         let missed: Vec<Value> = missed.map(|object| json!({"type": "ADDED", "object": object})).collect();
-        let live = futures::stream::unfold(live, |mut live| async move { Some((live.recv().await.ok()?, live)) });
-        let lines = futures::stream::iter(missed).chain(live).map(|event| Ok::<_, Infallible>(format!("{event}\n")));
+        let live =
+            futures::stream::unfold(live, |mut live| async move { Some((live.recv().await.ok()?, live)) });
+        let lines =
+            futures::stream::iter(missed).chain(live).map(|event| Ok::<_, Infallible>(format!("{event}\n")));
         Response::new(Body::from_stream(lines))
     }
 }
@@ -196,11 +196,16 @@ impl Store {
     fn write(&mut self, request: &Request, parts: &[&str]) -> Response {
         self.writes.push(request.clone());
         match (request.method.as_str(), parts) {
-            ("PATCH", ["namespaces", namespace, resource, name, status @ ..]) => {
-                self.patch(&key(resource, namespace, name), resource, request, status.first() == Some(&"status"))
-            }
+            ("PATCH", ["namespaces", namespace, resource, name, status @ ..]) => self.patch(
+                &key(resource, namespace, name),
+                resource,
+                request,
+                status.first() == Some(&"status"),
+            ),
             ("PUT", ["namespaces", namespace, resource, name]) => {
-                let Some(old) = self.objects.get(&key(resource, namespace, name)) else { return failure(404, "NotFound") };
+                let Some(old) = self.objects.get(&key(resource, namespace, name)) else {
+                    return failure(404, "NotFound");
+                };
                 if conflicts(old, &request.body) {
                     return failure(409, "Conflict");
                 }

@@ -124,7 +124,7 @@ fn uses_compatibility_groups(device: &api::Device) -> bool {
     device.consumes_counters.iter().flatten().any(|c| !is_empty(&c.compatibility_groups))
 }
 
-pub(super) fn taint(taint: &api::DeviceTaint) -> Taint {
+pub(crate) fn taint(taint: &api::DeviceTaint) -> Taint {
     Taint {
         key: taint.key.clone(),
         value: taint.value.clone().unwrap_or_default(),

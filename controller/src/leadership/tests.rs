@@ -1,0 +1,27 @@
+use super::*;
+
+fn lease(holder: &str, seconds: i32) -> LeaseSpec {
+    LeaseSpec {
+        holder_identity: Some(holder.to_owned()),
+        lease_duration_seconds: Some(seconds),
+        ..Default::default()
+    }
+}
+
+#[test]
+fn a_lease_is_taken_over_only_after_it_was_seen_unchanged_for_its_duration() {
+    let seen = Instant::now();
+    let at = |seconds| decide(Some(&lease("other", 15)), "me", seen, seen + Duration::from_secs(seconds));
+    assert_eq!(at(0), Decision::Wait);
+    assert_eq!(at(14), Decision::Wait);
+    assert_eq!(at(15), Decision::TakeOver);
+}
+
+#[test]
+fn what_is_not_held_is_taken_at_once() {
+    let now = Instant::now();
+    assert_eq!(decide(None, "me", now, now), Decision::Create);
+    assert_eq!(decide(Some(&LeaseSpec::default()), "me", now, now), Decision::Acquire);
+    assert_eq!(decide(Some(&lease("", 1)), "me", now, now), Decision::Acquire);
+    assert_eq!(decide(Some(&lease("me", 15)), "me", now, now), Decision::Renew);
+}

@@ -1,0 +1,117 @@
+use super::*;
+
+fn node(name: &str) -> NodeName {
+    NodeName::new(name).unwrap()
+}
+
+fn pod() -> PodUid {
+    PodUid::new("p")
+}
+
+fn waiting(message: Option<&str>) -> Waiting {
+    Waiting {
+        pod: pod(),
+        movable: vec![tessera_api::names::ClaimUid::new("c").unwrap()],
+        node: Some(node("node-a")),
+        nominated: false,
+        unschedulable: message.map(str::to_owned),
+    }
+}
+
+fn seconds(n: u64) -> Duration {
+    Duration::from_secs(n)
+}
+
+#[test]
+fn a_new_failure_is_acted_on_soon_and_an_old_one_late() {
+    let now = Instant::now();
+    let mut retries = Retries::default();
+    retries.placed(&pod(), node("node-a"), Some("old".to_owned()), now);
+    assert_eq!(retries.verdict(&waiting(Some("old")), now), Verdict::WaitUntil(now + WITHOUT_NEWS));
+    assert_eq!(
+        retries.verdict(&waiting(Some("new")), now + seconds(1)),
+        Verdict::WaitUntil(now + seconds(1) + AFTER_NEW_FAILURE)
+    );
+    assert_eq!(retries.verdict(&waiting(Some("new")), now + seconds(3)), Verdict::GiveUp);
+}
+
+#[test]
+fn an_old_failure_is_acted_on_after_its_deadline() {
+    let now = Instant::now();
+    let mut retries = Retries::default();
+    retries.placed(&pod(), node("node-a"), Some("old".to_owned()), now);
+    assert_eq!(retries.verdict(&waiting(Some("old")), now + WITHOUT_NEWS), Verdict::GiveUp);
+}
+
+#[test]
+fn a_failure_from_before_the_allocation_was_seen_is_no_news() {
+    let now = Instant::now();
+    let mut retries = Retries::default();
+    retries.placed(&pod(), node("node-a"), None, now);
+    let stale = waiting(Some("0/2 nodes are available: 2 cannot allocate all claims."));
+    assert_eq!(retries.verdict(&stale, now + seconds(5)), Verdict::WaitUntil(now + WITHOUT_NEWS));
+}
+
+#[test]
+fn a_pod_that_has_not_failed_or_has_room_being_made_is_left_alone() {
+    let now = Instant::now();
+    let mut retries = Retries::default();
+    retries.placed(&pod(), node("node-a"), None, now);
+    let later = now + seconds(1000);
+    assert_eq!(retries.verdict(&waiting(None), later), Verdict::Wait);
+    assert_eq!(retries.verdict(&Waiting { nominated: true, ..waiting(Some("new")) }, later), Verdict::Wait);
+    assert_eq!(
+        retries.verdict(&Waiting { movable: Vec::new(), ..waiting(Some("new")) }, later),
+        Verdict::Wait
+    );
+}
+
+#[test]
+fn a_node_is_left_out_for_longer_after_every_failure() {
+    let mut now = Instant::now();
+    let mut retries = Retries::default();
+    for expected in [10, 20, 40] {
+        retries.placed(&pod(), node("node-a"), None, now);
+        retries.gave_up(&pod(), Some(&node("node-a")), now);
+        assert!(retries.is_held(&pod(), now), "the scheduler gets time to see it");
+        assert_eq!(retries.excluded(&pod(), now + seconds(expected - 1)).len(), 1);
+        assert_eq!(retries.excluded(&pod(), now + seconds(expected)).len(), 0);
+        now += seconds(expected);
+    }
+    assert_eq!(grown(EXCLUSION, 30), LONGEST);
+}
+
+#[test]
+fn an_allocation_taken_back_by_others_leaves_the_node_out_unless_room_was_made_there() {
+    let now = Instant::now();
+    let mut retries = Retries::default();
+    retries.placed(&pod(), node("node-a"), None, now);
+    assert!(retries.is_pending(&pod(), None, now));
+    assert_eq!(retries.excluded(&pod(), now).len(), 1);
+    assert!(!retries.is_pending(&pod(), None, now), "told once");
+    let mut retries = Retries::default();
+    retries.placed(&pod(), node("node-a"), None, now);
+    assert!(retries.is_pending(&pod(), Some(&node("node-a")), now));
+    assert_eq!(retries.excluded(&pod(), now).len(), 0);
+}
+
+#[test]
+fn a_claim_that_was_another_pods_says_nothing_against_its_node() {
+    let now = Instant::now();
+    let mut retries = Retries::default();
+    retries.verdict(&waiting(Some("no cpu")), now);
+    assert!(!retries.is_pending(&pod(), None, now));
+    assert_eq!(retries.excluded(&pod(), now).len(), 0);
+}
+
+#[test]
+fn the_next_wake_is_the_first_thing_that_ends() {
+    let now = Instant::now();
+    let mut retries = Retries::default();
+    assert_eq!(retries.next_wake(now), None);
+    retries.gave_up(&pod(), Some(&node("node-a")), now);
+    assert_eq!(retries.next_wake(now), Some(now + AFTER_RELEASE));
+    assert_eq!(retries.next_wake(now + AFTER_RELEASE), Some(now + EXCLUSION));
+    retries.retain(|_| false);
+    assert_eq!(retries.next_wake(now), None);
+}

@@ -1,0 +1,446 @@
+//! The index, by applying objects.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
+use serde_json::{Value, json};
+use tessera_allocator::model::{DeviceId, PodClaim, PodUid, PoolId};
+use tessera_allocator::{Settings, plan};
+use tessera_api::names::{ClaimUid, DeviceName, DriverName, NodeName, PoolName};
+use tessera_api::quantity::Quantity;
+use tessera_index::{Index, Obstacle, Scope};
+
+/// An index that is fed with JSON.
+struct Fed {
+    index: Index,
+    version: u64,
+}
+
+impl Fed {
+    fn new() -> Self {
+        Self { index: Index::new(), version: 0 }
+    }
+
+    /// One node with one GPU of 80Gi and the class for it.
+    fn with_gpu() -> Self {
+        let mut fed = Self::new();
+        fed.node("node-a", "8");
+        fed.slice("node-a", 1, 1, json!([gpu("gpu-0")]));
+        fed.class("gpu.tessera.dev", "device.driver == 'gpu.tessera.dev'");
+        fed
+    }
+
+    fn node(&mut self, name: &str, cpu: &str) {
+        let node = json!({
+            "metadata": {"name": name},
+            "status": {"allocatable": {"cpu": cpu, "pods": "110"}, "conditions": [{"type": "Ready", "status": "True"}]},
+        });
+        self.index.apply_node(&read::<Node>(node)).unwrap();
+    }
+
+    fn slice(&mut self, node: &str, generation: i64, count: i64, devices: Value) {
+        self.index
+            .apply_slice(&slice(&format!("{node}-{generation}"), node, generation, count, devices))
+            .unwrap();
+    }
+
+    fn class(&mut self, name: &str, expression: &str) {
+        let class =
+            json!({"metadata": {"name": name}, "spec": {"selectors": [{"cel": {"expression": expression}}]}});
+        self.index.apply_class(read::<DeviceClass>(class)).unwrap();
+    }
+
+    fn claim(&mut self, claim: Value) -> Arc<ResourceClaim> {
+        let claim = self.object(claim);
+        self.index.apply_claim(&claim).unwrap();
+        claim
+    }
+
+    fn object(&mut self, mut claim: Value) -> Arc<ResourceClaim> {
+        self.version += 1;
+        claim["metadata"]["resourceVersion"] = self.version.to_string().into();
+        Arc::new(read(claim))
+    }
+
+    fn pod(&mut self, pod: Value) {
+        self.index.apply_pod(&Arc::new(read(pod)));
+    }
+
+    /// Memory taken of the GPU, in GiB.
+    fn taken(&mut self) -> i64 {
+        let audit = self.index.audit();
+        assert!(!audit.drifted, "the running sums are right at every moment");
+        let pool = PoolId { driver: DriverName::ours(), pool: PoolName::new("node-a").unwrap() };
+        let device = DeviceId { pool, device: DeviceName::new("gpu-0").unwrap() };
+        let snapshot = self.index.snapshot();
+        let used = snapshot.usage.of(&device).and_then(|u| u.consumed.get("memory").copied());
+        used.unwrap_or_default().value_i64().unwrap() >> 30
+    }
+
+    fn pending(&self) -> Vec<String> {
+        self.index.work().pending.iter().map(|p| p.name.to_string()).collect()
+    }
+
+    fn cpu_used(&self) -> Quantity {
+        let snapshot = self.index.snapshot();
+        let node = &snapshot.nodes[&NodeName::new("node-a").unwrap()];
+        node.used.get("cpu").copied().unwrap_or_default()
+    }
+}
+
+fn read<T: serde::de::DeserializeOwned>(object: Value) -> T {
+    serde_json::from_value(object).unwrap()
+}
+
+fn gpu(name: &str) -> Value {
+    json!({
+        "name": name, "allowMultipleAllocations": true,
+        "capacity": {"memory": {"value": "80Gi", "requestPolicy": {"default": "80Gi", "validRange": {"min": "1Mi", "step": "1Mi"}}}},
+        "taints": [{"key": "gpu.tessera.dev/managed", "effect": "NoSchedule"}],
+    })
+}
+
+fn slice(name: &str, node: &str, generation: i64, count: i64, devices: Value) -> ResourceSlice {
+    read(json!({
+        "metadata": {"name": name},
+        "spec": {
+            "driver": "gpu.tessera.dev", "nodeName": node, "devices": devices,
+            "pool": {"name": node, "generation": generation, "resourceSliceCount": count},
+        },
+    }))
+}
+
+fn claim(name: &str, class: &str) -> Value {
+    json!({
+        "metadata": {"name": name, "namespace": "default", "uid": format!("uid-{name}")},
+        "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": class}}]}},
+    })
+}
+
+/// The claim with a share of the GPU allocated to it.
+fn allocated(mut claim: Value, gib: u32) -> Value {
+    claim["status"] = json!({"allocation": {
+        "devices": {"results": [{
+            "request": "gpu", "driver": "gpu.tessera.dev", "pool": "node-a", "device": "gpu-0",
+            "shareID": "1f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77", "consumedCapacity": {"memory": format!("{gib}Gi")},
+        }]},
+        "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [
+            {"key": "metadata.name", "operator": "In", "values": ["node-a"]},
+        ]}]},
+    }});
+    claim
+}
+
+fn reserved(mut claim: Value, pod: &str) -> Value {
+    claim["status"]["reservedFor"] = json!([{"resource": "pods", "name": pod, "uid": format!("uid-{pod}")}]);
+    claim
+}
+
+fn pod(name: &str, claims: &[&str]) -> Value {
+    let entry = |claim: &&str| json!({"name": claim, "resourceClaimName": claim});
+    json!({
+        "metadata": {"name": name, "namespace": "default", "uid": format!("uid-{name}")},
+        "spec": {
+            "containers": [{"name": "c", "resources": {"requests": {"cpu": "2"}}}],
+            "resourceClaims": claims.iter().map(entry).collect::<Vec<_>>(),
+        },
+    })
+}
+
+fn on_node(mut pod: Value, phase: &str) -> Value {
+    pod["spec"]["nodeName"] = "node-a".into();
+    pod["status"] = json!({"phase": phase});
+    pod
+}
+
+#[test]
+fn a_pod_is_planned_once_its_claims_are_there_and_its_gates_are_gone() {
+    let mut fed = Fed::with_gpu();
+    let mut gated = pod("p", &["c"]);
+    gated["spec"]["schedulingGates"] = json!([{"name": "somebody.example.com/gate"}]);
+    fed.pod(gated);
+    fed.claim(claim("c", "gpu.tessera.dev"));
+    assert_eq!(fed.pending(), [""; 0]);
+    fed.pod(pod("p", &["c"]));
+    assert_eq!(fed.pending(), ["p"]);
+    fed.claim(allocated(claim("c", "gpu.tessera.dev"), 19));
+    assert_eq!(fed.pending(), [""; 0]);
+}
+
+#[test]
+fn a_generated_claim_counts_only_for_the_pod_that_owns_it() {
+    let mut fed = Fed::with_gpu();
+    let mut waiting = pod("p", &[]);
+    waiting["spec"]["resourceClaims"] = json!([{"name": "gpu", "resourceClaimTemplateName": "t"}]);
+    fed.pod(waiting.clone());
+    assert_eq!(fed.pending(), [""; 0], "the claim is not generated yet");
+    waiting["status"] = json!({"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "p-gpu-x"}]});
+    fed.pod(waiting);
+    let mut generated = claim("p-gpu-x", "gpu.tessera.dev");
+    fed.claim(generated.clone());
+    assert_eq!(fed.pending(), [""; 0], "somebody else's claim of that name");
+    generated["metadata"]["ownerReferences"] =
+        json!([{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "uid-p", "controller": true}]);
+    fed.claim(generated);
+    assert_eq!(fed.pending(), ["p"]);
+}
+
+#[test]
+fn a_claim_being_deleted_is_not_planned() {
+    let mut fed = Fed::with_gpu();
+    let mut going = claim("c", "gpu.tessera.dev");
+    going["metadata"]["deletionTimestamp"] = "2026-11-21T00:00:00Z".into();
+    fed.claim(going);
+    fed.pod(pod("p", &["c"]));
+    assert_eq!(fed.pending(), [""; 0]);
+}
+
+#[test]
+fn an_assumed_decision_counts_until_it_is_seen_or_forgotten() {
+    let mut fed = Fed::with_gpu();
+    fed.claim(claim("c", "gpu.tessera.dev"));
+    fed.pod(pod("p", &["c"]));
+    let decided = plan(&fed.index.snapshot(), &fed.index.work().pending, Settings::default());
+    let allotment = &decided.decisions[0].claims[0];
+    fed.index.assume(allotment);
+    assert_eq!((fed.taken(), fed.pending().len()), (80, 0));
+    fed.index.forget(&allotment.claim);
+    assert_eq!((fed.taken(), fed.pending().len()), (0, 1));
+    fed.index.assume(allotment);
+    fed.claim(allocated(claim("c", "gpu.tessera.dev"), 80));
+    assert_eq!(fed.taken(), 80, "what is assumed and what is seen are one grant");
+    fed.index.forget(&allotment.claim);
+    assert_eq!(fed.taken(), 80);
+}
+
+#[test]
+fn old_news_of_a_claim_is_ignored() {
+    let mut fed = Fed::with_gpu();
+    let old = fed.object(claim("c", "gpu.tessera.dev"));
+    fed.claim(allocated(claim("c", "gpu.tessera.dev"), 19));
+    fed.index.apply_claim(&old).unwrap();
+    assert_eq!(fed.taken(), 19);
+}
+
+#[test]
+fn an_answer_to_a_write_does_not_bring_a_deleted_claim_back() {
+    let mut fed = Fed::with_gpu();
+    let claim_object = fed.claim(claim("c", "gpu.tessera.dev"));
+    let answer = fed.object(allocated(claim("c", "gpu.tessera.dev"), 19));
+    fed.index.remove_claim(&claim_object);
+    fed.index.apply_written_claim(&answer).unwrap();
+    assert_eq!(fed.taken(), 0);
+}
+
+#[test]
+fn capacity_stays_taken_until_no_bound_pod_refers_to_the_claim() {
+    let mut fed = Fed::with_gpu();
+    let object = fed.claim(reserved(allocated(claim("c", "gpu.tessera.dev"), 19), "p"));
+    fed.pod(on_node(pod("p", &["c"]), "Running"));
+    fed.pod(on_node(pod("q", &["c"]), "Running"));
+    assert_eq!(fed.taken(), 19);
+    fed.index.remove_claim(&object);
+    assert_eq!(fed.taken(), 19, "its containers run");
+    fed.pod(on_node(pod("p", &["c"]), "Succeeded"));
+    assert_eq!(fed.taken(), 19, "the second one still does");
+    fed.index.remove_pod(&read(pod("q", &["c"])));
+    assert_eq!(fed.taken(), 0);
+}
+
+#[test]
+fn a_claim_moved_under_a_running_pod_takes_both_places() {
+    let mut fed = Fed::with_gpu();
+    fed.slice("node-a", 2, 1, json!([gpu("gpu-0"), gpu("gpu-1")]));
+    fed.claim(allocated(claim("c", "gpu.tessera.dev"), 19));
+    fed.pod(on_node(pod("p", &["c"]), "Running"));
+    let mut moved = allocated(claim("c", "gpu.tessera.dev"), 30);
+    moved["status"]["allocation"]["devices"]["results"][0]["device"] = "gpu-1".into();
+    fed.claim(moved);
+    assert_eq!(fed.taken(), 19, "of gpu-0, where its containers still are");
+    fed.pod(on_node(pod("p", &["c"]), "Failed"));
+    assert_eq!(fed.taken(), 0);
+}
+
+#[test]
+fn a_claim_made_anew_under_the_same_name_is_another_claim() {
+    let mut fed = Fed::with_gpu();
+    let first = fed.claim(allocated(claim("c", "gpu.tessera.dev"), 19));
+    fed.pod(on_node(pod("p", &["c"]), "Running"));
+    fed.index.remove_claim(&first);
+    let mut second = allocated(claim("c", "gpu.tessera.dev"), 30);
+    second["metadata"]["uid"] = "uid-second".into();
+    fed.claim(second);
+    assert_eq!(fed.taken(), 49);
+    fed.index.remove_pod(&read(pod("p", &["c"])));
+    assert_eq!(fed.taken(), 30);
+}
+
+#[test]
+fn requests_are_booked_where_a_pod_runs_or_its_claims_will_have_it_go() {
+    let mut fed = Fed::with_gpu();
+    fed.claim(claim("c", "gpu.tessera.dev"));
+    fed.pod(pod("p", &["c"]));
+    assert_eq!(fed.cpu_used(), Quantity::ZERO);
+    fed.claim(allocated(claim("c", "gpu.tessera.dev"), 19));
+    assert_eq!(fed.cpu_used(), Quantity::from_integer(2), "expected there");
+    fed.pod(on_node(pod("p", &["c"]), "Running"));
+    assert_eq!(fed.cpu_used(), Quantity::from_integer(2), "not twice");
+    fed.node("node-a", "16");
+    assert_eq!(fed.cpu_used(), Quantity::from_integer(2), "a change of the node does not lose it");
+    fed.pod(on_node(pod("p", &["c"]), "Succeeded"));
+    assert_eq!(fed.cpu_used(), Quantity::ZERO);
+}
+
+#[test]
+fn the_scope_of_a_claim_is_read_off_its_selectors() {
+    let mut fed = Fed::with_gpu();
+    fed.class("nic", "device.driver == 'nic.example.com' && device.attributes['nic.example.com'].fast");
+    fed.class("any", "device.attributes['x.example.com'].?y.orValue(0) == 0");
+    let scope = |fed: &mut Fed, classes: &[&str]| {
+        let requests: Vec<Value> = classes
+            .iter()
+            .enumerate()
+            .map(|(i, class)| json!({"name": format!("r{i}"), "exactly": {"deviceClassName": class}}))
+            .collect();
+        let name = classes.join("-").replace('.', "-");
+        let mut object = claim(&name, "");
+        object["spec"]["devices"]["requests"] = requests.into();
+        fed.claim(object);
+        fed.index.scope(&ClaimUid::new(format!("uid-{name}")).unwrap()).unwrap()
+    };
+    assert_eq!(scope(&mut fed, &["gpu.tessera.dev"]), Scope::Ours);
+    assert_eq!(scope(&mut fed, &["nic"]), Scope::Foreign);
+    assert_eq!(scope(&mut fed, &["any"]), Scope::Any);
+    assert_eq!(scope(&mut fed, &["gpu.tessera.dev", "any"]), Scope::Ours);
+    assert_eq!(scope(&mut fed, &["any", "nic"]), Scope::Foreign);
+    assert_eq!(scope(&mut fed, &["gpu.tessera.dev", "nic"]), Scope::Mixed);
+}
+
+#[test]
+fn a_claim_for_two_drivers_blocks_its_pod() {
+    let mut fed = Fed::with_gpu();
+    fed.class("nic", "device.driver == 'nic.example.com'");
+    let mut mixed = claim("c", "gpu.tessera.dev");
+    let second = json!({"name": "nic", "exactly": {"deviceClassName": "nic"}});
+    mixed["spec"]["devices"]["requests"].as_array_mut().unwrap().push(second);
+    fed.claim(mixed);
+    fed.pod(pod("p", &["c"]));
+    let work = fed.index.work();
+    assert!(work.pending.is_empty());
+    assert_eq!(work.blocked[0].obstacle, Obstacle::MixedDrivers);
+}
+
+#[test]
+fn a_foreign_claim_narrows_the_nodes_once_it_is_allocated() {
+    let mut fed = Fed::with_gpu();
+    fed.class("nic", "device.driver == 'nic.example.com'");
+    fed.claim(claim("ours", "gpu.tessera.dev"));
+    fed.claim(claim("theirs", "nic"));
+    fed.pod(pod("p", &["ours", "theirs"]));
+    assert_eq!(fed.index.work().pending[0].claims.len(), 1);
+    let mut theirs = allocated(claim("theirs", "nic"), 1);
+    theirs["status"]["allocation"]["devices"]["results"][0]["driver"] = "nic.example.com".into();
+    fed.claim(theirs);
+    let pending = &fed.index.work().pending[0];
+    assert!(
+        matches!(&pending.claims[1], PodClaim::Allocated { nodes: Some(nodes), .. } if nodes.single_node() == Some("node-a"))
+    );
+    assert_eq!(fed.taken(), 0, "devices of others are not ours to count");
+}
+
+#[test]
+fn slices_of_other_drivers_and_devices_outside_the_fence_are_not_given_out() {
+    let mut fed = Fed::new();
+    fed.node("node-a", "8");
+    fed.class("gpu.tessera.dev", "device.driver == 'gpu.tessera.dev'");
+    let mut foreign = slice("foreign", "node-a", 1, 1, json!([gpu("gpu-0")]));
+    foreign.spec.driver = "gpu.example.com".to_owned();
+    fed.index.apply_slice(&foreign).unwrap();
+    assert!(fed.index.snapshot().slices.is_empty());
+    let mut unfenced = gpu("gpu-0");
+    unfenced["taints"] = json!([]);
+    fed.slice("node-a", 1, 1, json!([unfenced]));
+    fed.claim(claim("c", "gpu.tessera.dev"));
+    fed.pod(pod("p", &["c"]));
+    assert!(plan(&fed.index.snapshot(), &fed.index.work().pending, Settings::default()).decisions.is_empty());
+}
+
+#[test]
+fn a_taint_rule_keeps_claims_off_a_device_until_it_is_gone() {
+    let mut fed = Fed::with_gpu();
+    fed.claim(claim("c", "gpu.tessera.dev"));
+    fed.pod(pod("p", &["c"]));
+    let rule = read(json!({
+        "metadata": {"name": "broken"},
+        "spec": {
+            "deviceSelector": {"driver": "gpu.tessera.dev", "pool": "node-a"},
+            "taint": {"key": "example.com/broken", "effect": "NoSchedule"},
+        },
+    }));
+    let decisions = |fed: &Fed| {
+        plan(&fed.index.snapshot(), &fed.index.work().pending, Settings::default()).decisions.len()
+    };
+    fed.index.apply_taint_rule(&rule);
+    assert_eq!(decisions(&fed), 0);
+    fed.slice("node-a", 1, 1, json!([gpu("gpu-0")]));
+    assert_eq!(decisions(&fed), 0, "a slice that is published anew is tainted as well");
+    fed.index.remove_taint_rule(&rule);
+    assert_eq!(decisions(&fed), 1);
+}
+
+#[test]
+fn nothing_is_planned_from_a_slice_that_cannot_be_read() {
+    let mut fed = Fed::with_gpu();
+    let mut broken = gpu("gpu-0");
+    broken["capacity"]["memory"]["value"] = "much".into();
+    let error = fed.index.apply_slice(&slice("node-a-1", "node-a", 1, 1, json!([broken]))).unwrap_err();
+    assert!(error.to_string().contains("capacity[memory].value"), "{error}");
+    assert!(fed.index.snapshot().slices.is_empty());
+}
+
+#[test]
+fn allocations_that_nobody_needs_are_found() {
+    let mut fed = Fed::with_gpu();
+    fed.claim(allocated(claim("c", "gpu.tessera.dev"), 19));
+    fed.pod(pod("p", &["c"]));
+    assert_eq!(fed.index.abandoned(), Vec::<ClaimUid>::new(), "a pod waits for it");
+    fed.index.remove_pod(&read(pod("p", &["c"])));
+    assert_eq!(fed.index.abandoned(), [ClaimUid::new("uid-c").unwrap()]);
+    fed.claim(reserved(allocated(claim("c", "gpu.tessera.dev"), 19), "p"));
+    assert_eq!(
+        fed.index.abandoned(),
+        Vec::<ClaimUid>::new(),
+        "what is reserved is kube-controller-manager's to clear"
+    );
+}
+
+#[test]
+fn only_unreserved_claims_of_the_oldest_waiting_pod_can_be_taken_back() {
+    let mut fed = Fed::with_gpu();
+    let (mut old, mut young) = (pod("old", &["c"]), pod("young", &["c"]));
+    old["metadata"]["creationTimestamp"] = "2026-11-21T00:00:00Z".into();
+    young["metadata"]["creationTimestamp"] = "2026-11-21T00:00:01Z".into();
+    fed.claim(allocated(claim("c", "gpu.tessera.dev"), 19));
+    fed.pod(young);
+    fed.pod(old);
+    let movable = |fed: &Fed, name: &str| {
+        let waiting = fed.index.waiting();
+        waiting.iter().find(|w| w.pod == PodUid::new(&format!("uid-{name}"))).unwrap().movable.len()
+    };
+    assert_eq!((movable(&fed, "old"), movable(&fed, "young")), (1, 0));
+    fed.claim(reserved(allocated(claim("c", "gpu.tessera.dev"), 19), "old"));
+    assert_eq!(movable(&fed, "old"), 0);
+}
+
+#[test]
+fn an_audit_reports_a_device_that_is_given_out_twice() {
+    let mut fed = Fed::with_gpu();
+    fed.claim(allocated(claim("a", "gpu.tessera.dev"), 50));
+    assert_eq!(fed.index.audit().overcommitted, []);
+    fed.claim(allocated(claim("b", "gpu.tessera.dev"), 50));
+    let audit = fed.index.audit();
+    assert_eq!(audit.overcommitted.len(), 1);
+    assert!(!audit.drifted);
+}
