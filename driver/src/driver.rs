@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     base_spec::{BaseSpec, DriverRoot},
     events::Events,
+    http::Endpoints,
     inventory::{Outlets, Watcher, WatcherHandle},
     kubelet::{
         registration::Registered,
@@ -79,6 +80,7 @@ pub struct Driver {
     stop: CancellationToken,
     sockets: SocketPaths,
     metrics: Arc<Metrics>,
+    journal: Arc<JournalStore>,
     claims: Arc<DetachedClaims>,
     _watcher: WatcherHandle,
 }
@@ -101,15 +103,14 @@ impl Driver {
         let files = ShareFiles::new(paths.clone(), mounts);
         let executor = Executor::new(files, SpecStore::new(&cdi_dir), Arc::clone(&base));
         let journal = Arc::new(JournalStore::new(paths.clone()));
-        let node = Arc::new(Node { paths, journal, executor, library });
+        let node = Arc::new(Node { paths, journal: Arc::clone(&journal), executor, library });
         let source = ClaimSource::new(client.clone());
         repair_node(&node, &source, &pool).await?;
 
         let (hardware_sender, hardware) = watch::channel(Arc::default());
         let (health_sender, health) = watch::channel(Arc::default());
         let outlets = Outlets { hardware: hardware_sender, health: health_sender };
-        let journal = node.journal.watch();
-        let watcher = Watcher::new(gpus, pool.clone(), base, journal.clone(), Arc::clone(&metrics), outlets);
+        let watcher = Watcher::new(gpus, pool.clone(), base, journal.watch(), Arc::clone(&metrics), outlets);
         let watcher = watcher.spawn().context("the thread that watches the GPUs cannot be started")?;
 
         let events = Events::new(client.clone(), node_name.clone());
@@ -119,19 +120,29 @@ impl Driver {
             tracing::info!(path = %path.display(), "an abandoned socket is removed");
         }
         let servers = KubeletServers::start(&sockets, DRIVER_NAME, Arc::clone(&claims), health)?;
-        tokio::spawn(keep_gauges(journal.clone(), servers.registered(), Arc::clone(&metrics), begun));
+        tokio::spawn(keep_gauges(journal.watch(), servers.registered(), Arc::clone(&metrics), begun));
 
         let stop = CancellationToken::new();
         let slices = SliceSource::new(node_name, settings.device_order);
-        let publisher = Publisher::new(client, slices, hardware, journal, Arc::clone(&metrics));
+        let publisher = Publisher::new(client, slices, hardware, journal.watch(), Arc::clone(&metrics));
         tokio::spawn(publisher.run(stop.clone()));
-        Ok(Self { servers, stop, sockets, metrics, claims, _watcher: watcher })
+        Ok(Self { servers, stop, sockets, metrics, journal, claims, _watcher: watcher })
     }
 
     /// Its sockets.
     #[must_use]
     pub fn sockets(&self) -> &SocketPaths {
         &self.sockets
+    }
+
+    /// What `/metrics` and `/healthz` look at.
+    #[must_use]
+    pub fn endpoints(&self) -> Endpoints {
+        Endpoints {
+            metrics: Arc::clone(&self.metrics),
+            sockets: self.sockets.clone(),
+            journal: Arc::clone(&self.journal),
+        }
     }
 
     /// Its metrics.

@@ -17,7 +17,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint};
 
-use crate::{kubelet::socket::SocketPaths, metrics::Metrics};
+use crate::{kubelet::socket::SocketPaths, metrics::Metrics, state::journal::JournalStore};
 
 /// What the endpoints look at.
 #[derive(Clone, Debug)]
@@ -26,9 +26,11 @@ pub struct Endpoints {
     pub metrics: Arc<Metrics>,
     /// The sockets that must answer.
     pub sockets: SocketPaths,
+    /// The journal that must be readable.
+    pub journal: Arc<JournalStore>,
 }
 
-/// For both calls of a health check. The kubelet's probes wait 1 s by default; charts set more.
+/// For a whole health check. The kubelet's probes wait 1 s by default; charts set more.
 const TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Serves until `stop`. Returns the address it is bound to.
@@ -58,13 +60,21 @@ async fn metrics(State(endpoints): State<Endpoints>) -> impl IntoResponse {
     ([(header::CONTENT_TYPE, OPEN_METRICS)], endpoints.metrics.render())
 }
 
-/// Healthy is who answers on both sockets: a server that hangs, or a socket that somebody removed, is found by calling.
+/// Healthy is who answers on both sockets and can read the journal: a server that hangs, a socket that somebody removed, or a journal
+/// that a restart would rebuild is found by trying.
 async fn healthz(State(endpoints): State<Endpoints>) -> (StatusCode, String) {
-    match tokio::time::timeout(TIMEOUT, call_both(&endpoints.sockets)).await {
+    match tokio::time::timeout(TIMEOUT, check(&endpoints)).await {
         Ok(Ok(())) => (StatusCode::OK, "ok\n".to_owned()),
         Ok(Err(error)) => (StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")),
         Err(_) => (StatusCode::SERVICE_UNAVAILABLE, format!("no answer within {} s\n", TIMEOUT.as_secs())),
     }
+}
+
+async fn check(endpoints: &Endpoints) -> Result<(), String> {
+    call_both(&endpoints.sockets).await?;
+    let journal = Arc::clone(&endpoints.journal);
+    let locked = tokio::task::spawn_blocking(move || journal.lock().map(drop)).await;
+    locked.map_err(|error| error.to_string())?.map_err(|error| crate::report::chain(&error))
 }
 
 async fn call_both(sockets: &SocketPaths) -> Result<(), String> {

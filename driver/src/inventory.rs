@@ -15,7 +15,7 @@ use std::{
 use jiff::Timestamp;
 use tessera_api::{
     Inventory,
-    gpu::Health,
+    gpu::{Health, UnpublishedReason},
     names::{GpuUuid, PoolName},
 };
 use tessera_gpu::{GpuLibrary, HealthEvent, HealthEventKind, HealthWatch};
@@ -306,8 +306,15 @@ fn health_of(state: &HardwareState, pool: &PoolName, in_use: &BTreeSet<GpuUuid>)
         .collect();
     for gpu in in_use.iter().filter(|gpu| inventory.gpu(gpu).is_none()) {
         let known = inventory.unpublished.iter().find(|unpublished| unpublished.uuid.as_ref() == Some(gpu));
-        let reason = known.map_or_else(|| "the GPU is gone".to_owned(), |known| known.reason.to_string());
-        devices.push(device(gpu, Some(false), reason));
+        let (healthy, message) = match known.map(|known| &known.reason) {
+            None => (Some(false), "the GPU is gone".to_owned()),
+            Some(reason @ (UnpublishedReason::Lost | UnpublishedReason::Unreadable { .. })) => {
+                (Some(false), reason.to_string())
+            }
+            // Taken out of sharing by somebody; that says nothing of its health.
+            Some(reason) => (None, reason.to_string()),
+        };
+        devices.push(device(gpu, healthy, message));
     }
     devices
 }

@@ -15,7 +15,7 @@ use crate::{
     args::{Args, LogFormat},
     base_spec::DriverRoot,
     driver::{Driver, Edges, Settings},
-    http::{self, Endpoints},
+    http,
     slices::SliceSource,
     state::mounts::KernelMounts,
 };
@@ -73,9 +73,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let edges = Edges { client: client(kubeconfig).await?, gpus, mounts: Arc::new(KernelMounts) };
     let mut driver = Driver::start(settings, edges).await?;
     if let Some(address) = metrics_address.0 {
-        let endpoints =
-            Endpoints { metrics: Arc::clone(driver.metrics()), sockets: driver.sockets().clone() };
-        let bound = http::serve(address, endpoints, driver.stopping()).await;
+        let bound = http::serve(address, driver.endpoints(), driver.stopping()).await;
         let bound = bound.with_context(|| format!("--metrics-address {address} cannot be served"))?;
         tracing::info!(%bound, "serving /metrics and /healthz");
     }

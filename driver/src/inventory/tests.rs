@@ -1,6 +1,6 @@
 use std::sync::Mutex;
 
-use tessera_api::gpu::{ComputeCapability, CudaVersion, Gpu, Unpublished, UnpublishedReason};
+use tessera_api::gpu::{ComputeCapability, CudaVersion, Gpu, Unpublished};
 use tessera_cdi::SpecStore;
 use tessera_gpu::{GpuMemory, GpuProcess, LibraryError, Xid};
 
@@ -151,6 +151,11 @@ fn a_gpu_that_vanished_under_a_claim_is_reported_unhealthy() {
 
     assert_eq!(healths(&bench), [(OTHER.to_lowercase(), Some(true)), (GPU.to_lowercase(), Some(false))]);
     assert!(bench.health.borrow().devices[1].message.contains("bus"), "{:?}", bench.health.borrow());
+
+    // Taken out by the operator: nobody knows.
+    let excluded = inventory(&[GPU, OTHER]).excluding(&BTreeSet::from([uuid(GPU)]));
+    bench.watcher.found(excluded);
+    assert_eq!(healths(&bench), [(OTHER.to_lowercase(), Some(true)), (GPU.to_lowercase(), None)]);
 }
 
 #[test]

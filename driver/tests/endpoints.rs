@@ -1,0 +1,77 @@
+//! `/metrics` and `/healthz`, over HTTP.
+
+mod stand_in;
+
+use std::fs;
+
+use stand_in::{kubelet::Kubelet, node::Node};
+use tessera_driver::{driver::Driver, http};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+
+/// Asks for `path`; the status line's code, and the body.
+async fn get(driver: &Driver, path: &str) -> (u16, String) {
+    let address = "127.0.0.1:0".parse().expect("an address");
+    let bound = http::serve(address, driver.endpoints(), driver.stopping()).await.expect("served");
+    let mut connection = TcpStream::connect(bound).await.expect("a connection");
+    let request = format!("GET {path} HTTP/1.1\r\nHost: driver\r\nConnection: close\r\n\r\n");
+    connection.write_all(request.as_bytes()).await.expect("sent");
+    let mut answer = String::new();
+    connection.read_to_string(&mut answer).await.expect("an answer");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
+    let code = head.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("a status");
+    (code, body.to_owned())
+}
+
+#[tokio::test]
+async fn a_driver_that_serves_is_healthy() {
+    let node = Node::with_gpus(1);
+    let driver = node.start().await;
+    assert_eq!(get(&driver, "/healthz").await.0, 200);
+}
+
+#[tokio::test]
+async fn a_removed_socket_is_found() {
+    let node = Node::with_gpus(1);
+    let driver = node.start().await;
+    fs::remove_file(&driver.sockets().plugin).expect("removed");
+    let (code, body) = get(&driver, "/healthz").await;
+    assert_eq!(code, 503);
+    assert!(body.contains("dra.sock"), "{body}");
+}
+
+#[tokio::test]
+async fn an_unreadable_journal_asks_for_a_restart() {
+    let node = Node::with_gpus(1);
+    let driver = node.start().await;
+    fs::write(node.paths().journal(), "not a journal").expect("written");
+    let (code, body) = get(&driver, "/healthz").await;
+    assert_eq!(code, 503);
+    assert!(body.contains("journal"), "{body}");
+}
+
+#[tokio::test]
+async fn metrics_count_what_was_done() {
+    let node = Node::with_gpus(2);
+    let driver = node.start().await;
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    kubelet.prepare(node.allocate("a", &[(0, 1, 0)])).await.expect("prepared");
+    kubelet.prepare(node.allocate("huge", &[(0, 99, 0)])).await.expect_err("refused");
+
+    let (code, body) = get(&driver, "/metrics").await;
+    assert_eq!(code, 200);
+    for line in [
+        "tessera_claims_prepared 1",
+        "tessera_gpus_published 2",
+        "tessera_driver_registered 1",
+        "tessera_driver_hardware_known 1",
+        r#"tessera_claim_operations_total{operation="Prepare",outcome="Done"} 1"#,
+        r#"tessera_claim_operations_total{operation="Prepare",outcome="Failed"} 1"#,
+        r#"tessera_claim_operation_seconds_count{operation="Prepare"} 2"#,
+        r#"tessera_driver_slice_writes_total{verb="Create"} 1"#,
+    ] {
+        assert!(body.contains(line), "{line} is not in:\n{body}");
+    }
+}
