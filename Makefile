@@ -1,0 +1,48 @@
+# The menu. `make help` lists it; everything behind it is cargo, or a script that can be run by itself.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+CARGO ?= cargo
+target := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
+
+# What runs as a process of its own in the demo and in the tests.
+programs := tessera-driver tessera-controller tessera-intercept tessera-probe tessera-fake-world tessera-fake-nvml \
+            tessera-fake-cuda tessera-simcluster
+
+.PHONY: help
+help: ## Show this menu
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+.PHONY: build
+build: ## Build the programs that the demo and the tests run
+	$(CARGO) build --locked $(addprefix --package=,$(programs))
+
+.PHONY: demo
+demo: build ## Show the whole of Tessera on this machine: no root, no GPU, no Kubernetes needed
+	$(target)/debug/tessera-simcluster demo
+
+.PHONY: test
+test: build ## Run every test that needs neither root nor a cluster
+	$(CARGO) test --locked --workspace --exclude tessera-e2e $(if $(SHOW_SKIPPED),-- --show-output)
+	$(CARGO) test --locked --package tessera-e2e --lib --test layers $(if $(SHOW_SKIPPED),-- --show-output)
+	$(CARGO) test --locked --package tessera-e2e --test simcluster
+
+.PHONY: e2e
+e2e: ## Run Tessera on a real Kubernetes 1.37 on this machine (root and Go; fake GPUs; 15 minutes the first time)
+	e2e/cluster/run.sh
+
+.PHONY: e2e-kind
+e2e-kind: ## The same tests on kind (Docker)
+	e2e/cluster/kind.sh
+
+.PHONY: lint
+lint: ## Formatting, clippy, documentation, dependencies, shell scripts, the chart
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --quiet
+	$(CARGO) deny --offline --locked check --hide-inclusion-graph bans licenses sources
+	e2e/cluster/lint.sh
+
+.PHONY: bench
+bench: build ## Print the figures: kubelet calls, start, memory (with the machine they were taken on)
+	$(CARGO) bench --locked --package tessera-driver --bench node

@@ -1,0 +1,103 @@
+//! Holds the workspace to the table of docs/architecture.md: who may depend on whom.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+/// What one crate depends on within the workspace.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Dependencies {
+    directory: String,
+    shipped: BTreeSet<String>,
+    tests: BTreeSet<String>,
+}
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+/// The rows of the document's table that begin with a crate of ours.
+fn allowed() -> BTreeMap<String, Dependencies> {
+    let document = std::fs::read_to_string(repository().join("docs/architecture.md")).unwrap();
+    let words = |cell: &str| cell.split_whitespace().map(str::to_owned).collect();
+    let rows = document.lines().filter(|line| line.starts_with("| tessera-"));
+    rows.map(|row| {
+        let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
+        let [name, directory, _what, shipped, tests] = cells[..] else { panic!("a row with other cells: {row}") };
+        let entry = Dependencies { directory: directory.into(), shipped: words(shipped), tests: words(tests) };
+        (name.to_owned(), entry)
+    })
+    .collect()
+}
+
+/// What cargo says.
+fn actual() -> BTreeMap<String, Dependencies> {
+    let cargo = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version=1", "--no-deps", "--offline"])
+        .current_dir(repository())
+        .output()
+        .unwrap();
+    assert!(cargo.status.success(), "{}", String::from_utf8_lossy(&cargo.stderr));
+    let metadata: Value = serde_json::from_slice(&cargo.stdout).unwrap();
+    metadata["packages"].as_array().unwrap().iter().map(package).collect()
+}
+
+fn package(package: &Value) -> (String, Dependencies) {
+    let manifest = Path::new(package["manifest_path"].as_str().unwrap());
+    let directory = manifest.parent().unwrap().strip_prefix(repository()).unwrap();
+    let mut found = Dependencies { directory: directory.display().to_string(), ..Dependencies::default() };
+    for dependency in package["dependencies"].as_array().unwrap() {
+        let name = dependency["name"].as_str().unwrap();
+        // Ours are those that come by path.
+        if dependency["path"].is_string() {
+            let kind = if dependency["kind"] == "dev" { &mut found.tests } else { &mut found.shipped };
+            kind.insert(name.to_owned());
+        }
+    }
+    (package["name"].as_str().unwrap().to_owned(), found)
+}
+
+#[test]
+fn every_crate_has_a_row_at_its_directory() {
+    let rows: BTreeMap<_, _> = allowed().into_iter().map(|(name, row)| (name, row.directory)).collect();
+    let crates: BTreeMap<_, _> = actual().into_iter().map(|(name, row)| (name, row.directory)).collect();
+    assert_eq!(rows, crates);
+}
+
+#[test]
+fn no_crate_depends_on_more_than_its_row_allows() {
+    let allowed = allowed();
+    for (name, found) in actual() {
+        let row = &allowed[&name];
+        let tests: BTreeSet<_> = row.shipped.union(&row.tests).cloned().collect();
+        assert!(found.shipped.is_subset(&row.shipped), "{name} depends on {:?}", found.shipped);
+        assert!(found.tests.is_subset(&tests), "the tests of {name} depend on {:?}", found.tests);
+    }
+}
+
+#[test]
+fn what_ships_depends_on_nothing_that_never_does() {
+    let stands_in = |directory: &str| ["fake", "simcluster", "e2e", "judge"].iter().any(|at| directory.starts_with(at));
+    let crates = actual();
+    for (name, found) in crates.iter().filter(|(_, found)| !stands_in(&found.directory)) {
+        for dependency in &found.shipped {
+            assert!(!stands_in(&crates[dependency].directory), "{name} ships with {dependency}");
+        }
+    }
+}
+
+#[test]
+fn the_pure_crates_stay_pure() {
+    let impure = ["tokio", "kube", "axum", "hyper", "tonic", "rustix", "libc", "tempfile"];
+    for name in ["api", "allocator", "index"] {
+        let manifest = std::fs::read_to_string(repository().join(name).join("Cargo.toml")).unwrap();
+        let shipped = manifest.split("[dev-dependencies]").next().unwrap();
+        let table = shipped.split("[dependencies]").nth(1).unwrap();
+        for line in table.lines() {
+            let dependency = line.split(['=', '.', ' ']).next().unwrap();
+            assert!(!impure.contains(&dependency), "{name} must not depend on {dependency}");
+        }
+    }
+}
