@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use futures::future::BoxFuture;
+use futures::future::LocalBoxFuture;
 
 use crate::runner::{Figure, Outcome, Runner};
 use crate::scenario::ScenarioFile;
@@ -59,7 +59,7 @@ pub struct Trial<'a> {
     /// Its name.
     pub name: String,
     /// What it does.
-    pub run: BoxFuture<'a, TrialOutcome>,
+    pub run: LocalBoxFuture<'a, TrialOutcome>,
 }
 
 /// The trials of all scenario files.

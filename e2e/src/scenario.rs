@@ -105,11 +105,17 @@ pub struct Probe {
     /// Which container; the only one without.
     #[serde(default)]
     pub container: Option<String>,
+    /// Which containers, instead.
+    #[serde(default)]
+    pub containers: Vec<String>,
     /// The line's `event`.
     pub event: String,
     /// What else is in it, see [`crate::expectation`].
-    #[serde(default)]
+    #[serde(default = "anything")]
     pub has: Value,
+    /// What numbers of it come to over all pods and containers of the step.
+    #[serde(default)]
+    pub sum: BTreeMap<String, Value>,
     /// Seconds.
     #[serde(default = "patience")]
     pub within: u64,
@@ -181,12 +187,26 @@ pub struct Room {
     pub within: u64,
 }
 
+fn anything() -> Value {
+    Value::Object(serde_json::Map::new())
+}
+
 fn one() -> u32 {
     1
 }
 
 fn patience() -> u64 {
     PATIENCE
+}
+
+impl Probe {
+    /// The containers to look at; one without a name is the only one of its pod.
+    pub fn wanted_containers(&self) -> Vec<Option<&str>> {
+        match (&self.container, &self.containers[..]) {
+            (None, []) => vec![None],
+            (one, more) => one.iter().chain(more).map(|name| Some(name.as_str())).collect(),
+        }
+    }
 }
 
 /// A time limit from a step.

@@ -1,5 +1,6 @@
 //! Steps about pods and what runs in them.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures::{AsyncBufReadExt, TryStreamExt};
@@ -34,15 +35,26 @@ impl Run<'_> {
     }
 
     pub(super) async fn probe(&self, step: &Probe) -> Result<(), StepError> {
-        for pod in &step.pods.0 {
-            let container =
-                self.container_began(pod, step.container.as_deref(), seconds(step.within)).await?;
+        let mut sums: BTreeMap<&str, i128> = BTreeMap::new();
+        for (pod, container) in
+            step.pods.0.iter().flat_map(|pod| step.wanted_containers().into_iter().map(move |c| (pod, c)))
+        {
+            let container = self.container_began(pod, container, seconds(step.within)).await?;
             let of = format!("container {container} of pod {pod}");
             let line = self.line(pod, &container, &step.event, seconds(step.within)).await?;
-            compare(&step.has, &line).map_err(|difference| StepError::Differs {
-                of,
-                difference: format!("{difference}, in {line}"),
-            })?;
+            let differs = |difference| StepError::Differs { of: of.clone(), difference };
+            compare(&step.has, &line).map_err(|difference| differs(format!("{difference}, in {line}")))?;
+            for field in step.sum.keys() {
+                let number =
+                    line[field].as_i64().ok_or_else(|| differs(format!("no number `{field}` in {line}")))?;
+                *sums.entry(field).or_default() += i128::from(number);
+            }
+        }
+        for (field, expected) in &step.sum {
+            let sum = sums.get(field.as_str()).copied().unwrap_or_default();
+            let sum = i64::try_from(sum).unwrap_or(i64::MAX).into();
+            compare(expected, &sum)
+                .map_err(|difference| StepError::Differs { of: format!("the sum of {field}"), difference })?;
         }
         Ok(())
     }
@@ -57,8 +69,10 @@ impl Run<'_> {
         let what = format!("container {} of pod {pod} to run", container.unwrap_or_default());
         let judge = |pod: Option<&Pod>| {
             let statuses = pod.and_then(|pod| pod.status.as_ref()).map(|status| {
-                let all = status.init_container_statuses.iter().chain(&status.container_statuses);
-                all.flatten().filter(|status| container.is_none_or(|name| name == status.name))
+                // The only container of a pod is the only one that is no init container.
+                let init = status.init_container_statuses.iter().filter(|_| container.is_some());
+                let all = init.chain(&status.container_statuses).flatten();
+                all.filter(|status| container.is_none_or(|name| name == status.name))
             });
             let mut statuses = statuses.into_iter().flatten();
             match statuses.find(|status| status.state.as_ref().is_some_and(began)) {
