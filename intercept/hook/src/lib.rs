@@ -1,1 +1,48 @@
-//! The interceptor library that holds a container to its grants.
+//! `libtessera_intercept.so`: loaded into every program of a container, it holds the program to the container's grants.
+//!
+//! ```text
+//!  program ----------> hook (memory, pool, vmm, array, context, info, nvml, launch)
+//!    dlsym, cuGetProcAddress --> resolve: hands out hooks for the driver's functions
+//!                        |
+//!                        v  charge, then call the driver, then keep or undo
+//!                      charge --> state (one lock, never held over a driver call)
+//!                                   |-- shares: /dev/tessera/<id>/{grant,ledger}, by GPU UUID
+//!                                   `-- pointers: what each pointer costs
+//!                        |
+//!                        v
+//!                      route: the driver's own functions, found in its ELF tables
+//! ```
+//!
+//! It is a guest in programs that know nothing of it. So it has no constructor, no thread and no signal handler; it never
+//! prints, never panics, and takes memory for itself from the kernel only. As it ships (`--profile intercept`) it is
+//! `no_std` and needs nothing but libc. Where anything is unclear it gives no memory.
+#![cfg_attr(panic = "abort", no_std)]
+
+mod array;
+mod charge;
+mod context;
+mod cuda;
+mod elf;
+mod grants;
+mod info;
+mod launch;
+mod ledger_lock;
+mod memory;
+mod nvml;
+mod pointers;
+mod pool;
+mod resolve;
+mod root;
+mod route;
+mod shares;
+mod state;
+mod sys;
+mod vmm;
+
+/// Nothing in here panics; the language wants to know what if.
+#[cfg(panic = "abort")]
+#[panic_handler]
+fn panicked(_: &core::panic::PanicInfo<'_>) -> ! {
+    // SAFETY: ends the process, as a panic without unwinding does.
+    unsafe { libc::abort() }
+}

@@ -21,16 +21,30 @@ pub enum Refused {
 pub struct Account {
     slot: usize,
     held: u64,
+    /// What its contexts cost, once they are paid; part of `held`.
+    contexts: Option<u64>,
 }
 
 impl Account {
     /// Begins with an attached slot.
     #[must_use]
     pub const fn new(slot: usize) -> Self {
-        Self { slot, held: 0 }
+        Self { slot, held: 0, contexts: None }
     }
 
-    /// Bytes this process holds.
+    /// Index of its slot.
+    #[must_use]
+    pub const fn slot(&self) -> usize {
+        self.slot
+    }
+
+    /// Whether [`Account::pay_for_contexts`] was done.
+    #[must_use]
+    pub const fn has_paid_for_contexts(&self) -> bool {
+        self.contexts.is_some()
+    }
+
+    /// Bytes this process holds, those of its contexts included.
     #[must_use]
     pub const fn held(&self) -> u64 {
         self.held
@@ -52,9 +66,21 @@ impl Account {
         Ok(taken)
     }
 
-    /// Gives bytes back, at most what is held. Answers how many.
+    /// Takes what the contexts of this process cost; they are held as long as the process lives.
+    ///
+    /// # Errors
+    /// As [`Account::take`].
+    pub fn pay_for_contexts(&mut self, ledger: &LedgerPage, bytes: u64, limit: u64) -> Result<(), Refused> {
+        if bytes > 0 {
+            self.take(ledger, bytes, bytes, limit)?;
+        }
+        self.contexts = Some(bytes);
+        Ok(())
+    }
+
+    /// Gives bytes back, at most what is held beside contexts. Answers how many.
     pub fn give(&mut self, ledger: &LedgerPage, bytes: u64) -> u64 {
-        let bytes = bytes.min(self.held);
+        let bytes = bytes.min(self.held.saturating_sub(self.contexts.unwrap_or(0)));
         self.held -= bytes;
         change::give(ledger, self.slot, bytes);
         bytes

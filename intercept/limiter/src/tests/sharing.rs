@@ -51,6 +51,17 @@ fn a_process_gets_memory_up_to_the_limit_and_not_one_byte_more() {
 }
 
 #[test]
+fn contexts_are_paid_for_once_and_held_for_life() {
+    let (ledger, locks) = (fresh(), Locks::default());
+    let mut account = account(&ledger, &locks);
+    assert_eq!(account.pay_for_contexts(&ledger, 30, 100), Ok(()));
+    assert_eq!(account.take(&ledger, 71, 71, 100), Err(Refused::Limit));
+    assert_eq!(account.take(&ledger, 70, 70, 100), Ok(70));
+    assert_eq!(account.give(&ledger, 1000), 70);
+    assert_eq!(used(&ledger), 30);
+}
+
+#[test]
 fn a_limit_below_what_is_held_refuses_more_and_takes_nothing_away() {
     let (ledger, locks) = (fresh(), Locks::default());
     let mut account = account(&ledger, &locks);

@@ -1,0 +1,144 @@
+//! Charge, call, keep or undo: the way of every call that takes memory.
+
+use core::ffi::c_int;
+
+use tessera_intercept_abi::GpuUuid;
+
+use crate::cuda::{self, Device, OUT_OF_MEMORY, SUCCESS};
+use crate::pointers::Cost;
+use crate::root::with_state;
+use crate::state::{Kind, State};
+
+/// Memory that is charged and not yet anybody's.
+#[must_use]
+#[derive(Clone, Copy)]
+pub(crate) struct Charge {
+    /// The GPU, among those of the state.
+    pub(crate) gpu: u32,
+    /// Bytes.
+    pub(crate) bytes: u64,
+}
+
+/// The GPU of a device, among those that the container has shares of.
+pub(crate) fn gpu_of(device: Device) -> Option<u32> {
+    let uuid = uuid_of(device)?;
+    with_state(|state| state.find(uuid)).flatten().and_then(|gpu| u32::try_from(gpu).ok())
+}
+
+/// The UUID of a device.
+pub(crate) fn uuid_of(device: Device) -> Option<GpuUuid> {
+    if let Some(known) = with_state(|state| state.device_uuid(device))? {
+        return Some(known);
+    }
+    let uuid = GpuUuid(cuda::uuid(device)?);
+    with_state(|state| state.set_device_uuid(device, uuid))?;
+    Some(uuid)
+}
+
+/// Charges memory of a device.
+///
+/// # Errors
+/// What CUDA answers when there is no memory: also where nothing is granted, or what is granted cannot be read.
+pub(crate) fn charge(device: Option<Device>, bytes: u64) -> Result<Charge, c_int> {
+    let gpu = device.and_then(gpu_of).ok_or(OUT_OF_MEMORY)?;
+    match with_state(|state| state.reserve(gpu as usize, bytes)) {
+        Some(Ok(())) => Ok(Charge { gpu, bytes }),
+        _ => Err(OUT_OF_MEMORY),
+    }
+}
+
+impl Charge {
+    /// Nothing came of it.
+    pub(crate) fn undo(self) {
+        with_state(|state| state.release(self.gpu as usize, self.bytes));
+    }
+
+    /// Makes it as large as the memory turned out to be.
+    ///
+    /// # Errors
+    /// The difference is not granted; then nothing is charged any more.
+    pub(crate) fn resize(self, bytes: u64) -> Result<Self, c_int> {
+        let outcome = with_state(|state| {
+            let gpu = self.gpu as usize;
+            match bytes.checked_sub(self.bytes) {
+                Some(more) => state.reserve(gpu, more).map_err(|_| state.release(gpu, self.bytes)),
+                None => {
+                    state.release(gpu, self.bytes - bytes);
+                    Ok(())
+                }
+            }
+        });
+        match outcome {
+            Some(Ok(())) => Ok(Self { bytes, ..self }),
+            _ => Err(OUT_OF_MEMORY),
+        }
+    }
+
+    /// It is the cost of a pointer, handle or array from now on.
+    ///
+    /// # Errors
+    /// It cannot be remembered, and is charged no more: what was got must be given back.
+    pub(crate) fn keep(self, kind: Kind, key: u64, context: usize) -> Result<(), c_int> {
+        let cost = Cost { bytes: self.bytes, context, gpu: self.gpu, holders: 1 };
+        let kept = with_state(|state| {
+            if !state.table(kind).make_room() {
+                state.release(self.gpu as usize, self.bytes);
+                return false;
+            }
+            // The driver gives nothing out twice: what had the key is gone, with its context for example.
+            if let Some(stale) = state.table(kind).put(key, cost) {
+                state.release(stale.gpu as usize, stale.bytes);
+            }
+            true
+        });
+        if kept == Some(true) { Ok(()) } else { Err(OUT_OF_MEMORY) }
+    }
+}
+
+/// Charges, takes, and remembers under the pointer that came back.
+///
+/// `take` calls the driver; `taken` reads what it gave; `give_back` undoes the call.
+pub(crate) fn charged(
+    bytes: u64,
+    kind: Kind,
+    take: impl FnOnce() -> c_int,
+    taken: impl FnOnce() -> u64,
+    give_back: impl FnOnce(u64),
+) -> c_int {
+    let charge = match charge(cuda::current_device(), bytes) {
+        Ok(charge) => charge,
+        Err(refusal) => return refusal,
+    };
+    let result = take();
+    if result != SUCCESS {
+        charge.undo();
+        return result;
+    }
+    let key = taken();
+    match charge.keep(kind, key, cuda::current_context().unwrap_or(0)) {
+        Ok(()) => SUCCESS,
+        Err(refusal) => {
+            give_back(key);
+            refusal
+        }
+    }
+}
+
+/// Gives back: the cost is taken out before the driver is called, since it may give the same pointer to another thread right
+/// after, and put back where the driver refuses.
+pub(crate) fn discharged(kind: Kind, key: u64, give_back: impl FnOnce() -> c_int) -> c_int {
+    let cost = with_state(|state| state.table(kind).remove(key)).flatten();
+    let result = give_back();
+    if let Some(cost) = cost {
+        with_state(|state| settle(state, kind, key, cost, result));
+    }
+    result
+}
+
+fn settle(state: &mut State, kind: Kind, key: u64, cost: Cost, result: c_int) {
+    if result == SUCCESS {
+        state.release(cost.gpu as usize, cost.bytes);
+    } else if state.table(kind).make_room() {
+        state.table(kind).put(key, cost);
+    }
+}

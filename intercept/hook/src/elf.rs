@@ -1,0 +1,175 @@
+//! Finds functions in the libraries that are loaded, in their own tables.
+//!
+//! The loader's `dlsym` is no way to find a driver's function: it is one of ours, it looks at whoever calls it, and in a
+//! preloaded library "the next" is not the one that a program opened for itself. The tables say exactly what one library
+//! defines.
+
+use core::ffi::{CStr, c_char, c_int, c_void};
+use core::ptr;
+
+/// A library that is loaded.
+#[derive(Clone, Copy)]
+pub(crate) struct Library {
+    base: usize,
+    strings: *const c_char,
+    symbols: *const libc::Elf64_Sym,
+    gnu_hash: *const u32,
+    hash: *const u32,
+}
+
+const DT_NULL: i64 = 0;
+const DT_HASH: i64 = 4;
+const DT_STRTAB: i64 = 5;
+const DT_SYMTAB: i64 = 6;
+const DT_SONAME: i64 = 14;
+const DT_GNU_HASH: i64 = 0x6fff_fef5;
+
+#[repr(C)]
+struct Dynamic {
+    tag: i64,
+    value: u64,
+}
+
+struct Search<'a> {
+    prefix: &'a [u8],
+    found: Option<Library>,
+}
+
+impl Library {
+    /// The first loaded library whose soname begins so.
+    pub(crate) fn loaded(prefix: &[u8]) -> Option<Self> {
+        let mut search = Search { prefix, found: None };
+        // SAFETY: the callback gets the pointer that is passed here, while it is valid.
+        unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
+        search.found
+    }
+
+    /// Where it lies: tells whether it was unloaded and loaded again.
+    pub(crate) fn base(&self) -> usize {
+        self.base
+    }
+
+    /// The address of a function that it defines.
+    pub(crate) fn function(&self, name: &CStr) -> Option<usize> {
+        // SAFETY: the tables are those of a loaded library.
+        let symbol =
+            unsafe { if self.gnu_hash.is_null() { self.by_hash(name) } else { self.by_gnu_hash(name) } }?;
+        Some(self.base + symbol.st_value as usize)
+    }
+
+    /// The symbol at an index, if it is a defined function of that name.
+    ///
+    /// # Safety
+    /// The index is one of the symbol table.
+    unsafe fn symbol_at(&self, index: u32, name: &CStr) -> Option<&'static libc::Elf64_Sym> {
+        // SAFETY: by this function's contract; tables of a library that is in use are not unmapped.
+        let symbol = unsafe { &*self.symbols.add(index as usize) };
+        let is_function = symbol.st_info & 0xf == 2 && symbol.st_shndx != 0;
+        // SAFETY: names are offsets into the string table, whose strings are terminated.
+        let same =
+            is_function && unsafe { CStr::from_ptr(self.strings.add(symbol.st_name as usize)) } == name;
+        same.then_some(symbol)
+    }
+
+    /// # Safety
+    /// `hash` is a SysV hash table.
+    unsafe fn by_hash(&self, name: &CStr) -> Option<&'static libc::Elf64_Sym> {
+        if self.hash.is_null() {
+            return None;
+        }
+        // SAFETY: its second word is the number of symbols.
+        let count = unsafe { *self.hash.add(1) };
+        // SAFETY: indices below that number are in the table. (Seldom used, and once per function: no need for the chains.)
+        (1..count).find_map(|index| unsafe { self.symbol_at(index, name) })
+    }
+
+    /// # Safety
+    /// `gnu_hash` is a GNU hash table.
+    unsafe fn by_gnu_hash(&self, name: &CStr) -> Option<&'static libc::Elf64_Sym> {
+        let wanted = gnu_hash(name);
+        // SAFETY: four words of header, then filter words of 64 bits, buckets, chains: as the format says.
+        unsafe {
+            let (buckets, first, filters) =
+                (*self.gnu_hash, *self.gnu_hash.add(1), *self.gnu_hash.add(2) as usize);
+            if buckets == 0 {
+                return None;
+            }
+            let bucket = self.gnu_hash.add(4 + filters * 2);
+            let chain = bucket.add(buckets as usize);
+            let mut index = *bucket.add((wanted % buckets) as usize);
+            if index < first {
+                return None;
+            }
+            loop {
+                let hash = *chain.add((index - first) as usize);
+                if hash | 1 == wanted | 1
+                    && let Some(symbol) = self.symbol_at(index, name)
+                {
+                    return Some(symbol);
+                }
+                if hash & 1 == 1 {
+                    return None;
+                }
+                index += 1;
+            }
+        }
+    }
+}
+
+fn gnu_hash(name: &CStr) -> u32 {
+    name.to_bytes().iter().fold(5381, |hash: u32, byte| hash.wrapping_mul(33).wrapping_add(u32::from(*byte)))
+}
+
+/// Looks at one library; not 0 ends the search.
+unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, data: *mut c_void) -> c_int {
+    // SAFETY: `Library::loaded` passes a `Search` that outlives the iteration, and the loader a valid `info`.
+    let (search, info) = unsafe { (&mut *data.cast::<Search<'_>>(), &*info) };
+    // SAFETY: the loader describes a loaded library.
+    match unsafe { describe(info) } {
+        Some((library, soname)) if soname.to_bytes().starts_with(search.prefix) => {
+            search.found = Some(library);
+            1
+        }
+        _ => 0,
+    }
+}
+
+/// # Safety
+/// `info` describes a loaded library.
+unsafe fn describe(info: &libc::dl_phdr_info) -> Option<(Library, &'static CStr)> {
+    let base = info.dlpi_addr as usize;
+    // The loader has turned addresses in the table into absolute ones, except where the table is read-only.
+    let pointer = |value: u64| if (value as usize) < base { base + value as usize } else { value as usize };
+    // SAFETY: the program headers are there as long as the library is.
+    let headers = unsafe { core::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
+    let dynamic = headers.iter().find(|header| header.p_type == libc::PT_DYNAMIC)?;
+    let mut entry = (base + dynamic.p_vaddr as usize) as *const Dynamic;
+    let mut library = Library {
+        base,
+        strings: ptr::null(),
+        symbols: ptr::null(),
+        gnu_hash: ptr::null(),
+        hash: ptr::null(),
+    };
+    let mut soname = None;
+    loop {
+        // SAFETY: the table ends with DT_NULL, behind which nothing is looked at.
+        let Dynamic { tag, value } = unsafe { &*entry };
+        match *tag {
+            DT_NULL => break,
+            DT_STRTAB => library.strings = pointer(*value) as *const c_char,
+            DT_SYMTAB => library.symbols = pointer(*value) as *const libc::Elf64_Sym,
+            DT_GNU_HASH => library.gnu_hash = pointer(*value) as *const u32,
+            DT_HASH => library.hash = pointer(*value) as *const u32,
+            DT_SONAME => soname = Some(*value as usize),
+            _ => {}
+        }
+        // SAFETY: there is an entry behind one that is not DT_NULL.
+        entry = unsafe { entry.add(1) };
+    }
+    if library.strings.is_null() || library.symbols.is_null() {
+        return None;
+    }
+    // SAFETY: an offset into the string table, whose strings are terminated.
+    Some((library, unsafe { CStr::from_ptr(library.strings.add(soname?)) }))
+}

@@ -1,0 +1,133 @@
+//! Finds the container's shares: `/dev/tessera/<id>/{grant,ledger}`.
+//!
+//! What the tenant can make by itself is nothing: both files must be roots of mounts, and the grant's mount read-only. A
+//! share that is not understood in every detail does not count, so its memory is not there.
+
+use core::ffi::{CStr, c_int};
+
+use tessera_intercept_abi::{ABI_VERSION, GRANT_LEN, Grant, LEDGER_LEN, LedgerPage, ledger};
+
+use crate::shares::Share;
+use crate::sys::{self, Fd, HERE, Map};
+
+const DIRECTORY: &CStr = c"/dev/tessera";
+
+/// The longest id, and a NUL.
+pub(crate) const NAME_ROOM: usize = 129;
+
+/// Calls `found` with every share of the container.
+pub(crate) fn discover(mut found: impl FnMut(Share)) {
+    let flags = libc::O_RDONLY | libc::O_DIRECTORY;
+    let Some(directory) = Fd::open_at(HERE, DIRECTORY, flags) else { return };
+    let mut entries = [0_u8; 4096];
+    loop {
+        let filled = directory.entries(&mut entries);
+        if filled == 0 {
+            return;
+        }
+        let mut rest = entries.get(..filled).unwrap_or_default();
+        while let Some((name, next)) = next_entry(rest) {
+            rest = next;
+            if !matches!(name.to_bytes(), b"." | b"..")
+                && let Some(share) = open_share(directory.raw(), name)
+            {
+                found(share);
+            }
+        }
+    }
+}
+
+/// The name of the first entry of `linux_dirent64`s, and what follows it.
+fn next_entry(entries: &[u8]) -> Option<(&CStr, &[u8])> {
+    /// Inode, offset, length, type.
+    const LENGTH_AT: usize = 16;
+    const NAME_AT: usize = 19;
+    let length = u16::from_ne_bytes(*entries.get(LENGTH_AT..)?.first_chunk()?).into();
+    let (entry, rest) = entries.split_at_checked(length)?;
+    Some((CStr::from_bytes_until_nul(entry.get(NAME_AT..)?).ok()?, rest))
+}
+
+fn open_share(directory: c_int, name: &CStr) -> Option<Share> {
+    let own = Fd::open_at(directory, name, libc::O_PATH | libc::O_DIRECTORY)?;
+    let grant_file = Fd::open_at(own.raw(), c"grant", libc::O_RDONLY)?;
+    let status = grant_file.status()?;
+    let genuine = status.regular && status.mount_root && grant_file.is_read_only();
+    if !genuine || status.length != GRANT_LEN as u64 {
+        return None;
+    }
+    let page = sys::map(Map::Read(&grant_file), GRANT_LEN)?;
+    let Some(grant) = read_stable(page.cast()) else {
+        // SAFETY: just mapped, nothing refers to it.
+        unsafe { sys::unmap(page, GRANT_LEN) };
+        return None;
+    };
+    // Its directory is its id: a grant that is mounted twice counts once.
+    let ledger = (grant.id.as_str().as_bytes() == name.to_bytes()).then(|| open_ledger(own.raw())).flatten();
+    let Some((ledger, identity)) = ledger else {
+        // SAFETY: as above.
+        unsafe { sys::unmap(page, GRANT_LEN) };
+        return None;
+    };
+    Share::new(name, page.cast(), grant, ledger, identity)
+}
+
+fn open_ledger(directory: c_int) -> Option<(&'static LedgerPage, (u64, u64))> {
+    let file = Fd::open_at(directory, c"ledger", libc::O_RDWR)?;
+    let status = file.status()?;
+    if !status.regular || !status.mount_root || status.length != LEDGER_LEN as u64 {
+        return None;
+    }
+    let at = sys::map(Map::Shared(&file), LEDGER_LEN)?;
+    // SAFETY: a mapping of that length that is never unmapped while it counts; every bit pattern is valid for atomics and
+    // integers. (The tenant can truncate its ledger: then its processes die of SIGBUS, and no others.)
+    let page: &'static LedgerPage = unsafe { &*at.cast::<LedgerPage>() };
+    let order = core::sync::atomic::Ordering::Relaxed;
+    let ours = page.magic.load(order) == ledger::MAGIC
+        && page.abi_version.load(order) == ABI_VERSION
+        && page.length.load(order) as usize == LEDGER_LEN
+        && page.slots.load(order) as usize == ledger::SLOTS
+        && page.slot_length.load(order) as usize == ledger::SLOT_LEN;
+    if !ours {
+        // SAFETY: just mapped; the reference is not used again.
+        unsafe { sys::unmap(at, LEDGER_LEN) };
+        return None;
+    }
+    Some((page, status.identity))
+}
+
+/// Opens a share's ledger again, if it is still the same file: for locks.
+pub(crate) fn reopen_ledger(name: &CStr, identity: (u64, u64)) -> Option<Fd> {
+    let all = Fd::open_at(HERE, DIRECTORY, libc::O_PATH | libc::O_DIRECTORY)?;
+    let own = Fd::open_at(all.raw(), name, libc::O_PATH | libc::O_DIRECTORY)?;
+    let file = Fd::open_at(own.raw(), c"ledger", libc::O_RDWR)?;
+    (file.status()?.identity == identity).then_some(file)
+}
+
+/// Reads a grant that the host may be changing; gives up on one that stays in between, or is none.
+pub(crate) fn read_stable(page: *const u8) -> Option<Grant> {
+    /// A change takes three writes of the host; this is some milliseconds.
+    const TRIES: usize = 10_000;
+    let mut copy = [0_u8; GRANT_LEN];
+    for _ in 0..TRIES {
+        let before = sequence(page);
+        for (at, byte) in copy.iter_mut().enumerate() {
+            // SAFETY: the mapping has that length; volatile, since the host may be writing.
+            *byte = unsafe { page.add(at).read_volatile() };
+        }
+        core::sync::atomic::fence(core::sync::atomic::Ordering::Acquire);
+        if before.is_multiple_of(2) && sequence(page) == before {
+            return Grant::parse(&copy).ok();
+        }
+        core::hint::spin_loop();
+    }
+    None
+}
+
+/// The sequence number of a grant's page.
+pub(crate) fn sequence(page: *const u8) -> u64 {
+    let at = page
+        .wrapping_add(tessera_intercept_abi::grant_offset::SEQUENCE)
+        .cast::<core::sync::atomic::AtomicU64>();
+    // SAFETY: an aligned word in a mapping of a grant's length that is never unmapped while it counts.
+    unsafe { &*at }.load(core::sync::atomic::Ordering::Acquire)
+}

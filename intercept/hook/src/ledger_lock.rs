@@ -1,0 +1,50 @@
+//! The locks that own slots.
+//!
+//! A lock on a byte of the ledger belongs to an open file. The owner's is mapped, untouchable and not inherited by forked
+//! children, and then closed: it lives exactly as long as the owner's address space, whatever the program does with
+//! descriptors, and however it ends.
+
+use tessera_intercept_abi::LedgerPage;
+use tessera_intercept_abi::ledger::LOCK_OFFSET;
+use tessera_intercept_limiter::{Account, Identity, SlotLocks, attach};
+
+use crate::sys::{self, Fd, HERE, Map};
+
+/// The ledger, opened for locking.
+pub(crate) struct LedgerLocks(pub(crate) Fd);
+
+impl SlotLocks for LedgerLocks {
+    fn try_lock(&self, slot: usize) -> bool {
+        self.0.try_lock(LOCK_OFFSET + slot as u64)
+    }
+
+    fn unlock(&self, slot: usize) {
+        self.0.unlock(LOCK_OFFSET + slot as u64);
+    }
+}
+
+/// Gives this process a slot for as long as its address space lives.
+pub(crate) fn own_slot(ledger: &LedgerPage, locks: &LedgerLocks) -> Option<Account> {
+    /// Any length does: it keeps the file open.
+    const PAGE: usize = 4096;
+    let slot = attach(ledger, locks, this_process())?;
+    // The mapping stays for ever; where it fails, the lock goes with the descriptor, and the slot with the lock.
+    sys::map(Map::Untouchable(&locks.0), PAGE)?;
+    Some(Account::new(slot))
+}
+
+fn this_process() -> Identity {
+    let namespace = sys::status(HERE, c"/proc/self/ns/pid", 0).map_or(0, |status| status.identity.1);
+    Identity { pid: sys::pid(), start_ticks: start_ticks().unwrap_or(0), pid_namespace: namespace }
+}
+
+/// Field 22 of `/proc/self/stat`. The second field is the program's name in brackets, which may hold anything.
+fn start_ticks() -> Option<u64> {
+    let mut text = [0_u8; 1024];
+    let file = Fd::open_at(HERE, c"/proc/self/stat", libc::O_RDONLY)?;
+    let read = file.read_start(&mut text);
+    let text = text.get(..read)?;
+    let after_name = text.get(text.iter().rposition(|byte| *byte == b')')? + 2..)?;
+    let field = after_name.split(|byte| *byte == b' ').nth(19)?;
+    core::str::from_utf8(field).ok()?.parse().ok()
+}

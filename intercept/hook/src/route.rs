@@ -1,0 +1,167 @@
+//! Which hook stands before which function of the driver.
+
+use core::ffi::{CStr, c_int};
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::elf::Library;
+
+/// The library that a function is of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Of {
+    Cuda,
+    Nvml,
+}
+
+impl Of {
+    fn soname(self) -> &'static [u8] {
+        match self {
+            Self::Cuda => b"libcuda.so.",
+            Self::Nvml => b"libnvidia-ml.so.",
+        }
+    }
+
+    /// Where the library was when functions were last looked up in it.
+    fn last_base(self) -> &'static AtomicUsize {
+        static CUDA: AtomicUsize = AtomicUsize::new(0);
+        static NVML: AtomicUsize = AtomicUsize::new(0);
+        match self {
+            Self::Cuda => &CUDA,
+            Self::Nvml => &NVML,
+        }
+    }
+}
+
+/// A function of the driver and the hook that stands before it.
+pub(crate) struct Route {
+    /// The library.
+    pub(crate) of: Of,
+    /// The name it is exported under.
+    pub(crate) symbol: &'static CStr,
+    /// The name that `cuGetProcAddress` knows it by, and the CUDA version that brought this form of it; 0 for NVML.
+    pub(crate) base: &'static CStr,
+    /// See `base`.
+    pub(crate) version: c_int,
+    /// It is the form for the per-thread default stream.
+    pub(crate) per_thread: bool,
+    /// The hook.
+    pub(crate) hook: Hook,
+    /// The real function by its symbol; 0 = not looked up yet.
+    real: AtomicUsize,
+    /// The real function as `cuGetProcAddress` hands it out; 0 = not seen yet.
+    handed_out: AtomicUsize,
+}
+
+/// The address of a hook.
+pub(crate) struct Hook(pub(crate) *const ());
+
+// SAFETY: the address of a function; nothing is written through it.
+unsafe impl Sync for Hook {}
+
+impl Route {
+    /// A route; nothing is looked up yet.
+    pub(crate) const fn new(
+        of: Of,
+        symbol: &'static CStr,
+        base: &'static CStr,
+        version: c_int,
+        hook: Hook,
+    ) -> Self {
+        let name = symbol.to_bytes();
+        let per_thread = name.len() > 5 && matches!(name.last_chunk(), Some(b"_ptsz" | b"_ptds"));
+        let (real, handed_out) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Self { of, symbol, base, version, per_thread, hook, real, handed_out }
+    }
+
+    /// The address of the real function; `None` where the library is not loaded or has no such function.
+    pub(crate) fn real(&self) -> Option<usize> {
+        match self.real.load(Ordering::Acquire) {
+            0 => self.look_up(),
+            known => Some(known),
+        }
+    }
+
+    /// Looks the function up in the library as it is loaded now: programs close libraries and open them again.
+    pub(crate) fn look_up(&self) -> Option<usize> {
+        let library = Library::loaded(self.of.soname())?;
+        if self.of.last_base().swap(library.base(), Ordering::AcqRel) != library.base() {
+            all().filter(|route| route.of == self.of).for_each(Self::forget);
+            crate::cuda::forget_helpers();
+        }
+        let real = library.function(self.symbol)?;
+        self.real.store(real, Ordering::Release);
+        Some(real)
+    }
+
+    /// Notes under which address `cuGetProcAddress` hands the function out.
+    pub(crate) fn note_handed_out(&self, address: usize) {
+        self.handed_out.store(address, Ordering::Release);
+    }
+
+    /// Whether that address is the real function.
+    pub(crate) fn leads_to(&self, address: usize) -> bool {
+        self.real() == Some(address) || self.handed_out.load(Ordering::Acquire) == address
+    }
+
+    fn forget(&self) {
+        self.real.store(0, Ordering::Release);
+        self.handed_out.store(0, Ordering::Release);
+    }
+}
+
+/// All routes.
+pub(crate) fn all() -> impl Iterator<Item = &'static Route> {
+    let groups: [&'static [&'static Route]; 9] = [
+        crate::memory::ROUTES,
+        crate::pool::ROUTES,
+        crate::vmm::ROUTES,
+        crate::array::ROUTES,
+        crate::context::ROUTES,
+        crate::info::ROUTES,
+        crate::launch::ROUTES,
+        crate::nvml::ROUTES,
+        crate::resolve::ROUTES,
+    ];
+    groups.into_iter().flatten().copied()
+}
+
+/// Defines hooks: exported under the name of the driver's function, with the real one at hand. A hook whose real function is
+/// not there answers what its library answers for that.
+macro_rules! hooks {
+    ($($of:ident $base:literal $version:literal
+       fn $name:ident($($argument:ident: $type:ty),* $(,)?) |$real:ident| $body:block)*) => {
+        $(
+            #[expect(non_snake_case, reason = "called what the function is called")]
+            mod $name {
+                use super::*;
+
+                pub(super) static ROUTE: $crate::route::Route = $crate::route::Route::new(
+                    $crate::route::Of::$of,
+                    {
+                        const NAME: &core::ffi::CStr =
+                            match core::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                                Ok(name) => name,
+                                Err(_) => panic!("a name has no NUL"),
+                            };
+                        NAME
+                    },
+                    $base,
+                    $version,
+                    $crate::route::Hook($name as *const ()),
+                );
+
+                #[unsafe(no_mangle)]
+                unsafe extern "C" fn $name($($argument: $type),*) -> core::ffi::c_int {
+                    type Real = unsafe extern "C" fn($($type),*) -> core::ffi::c_int;
+                    let Some(address) = ROUTE.real() else { return $crate::cuda::absent($crate::route::Of::$of) };
+                    // SAFETY: the address is that of the function with this name, whose type this is.
+                    let $real: Real = unsafe { core::mem::transmute::<usize, Real>(address) };
+                    $body
+                }
+            }
+        )*
+
+        /// The routes of this module.
+        pub(crate) static ROUTES: &[&$crate::route::Route] = &[$(&$name::ROUTE),*];
+    };
+}
+pub(crate) use hooks;

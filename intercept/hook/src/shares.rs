@@ -1,0 +1,123 @@
+//! One share of a GPU: a grant and its ledger, as this process uses them.
+
+use core::ffi::CStr;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use tessera_intercept_abi::ledger::{SLOT_LIVE, Total};
+use tessera_intercept_abi::{GpuUuid, Grant, LedgerPage};
+use tessera_intercept_limiter::{Account, Refused, reclaim};
+
+use crate::grants::{self, NAME_ROOM};
+use crate::ledger_lock::{LedgerLocks, own_slot};
+
+/// A share.
+pub(crate) struct Share {
+    name: [u8; NAME_ROOM],
+    /// The grant as it is mapped.
+    page: *const u8,
+    /// The grant as it was last read.
+    grant: Grant,
+    ledger: &'static LedgerPage,
+    /// Device and inode of the ledger.
+    identity: (u64, u64),
+    /// This process's part, once it took something.
+    account: Option<Account>,
+}
+
+impl Share {
+    /// A share that was found.
+    pub(crate) fn new(
+        name: &CStr,
+        page: *const u8,
+        grant: Grant,
+        ledger: &'static LedgerPage,
+        identity: (u64, u64),
+    ) -> Option<Self> {
+        let mut room = [0; NAME_ROOM];
+        let bytes = name.to_bytes_with_nul();
+        room.get_mut(..bytes.len())?.copy_from_slice(bytes);
+        Some(Self { name: room, page, grant, ledger, identity, account: None })
+    }
+
+    /// The GPU.
+    pub(crate) fn gpu(&self) -> GpuUuid {
+        self.grant.gpu_uuid
+    }
+
+    /// Bytes that all processes of the share may hold together, now. While the host is changing the grant, what it said
+    /// before counts; a grant that has become unreadable allows nothing.
+    pub(crate) fn limit(&mut self) -> u64 {
+        let sequence = grants::sequence(self.page);
+        if sequence != self.grant.sequence && sequence.is_multiple_of(2) {
+            match grants::read_stable(self.page) {
+                Some(grant) if grant.gpu_uuid == self.grant.gpu_uuid => self.grant = grant,
+                _ => return 0,
+            }
+        }
+        self.grant.memory_limit_bytes
+    }
+
+    /// Bytes that all processes of the share hold.
+    pub(crate) fn used(&self) -> u64 {
+        Total::unpack(self.ledger.total.load(Ordering::Relaxed)).used_bytes
+    }
+
+    /// Gives back what dead processes held.
+    pub(crate) fn reclaim(&self) {
+        let held_by_others = self.used() > self.account.as_ref().map_or(0, Account::held);
+        let any_other = || {
+            let live = self.ledger.slot.iter().filter(|slot| slot.state.load(Ordering::Relaxed) == SLOT_LIVE);
+            live.count() > usize::from(self.account.is_some())
+        };
+        if held_by_others
+            && any_other()
+            && let Some(locks) = self.locks()
+        {
+            reclaim(self.ledger, &locks);
+        }
+    }
+
+    /// Counts a refusal.
+    pub(crate) fn count_refusal(&self) {
+        self.ledger.refused.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The word where this process's launches are counted.
+    pub(crate) fn launches(&mut self) -> Option<&'static AtomicU64> {
+        let slot = self.account().ok()?.slot();
+        self.ledger.slot.get(slot).map(|slot| &slot.launches)
+    }
+
+    /// This process's part; begins it, and pays for the contexts of this process.
+    fn account(&mut self) -> Result<&mut Account, Refused> {
+        if self.account.is_none() {
+            let locks = self.locks().ok_or(Refused::Tampered)?;
+            let account = own_slot(self.ledger, &locks).ok_or(Refused::Limit)?;
+            self.account = Some(account);
+        }
+        self.account.as_mut().ok_or(Refused::Tampered)
+    }
+
+    fn locks(&self) -> Option<LedgerLocks> {
+        let name = CStr::from_bytes_until_nul(&self.name).ok()?;
+        grants::reopen_ledger(name, self.identity).map(LedgerLocks)
+    }
+}
+
+impl tessera_intercept_limiter::Share for Share {
+    fn take(&mut self, least: u64, most: u64) -> Result<u64, Refused> {
+        let (limit, ledger) = (self.limit(), self.ledger);
+        let context_bytes = self.grant.context_bytes;
+        let account = self.account()?;
+        // The contexts of this process, before the first memory in them.
+        if !account.has_paid_for_contexts() {
+            account.pay_for_contexts(ledger, context_bytes, limit)?;
+        }
+        account.take(ledger, least, most, limit)
+    }
+
+    fn give(&mut self, bytes: u64) -> u64 {
+        let ledger = self.ledger;
+        self.account.as_mut().map_or(0, |account| account.give(ledger, bytes))
+    }
+}

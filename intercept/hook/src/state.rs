@@ -1,0 +1,174 @@
+//! What this process knows: the container's shares by GPU, and what its pointers cost.
+
+use core::mem::{MaybeUninit, size_of};
+
+use tessera_intercept_abi::GpuUuid;
+use tessera_intercept_limiter::{Refused, release_across, reserve_across};
+
+use crate::grants;
+use crate::pointers::Table;
+use crate::shares::Share;
+use crate::sys::{self, Map};
+
+/// GPUs that a container can have shares of.
+const GPUS: usize = 64;
+/// Shares of one GPU that a container can have.
+const SHARES: usize = 16;
+
+/// Kinds of things that are charged; each counts keys of its own.
+#[derive(Clone, Copy)]
+pub(crate) enum Kind {
+    /// Device pointers.
+    Pointer = 0,
+    /// Handles of physical memory; the cost is that of the memory, wherever else it is held.
+    Physical = 1,
+    /// Addresses that physical memory is mapped at.
+    Mapping = 2,
+    /// Arrays and mipmapped arrays.
+    Array = 3,
+}
+
+/// One GPU.
+struct Gpu {
+    uuid: GpuUuid,
+    shares: [MaybeUninit<Share>; SHARES],
+    count: usize,
+}
+
+/// Memory of a GPU as the container is to see it.
+#[derive(Clone, Copy)]
+pub(crate) struct Memory {
+    /// What its grants say.
+    pub(crate) limit: u64,
+    /// What its processes hold.
+    pub(crate) used: u64,
+}
+
+/// Everything. Lives in memory of the kernel's, which begins zeroed; see [`State::discover`].
+pub(crate) struct State {
+    gpus: [MaybeUninit<Gpu>; GPUS],
+    count: usize,
+    tables: [Table; 4],
+    /// By device: its UUID, once asked for.
+    devices: [Option<GpuUuid>; GPUS],
+    /// By device: its primary context, once retained.
+    primaries: [usize; GPUS],
+}
+
+impl State {
+    /// Looks for the container's shares. `None` where the kernel has no memory.
+    pub(crate) fn discover() -> Option<*mut Self> {
+        let state = sys::map(Map::Private, size_of::<Self>().next_multiple_of(4096))?.cast::<Self>();
+        // SAFETY: a new mapping, zeroed: no GPUs, empty tables, `None`s (whose tag is 0), no contexts.
+        let this = unsafe { &mut *state };
+        this.devices = [None; GPUS];
+        grants::discover(|share| this.add(share));
+        Some(state)
+    }
+
+    /// A share that there is no room for does not count.
+    fn add(&mut self, share: Share) {
+        let uuid = share.gpu();
+        let gpu = match self.find(uuid) {
+            Some(index) => index,
+            None => {
+                let Some(place) = self.gpus.get_mut(self.count) else { return };
+                place.write(Gpu { uuid, shares: [const { MaybeUninit::uninit() }; SHARES], count: 0 });
+                self.count += 1;
+                self.count - 1
+            }
+        };
+        let Some(gpu) = self.gpu(gpu) else { return };
+        if let Some(place) = gpu.shares.get_mut(gpu.count) {
+            place.write(share);
+            gpu.count += 1;
+        }
+    }
+
+    /// How many GPUs the container has shares of.
+    pub(crate) fn gpu_count(&self) -> usize {
+        self.count
+    }
+
+    /// The GPU with that UUID.
+    pub(crate) fn find(&mut self, uuid: GpuUuid) -> Option<usize> {
+        (0..self.count).find(|index| self.gpu(*index).is_some_and(|gpu| gpu.uuid == uuid))
+    }
+
+    /// The UUID of a device, if it is known.
+    pub(crate) fn device_uuid(&self, device: i32) -> Option<GpuUuid> {
+        *self.devices.get(usize::try_from(device).ok()?)?
+    }
+
+    /// Remembers the UUID of a device.
+    pub(crate) fn set_device_uuid(&mut self, device: i32, uuid: GpuUuid) {
+        if let Some(place) = usize::try_from(device).ok().and_then(|device| self.devices.get_mut(device)) {
+            *place = Some(uuid);
+        }
+    }
+
+    /// The primary context of a device, to be read or changed.
+    pub(crate) fn primary(&mut self, device: i32) -> Option<&mut usize> {
+        self.primaries.get_mut(usize::try_from(device).ok()?)
+    }
+
+    /// What pointers, handles or arrays cost.
+    pub(crate) fn table(&mut self, kind: Kind) -> &mut Table {
+        let [pointers, physical, mappings, arrays] = &mut self.tables;
+        match kind {
+            Kind::Pointer => pointers,
+            Kind::Physical => physical,
+            Kind::Mapping => mappings,
+            Kind::Array => arrays,
+        }
+    }
+
+    /// Takes memory of a GPU.
+    ///
+    /// # Errors
+    /// It is not granted.
+    pub(crate) fn reserve(&mut self, gpu: usize, bytes: u64) -> Result<(), Refused> {
+        let shares = self.shares(gpu);
+        match reserve_across(shares, bytes) {
+            Err(Refused::Limit) => {}
+            decided => return decided,
+        }
+        shares.iter().for_each(Share::reclaim);
+        reserve_across(shares, bytes).inspect_err(|_| {
+            if let Some(first) = shares.first() {
+                first.count_refusal();
+            }
+        })
+    }
+
+    /// Gives memory of a GPU back.
+    pub(crate) fn release(&mut self, gpu: usize, bytes: u64) {
+        release_across(self.shares(gpu), bytes);
+    }
+
+    /// Memory of a GPU; nothing where there is no grant.
+    pub(crate) fn memory(&mut self, uuid: GpuUuid) -> Memory {
+        let nothing = Memory { limit: 0, used: 0 };
+        let Some(gpu) = self.find(uuid) else { return nothing };
+        let shares = self.shares(gpu);
+        shares.iter().for_each(Share::reclaim);
+        shares.iter_mut().fold(nothing, |sum, share| Memory {
+            limit: sum.limit.saturating_add(share.limit()),
+            used: sum.used.saturating_add(share.used()),
+        })
+    }
+
+    /// The shares of a GPU.
+    pub(crate) fn shares(&mut self, gpu: usize) -> &mut [Share] {
+        let Some(gpu) = self.gpu(gpu) else { return &mut [] };
+        let filled = gpu.shares.get_mut(..gpu.count).unwrap_or_default();
+        // SAFETY: the first `count` were written.
+        unsafe { filled.assume_init_mut() }
+    }
+
+    fn gpu(&mut self, index: usize) -> Option<&mut Gpu> {
+        let place = self.gpus.get_mut(..self.count)?.get_mut(index)?;
+        // SAFETY: the first `count` were written.
+        Some(unsafe { place.assume_init_mut() })
+    }
+}

@@ -1,0 +1,210 @@
+//! System calls, past libc's wrappers: those may be interposed, and are points where threads can be cancelled.
+
+use core::ffi::{CStr, c_int, c_long, c_void};
+use core::ptr;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use libc::{
+    SYS_close, SYS_fcntl, SYS_fstatfs, SYS_futex, SYS_getdents64, SYS_getpid, SYS_madvise, SYS_mmap,
+    SYS_munmap, SYS_openat, SYS_pread64, SYS_statx,
+};
+
+/// An open file; closed when dropped.
+pub(crate) struct Fd(c_int);
+
+impl Drop for Fd {
+    fn drop(&mut self) {
+        // SAFETY: the descriptor is ours and is not used again.
+        unsafe { libc::syscall(SYS_close, self.0) };
+    }
+}
+
+/// What a file is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FileStatus {
+    /// Device and inode.
+    pub(crate) identity: (u64, u64),
+    /// Length in bytes.
+    pub(crate) length: u64,
+    /// It is a regular file.
+    pub(crate) regular: bool,
+    /// It is the root of a mount: the kernel knows, and says so.
+    pub(crate) mount_root: bool,
+}
+
+/// The kernel's `struct statfs` on 64-bit machines, in words, and where its flags are: libc's crate hides them.
+const STATFS_WORDS: usize = 15;
+const STATFS_FLAGS: usize = 10;
+
+/// The current directory of `openat`.
+pub(crate) const HERE: c_int = libc::AT_FDCWD;
+
+impl Fd {
+    /// Opens a file; symbolic links at the end of the path are not followed.
+    pub(crate) fn open_at(directory: c_int, path: &CStr, flags: c_int) -> Option<Self> {
+        let flags = flags | libc::O_CLOEXEC | libc::O_NOFOLLOW;
+        // SAFETY: the path is terminated.
+        let fd = unsafe { libc::syscall(SYS_openat, directory, path.as_ptr(), flags, 0) };
+        c_int::try_from(fd).ok().filter(|fd| *fd >= 0).map(Self)
+    }
+
+    /// The descriptor.
+    pub(crate) fn raw(&self) -> c_int {
+        self.0
+    }
+
+    /// Reads from the start of the file; answers how much.
+    pub(crate) fn read_start(&self, into: &mut [u8]) -> usize {
+        // SAFETY: the buffer is as long as is said.
+        let read = unsafe { libc::syscall(SYS_pread64, self.0, into.as_mut_ptr(), into.len(), 0_i64) };
+        usize::try_from(read).unwrap_or(0)
+    }
+
+    /// Reads entries of a directory; answers how many bytes.
+    pub(crate) fn entries(&self, into: &mut [u8]) -> usize {
+        // SAFETY: the buffer is as long as is said.
+        let read = unsafe { libc::syscall(SYS_getdents64, self.0, into.as_mut_ptr(), into.len()) };
+        usize::try_from(read).unwrap_or(0)
+    }
+
+    /// What it is.
+    pub(crate) fn status(&self) -> Option<FileStatus> {
+        status(self.0, c"", libc::AT_EMPTY_PATH)
+    }
+
+    /// Whether the mount that it was opened through is read-only.
+    pub(crate) fn is_read_only(&self) -> bool {
+        let mut status = [0_u64; STATFS_WORDS];
+        // SAFETY: `status` has the length of the kernel's `statfs`.
+        let code = unsafe { libc::syscall(SYS_fstatfs, self.0, &raw mut status) };
+        code == 0 && status[STATFS_FLAGS] & libc::ST_RDONLY != 0
+    }
+
+    /// Takes the lock on one byte for this open file; `false` where another has it.
+    pub(crate) fn try_lock(&self, offset: u64) -> bool {
+        self.set_lock(offset, libc::F_WRLCK)
+    }
+
+    /// Lets go of it.
+    pub(crate) fn unlock(&self, offset: u64) {
+        self.set_lock(offset, libc::F_UNLCK);
+    }
+
+    fn set_lock(&self, offset: u64, kind: c_int) -> bool {
+        // SAFETY: plain data, for which zeroes are valid; `l_pid` must be 0 for this kind of lock.
+        let mut lock: libc::flock64 = unsafe { core::mem::zeroed() };
+        lock.l_type = kind as _;
+        lock.l_whence = libc::SEEK_SET as _;
+        lock.l_start = offset as _;
+        lock.l_len = 1;
+        // SAFETY: `lock` is a `flock64` of ours.
+        unsafe { libc::syscall(SYS_fcntl, self.0, libc::F_OFD_SETLK, &raw const lock) == 0 }
+    }
+}
+
+/// What the file at a path is, relative to a directory.
+pub(crate) fn status(directory: c_int, path: &CStr, flags: c_int) -> Option<FileStatus> {
+    // SAFETY: plain data, for which zeroes are valid.
+    let mut status: libc::statx = unsafe { core::mem::zeroed() };
+    // SAFETY: the path is terminated, `status` is a `statx` of ours.
+    let code = unsafe {
+        libc::syscall(SYS_statx, directory, path.as_ptr(), flags, libc::STATX_BASIC_STATS, &raw mut status)
+    };
+    let root = libc::STATX_ATTR_MOUNT_ROOT as u64;
+    (code == 0).then_some(FileStatus {
+        identity: (u64::from(status.stx_dev_major) << 32 | u64::from(status.stx_dev_minor), status.stx_ino),
+        length: status.stx_size,
+        regular: u32::from(status.stx_mode) & libc::S_IFMT == libc::S_IFREG,
+        mount_root: status.stx_attributes & status.stx_attributes_mask & root != 0,
+    })
+}
+
+/// How memory is mapped.
+#[derive(Clone, Copy)]
+pub(crate) enum Map<'a> {
+    /// New and zeroed; not there in a forked child.
+    Private,
+    /// New and zeroed; zeroed again in a forked child.
+    WipedOnFork,
+    /// A file, to read.
+    Read(&'a Fd),
+    /// A file, shared with all who map it so; not there in a forked child.
+    Shared(&'a Fd),
+    /// A file that cannot be touched: keeps it open as long as this address space lives. Not there in a forked child.
+    Untouchable(&'a Fd),
+}
+
+/// Maps memory.
+pub(crate) fn map(how: Map<'_>, length: usize) -> Option<*mut c_void> {
+    let anonymous = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let both = libc::PROT_READ | libc::PROT_WRITE;
+    let (protection, flags, fd, advice) = match how {
+        Map::Private => (both, anonymous, -1, Some(libc::MADV_DONTFORK)),
+        Map::WipedOnFork => (both, anonymous, -1, Some(libc::MADV_WIPEONFORK)),
+        Map::Read(fd) => (libc::PROT_READ, libc::MAP_SHARED, fd.0, None),
+        Map::Shared(fd) => (both, libc::MAP_SHARED, fd.0, Some(libc::MADV_DONTFORK)),
+        Map::Untouchable(fd) => (libc::PROT_NONE, libc::MAP_SHARED, fd.0, Some(libc::MADV_DONTFORK)),
+    };
+    // SAFETY: a new mapping at a place of the kernel's choice touches no other memory.
+    let at =
+        unsafe { libc::syscall(SYS_mmap, ptr::null_mut::<c_void>(), length, protection, flags, fd, 0_i64) };
+    if at == -1 {
+        return None;
+    }
+    let at = at as *mut c_void;
+    // SAFETY: advice about the mapping that was just made.
+    let unheard = advice.is_some_and(|advice| unsafe { libc::syscall(SYS_madvise, at, length, advice) } != 0);
+    if unheard {
+        // SAFETY: nobody knows of the mapping yet.
+        unsafe { unmap(at, length) };
+        return None;
+    }
+    Some(at)
+}
+
+/// Unmaps memory.
+///
+/// # Safety
+/// It came from [`map`], with that length, and nothing refers to it any more.
+pub(crate) unsafe fn unmap(at: *mut c_void, length: usize) {
+    // SAFETY: by this function's contract.
+    unsafe { libc::syscall(SYS_munmap, at, length) };
+}
+
+/// The process, in its own PID namespace.
+pub(crate) fn pid() -> u32 {
+    // SAFETY: no arguments, never fails.
+    let pid: c_long = unsafe { libc::syscall(SYS_getpid) };
+    u32::try_from(pid).unwrap_or(0)
+}
+
+/// A lock between threads; all zeroes is unlocked.
+#[repr(transparent)]
+pub(crate) struct Lock(AtomicU32);
+
+const FREE: u32 = 0;
+const HELD: u32 = 1;
+/// Held, and somebody waits.
+const WANTED: u32 = 2;
+
+impl Lock {
+    /// Runs something while holding the lock.
+    pub(crate) fn hold<T>(&self, run: impl FnOnce() -> T) -> T {
+        if self.0.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            while self.0.swap(WANTED, Ordering::Acquire) != FREE {
+                self.futex(libc::FUTEX_WAIT, WANTED);
+            }
+        }
+        let result = run();
+        if self.0.swap(FREE, Ordering::Release) == WANTED {
+            self.futex(libc::FUTEX_WAKE, 1);
+        }
+        result
+    }
+
+    fn futex(&self, operation: c_int, value: u32) {
+        let operation = operation | libc::FUTEX_PRIVATE_FLAG;
+        // SAFETY: the word lives as long as `self`; no timeout.
+        unsafe { libc::syscall(SYS_futex, self.0.as_ptr(), operation, value, ptr::null::<c_void>()) };
+    }
+}
