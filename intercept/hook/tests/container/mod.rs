@@ -1,0 +1,341 @@
+//! Containers for tests: user and mount namespaces with shares at `/dev/tessera`, the fake driver, and the library preloaded
+//! as it ships.
+//!
+//! Where namespaces are not allowed, tests that need them say `SKIPPED: <test>: <reason>` on stderr and end.
+#![allow(dead_code, reason = "every test file uses its own part of it")]
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{BufRead as _, BufReader, Lines};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::sync::OnceLock;
+
+use serde_json::Value;
+use tempfile::TempDir;
+use tessera_fake_world::{artifact, shipped};
+use tessera_intercept_abi::{ComputePolicy, Grant, LEDGER_LEN, LedgerReport, Text, ledger};
+
+pub(crate) const MIB: u64 = 1 << 20;
+pub(crate) const GIB: u64 = 1 << 30;
+
+/// The library as it ships.
+pub(crate) fn intercept() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        build("tessera-intercept", &["--profile", "intercept"], "intercept/libtessera_intercept.so")
+    })
+}
+
+/// The probe.
+pub(crate) fn probe() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| build("tessera-probe", &[], "debug/tessera-probe"))
+}
+
+fn build(package: &str, profile: &[&str], file: &str) -> PathBuf {
+    // Tests run from target/<profile>/deps.
+    let program = env::current_exe().expect("a test has a path");
+    let target = program.ancestors().nth(3).expect("a test is in a target directory");
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
+    let mut command = Command::new(cargo);
+    command.args(["build", "--quiet", "--package", package]).args(profile);
+    command.arg("--target-dir").arg(target).current_dir(env!("CARGO_MANIFEST_DIR"));
+    assert!(command.status().expect("cargo runs").success(), "{package} builds");
+    target.join(file)
+}
+
+/// Compiles `tests/programs/<name>.c`; links the fake libcuda where `linked`.
+pub(crate) fn program(name: &str, linked: bool, directory: &Path) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(name).with_extension("c");
+    let out = directory.join(if linked { format!("{name}-linked") } else { name.to_owned() });
+    let mut command = Command::new(env::var_os("CC").unwrap_or_else(|| OsString::from("cc")));
+    command.args(["-std=gnu11", "-Wall", "-Werror", "-O1", "-pthread", "-o"]).arg(&out).arg(&source);
+    if linked {
+        command.arg("-DLINKED").arg(libraries().join("libcuda.so.1"));
+    }
+    command.arg("-ldl");
+    assert!(command.status().expect("a C compiler runs").success(), "{name} compiles");
+    out
+}
+
+/// The fake driver's libraries under their names.
+fn libraries() -> &'static Path {
+    static PLACE: OnceLock<TempDir> = OnceLock::new();
+    let place = PLACE.get_or_init(|| {
+        let directory = TempDir::new().expect("a directory");
+        for (library, name) in [
+            (artifact::cuda().expect("the fake CUDA builds"), "libcuda.so.1"),
+            (artifact::nvml().expect("the fake NVML builds"), "libnvidia-ml.so.1"),
+        ] {
+            fs::copy(library, directory.path().join(name)).expect("copied");
+        }
+        directory
+    });
+    place.path()
+}
+
+/// Why containers cannot be made here.
+fn no_namespaces() -> Option<String> {
+    let tried = Command::new("unshare")
+        .args(["--user", "--map-root-user", "--mount", "--pid", "--fork", "true"])
+        .output();
+    match tried {
+        Ok(output) if output.status.success() => None,
+        Ok(output) => Some(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+        Err(error) => Some(format!("unshare: {error}")),
+    }
+}
+
+/// Whether a test can have containers; says so where it cannot.
+pub(crate) fn can_contain(test: &str) -> bool {
+    let reason = no_namespaces();
+    if let Some(reason) = &reason {
+        eprintln!("SKIPPED: {test}: {reason}");
+    }
+    reason.is_none()
+}
+
+/// A node with a fake driver, on which containers run.
+pub(crate) struct Node {
+    directory: TempDir,
+    uuids: Vec<String>,
+}
+
+/// How a share is put into a container.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mount {
+    /// As the driver does it.
+    Real,
+    /// The grant can be written.
+    WritableGrant,
+    /// Files that the tenant made.
+    Plain,
+}
+
+/// A share on the node.
+#[derive(Clone)]
+pub(crate) struct NodeShare {
+    pub(crate) grant: Grant,
+    directory: PathBuf,
+}
+
+impl Node {
+    /// A node with eight H100.
+    pub(crate) fn new() -> Self {
+        let directory = TempDir::new().expect("a directory");
+        // The world's time costs only waiting.
+        let world = format!("{}\ntime: {{scale: 0.0, launchNanos: 0}}\n", shipped::H100_8_NVSWITCH);
+        fs::write(directory.path().join("world.yaml"), &world).expect("written");
+        let parsed = tessera_fake_world::World::parse(&world, "test").expect("a world");
+        let uuids = parsed.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
+        Self { directory, uuids }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Makes a share of a GPU.
+    pub(crate) fn share(&self, id: &str, gpu: usize, bytes: u64) -> NodeShare {
+        self.share_of(Grant {
+            gpu_uuid: self.uuids[gpu].parse().expect("a UUID"),
+            memory_limit_bytes: bytes,
+            context_bytes: 0,
+            cores_percent: 25,
+            policy: ComputePolicy::Fixed,
+            claim_uid: Text::new("0b5f5c1e-9a61-4a0f-8d8c-52b0f2a6c7f1").expect("short"),
+            id: Text::new(id).expect("short"),
+            sequence: 0,
+        })
+    }
+
+    /// Makes a share from a grant.
+    pub(crate) fn share_of(&self, grant: Grant) -> NodeShare {
+        let directory = self.path().join("shares").join(grant.id.as_str());
+        fs::create_dir_all(&directory).expect("made");
+        fs::write(directory.join("grant"), grant.encode().expect("in range")).expect("written");
+        let mut ledger = vec![0; LEDGER_LEN];
+        ledger[..24].copy_from_slice(&ledger::initial());
+        fs::write(directory.join("ledger"), ledger).expect("written");
+        NodeShare { grant, directory }
+    }
+
+    /// A container with those shares.
+    pub(crate) fn container<'a>(&'a self, shares: &[(&NodeShare, Mount)]) -> Container<'a> {
+        let mut script = String::from("set -eu\ndev=$(mktemp -d)\nmount -t tmpfs tmpfs \"$dev\"\n");
+        for device in ["null", "zero", "urandom"] {
+            writeln!(script, "touch \"$dev/{device}\"; mount --bind /dev/{device} \"$dev/{device}\"")
+                .expect("a string");
+        }
+        script.push_str("mkdir \"$dev/shm\" \"$dev/tessera\"\n");
+        for (share, mount) in shares {
+            share.write_mounts(*mount, &mut script);
+        }
+        script.push_str("mount --rbind \"$dev\" /dev\nexec \"$@\"\n");
+        Container { node: self, script }
+    }
+
+    /// The usual container: its shares as the driver makes them.
+    pub(crate) fn contain<'a>(&'a self, shares: &[&NodeShare]) -> Container<'a> {
+        let real: Vec<_> = shares.iter().map(|share| (*share, Mount::Real)).collect();
+        self.container(&real)
+    }
+}
+
+impl NodeShare {
+    fn write_mounts(&self, mount: Mount, script: &mut String) {
+        let (id, from) = (self.grant.id.as_str(), self.directory.display());
+        let to = format!("\"$dev/tessera/{id}\"");
+        writeln!(script, "mkdir {to}; touch {to}/grant {to}/ledger").expect("a string");
+        match mount {
+            Mount::Plain => writeln!(script, "cp {from}/grant {from}/ledger {to}/"),
+            Mount::WritableGrant => {
+                writeln!(
+                    script,
+                    "mount --bind {from}/grant {to}/grant; mount --bind {from}/ledger {to}/ledger"
+                )
+            }
+            Mount::Real => writeln!(
+                script,
+                "mount --bind {from}/grant {to}/grant; mount -o remount,bind,ro {to}/grant; \
+                 mount --bind {from}/ledger {to}/ledger"
+            ),
+        }
+        .expect("a string");
+    }
+
+    /// What the ledger says.
+    pub(crate) fn ledger<T>(&self, read: impl FnOnce(&LedgerReport<'_>) -> T) -> T {
+        let bytes = fs::read(self.directory.join("ledger")).expect("a ledger");
+        read(&LedgerReport::parse(&bytes).expect("a good ledger"))
+    }
+
+    /// Overwrites bytes of the grant.
+    pub(crate) fn scribble_grant(&self, at: usize, bytes: &[u8]) {
+        self.scribble("grant", at, bytes);
+    }
+
+    /// Overwrites bytes of the ledger.
+    pub(crate) fn scribble_ledger(&self, at: usize, bytes: &[u8]) {
+        self.scribble("ledger", at, bytes);
+    }
+
+    fn scribble(&self, file: &str, at: usize, bytes: &[u8]) {
+        use std::os::unix::fs::FileExt as _;
+        let file = fs::OpenOptions::new().write(true).open(self.directory.join(file)).expect("opens");
+        file.write_all_at(bytes, at as u64).expect("written");
+    }
+
+    /// Changes the grant in place, as the driver does.
+    pub(crate) fn change(&self, grant: Grant) {
+        use tessera_intercept_abi::GrantUpdate;
+        let now = fs::read(self.directory.join("grant")).expect("a grant");
+        let update = grant.update(&now).expect("the same share");
+        self.scribble_grant(GrantUpdate::SEQUENCE_OFFSET, &update.begin);
+        self.scribble_grant(GrantUpdate::BODY_OFFSET, &update.body);
+        self.scribble_grant(GrantUpdate::SEQUENCE_OFFSET, &update.end);
+    }
+}
+
+/// A container that is not running yet.
+pub(crate) struct Container<'a> {
+    node: &'a Node,
+    script: String,
+}
+
+impl Container<'_> {
+    fn command(&self, program: &Path, arguments: &[&str]) -> Command {
+        let mut command = Command::new("unshare");
+        // Own PIDs, and everything dies with the first of them.
+        command.args([
+            "--user",
+            "--map-root-user",
+            "--mount",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--mount-proc",
+        ]);
+        command.args(["sh", "-c", &self.script, "sh", "env"]);
+        let mut preload = OsString::from("LD_PRELOAD=");
+        preload.push(intercept());
+        command.arg(preload).arg(program).args(arguments);
+        command
+            .env("LD_LIBRARY_PATH", libraries())
+            .env("TESSERA_FAKE_WORLD", self.node.path().join("world.yaml"))
+            .env("TESSERA_FAKE_STATE", self.node.path().join("state"));
+        command
+    }
+
+    /// Runs a program to its end.
+    pub(crate) fn run(&self, program: impl AsRef<OsStr>, arguments: &[&str]) -> Output {
+        self.command(Path::new(program.as_ref()), arguments).output().expect("unshare runs")
+    }
+
+    /// Runs the probe to its end; its lines.
+    pub(crate) fn probe(&self, arguments: &[&str]) -> Vec<Value> {
+        lines_of(&self.run(probe(), arguments))
+    }
+
+    /// Starts a program.
+    pub(crate) fn start(&self, program: impl AsRef<OsStr>, arguments: &[&str]) -> Running {
+        let mut command = self.command(Path::new(program.as_ref()), arguments);
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("unshare runs");
+        let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+        Running { child, lines }
+    }
+}
+
+/// The lines of JSON on a program's standard output.
+pub(crate) fn lines_of(output: &Output) -> Vec<Value> {
+    let text = String::from_utf8_lossy(&output.stdout);
+    let error = String::from_utf8_lossy(&output.stderr);
+    let parse =
+        |line: &str| serde_json::from_str(line).unwrap_or_else(|_| panic!("`{line}` is JSON; {error}"));
+    let lines: Vec<Value> = text.lines().map(parse).collect();
+    assert!(!lines.is_empty(), "the program says something: {} {error}", output.status);
+    lines
+}
+
+/// A running container.
+pub(crate) struct Running {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Running {
+    /// Waits for the next line.
+    pub(crate) fn next(&mut self) -> Value {
+        let line = self.lines.next().expect("the program goes on").expect("text");
+        serde_json::from_str(&line).unwrap_or_else(|_| panic!("`{line}` is JSON"))
+    }
+
+    /// Waits for an event of the probe.
+    pub(crate) fn event(&mut self, name: &str) -> Value {
+        loop {
+            let line = self.next();
+            assert_ne!(line["event"], "error", "{line}");
+            if line["event"] == name {
+                return line;
+            }
+        }
+    }
+
+    /// Kills it; it does nothing more.
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().expect("it runs");
+        self.child.wait().expect("it ends");
+        // The container's processes die with it; the last one to go closes the pipe.
+        self.lines.by_ref().for_each(drop);
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
