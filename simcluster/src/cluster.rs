@@ -147,5 +147,6 @@ impl SimCluster {
 }
 
 fn write(api: &ApiServer, user: &User, path: &Path) -> Result<(), ClusterError> {
-    api.write_kubeconfig(user, path).map_err(|source| ClusterError::Kubeconfig { path: path.to_owned(), source })
+    api.write_kubeconfig(user, path)
+        .map_err(|source| ClusterError::Kubeconfig { path: path.to_owned(), source })
 }

@@ -20,5 +20,8 @@
 pub mod api;
 pub mod cluster;
 pub mod controllers;
+mod informer;
 pub mod node;
+mod pod_claim;
+mod queue;
 pub mod scheduler;

@@ -66,16 +66,23 @@ impl Policies {
     /// Lets the attempt pass, or says which policy denies it.
     pub(crate) fn admit(&self, attempt: &Attempt<'_>) -> Result<(), ApiError> {
         let denied = match attempt.kind.plural {
-            "resourceclaims" if attempt.status => {
-                self.allocation.then(|| allocation(attempt)).flatten().map(|said| ("tessera-allocation", said))
-            }
+            "resourceclaims" if attempt.status => self
+                .allocation
+                .then(|| allocation(attempt))
+                .flatten()
+                .map(|said| ("tessera-allocation", said)),
             "resourceclaims" | "resourceclaimtemplates" => {
                 let fence = self.fence.then(|| fence(attempt)).flatten().map(|said| ("tessera-fence", said));
                 fence.or_else(|| {
-                    self.finalizer.then(|| finalizer(attempt)).flatten().map(|said| ("tessera-finalizer", said))
+                    self.finalizer
+                        .then(|| finalizer(attempt))
+                        .flatten()
+                        .map(|said| ("tessera-finalizer", said))
                 })
             }
-            "resourceslices" => self.slices.then(|| slices(attempt)).flatten().map(|said| ("tessera-slices", said)),
+            "resourceslices" => {
+                self.slices.then(|| slices(attempt)).flatten().map(|said| ("tessera-slices", said))
+            }
             _ => None,
         };
         match denied {
@@ -104,7 +111,8 @@ fn allocation(attempt: &Attempt<'_>) -> Option<&'static str> {
 
 fn fence(attempt: &Attempt<'_>) -> Option<&'static str> {
     let object = attempt.object?;
-    let spec = if attempt.kind.plural == "resourceclaims" { &object["spec"] } else { &object["spec"]["spec"] };
+    let spec =
+        if attempt.kind.plural == "resourceclaims" { &object["spec"] } else { &object["spec"]["spec"] };
     let requests = spec["devices"]["requests"].as_array()?;
     let tolerates = |request: &Value| {
         request["tolerations"].as_array().into_iter().flatten().any(|toleration| {
@@ -113,15 +121,18 @@ fn fence(attempt: &Attempt<'_>) -> Option<&'static str> {
         })
     };
     let any = requests.iter().any(|request| {
-        tolerates(&request["exactly"]) || request["firstAvailable"].as_array().into_iter().flatten().any(tolerates)
+        tolerates(&request["exactly"])
+            || request["firstAvailable"].as_array().into_iter().flatten().any(tolerates)
     });
     any.then_some("claims must not tolerate gpu.tessera.dev/managed")
 }
 
 fn finalizer(attempt: &Attempt<'_>) -> Option<&'static str> {
     let (object, current) = (attempt.object?, attempt.current?);
-    let dropped = meta::finalizers(current).contains(&FINALIZER) && !meta::finalizers(object).contains(&FINALIZER);
-    (dropped && ours(Some(object))).then_some("the finalizer stays while a claim of gpu.tessera.dev is allocated")
+    let dropped =
+        meta::finalizers(current).contains(&FINALIZER) && !meta::finalizers(object).contains(&FINALIZER);
+    (dropped && ours(Some(object)))
+        .then_some("the finalizer stays while a claim of gpu.tessera.dev is allocated")
 }
 
 fn slices(attempt: &Attempt<'_>) -> Option<&'static str> {
@@ -135,7 +146,9 @@ fn slices(attempt: &Attempt<'_>) -> Option<&'static str> {
         return None;
     }
     let own = attempt.user.node_name().is_some_and(|node| {
-        spec["driver"] == DRIVER && spec["nodeName"].as_str() == Some(node) && spec["pool"]["name"].as_str() == Some(node)
+        spec["driver"] == DRIVER
+            && spec["nodeName"].as_str() == Some(node)
+            && spec["pool"]["name"].as_str() == Some(node)
     });
     (!own).then_some("a driver writes only its own node")
 }

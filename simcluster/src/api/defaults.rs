@@ -64,8 +64,9 @@ fn pod(spec: &mut Value) {
         }
     }
     for key in ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"] {
-        let tolerated = each(&mut spec["tolerations"])
-            .any(|toleration| toleration["key"] == key || (toleration["key"].is_null() && toleration["operator"] == "Exists"));
+        let tolerated = each(&mut spec["tolerations"]).any(|toleration| {
+            toleration["key"] == key || (toleration["key"].is_null() && toleration["operator"] == "Exists")
+        });
         if !tolerated {
             let toleration =
                 json!({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300});

@@ -44,7 +44,8 @@ fn version() -> Value {
 }
 
 fn groups() -> Vec<&'static str> {
-    let mut groups: Vec<&str> = KINDS.iter().map(|kind| kind.group).filter(|group| !group.is_empty()).collect();
+    let mut groups: Vec<&str> =
+        KINDS.iter().map(|kind| kind.group).filter(|group| !group.is_empty()).collect();
     groups.dedup();
     groups
 }
@@ -100,13 +101,18 @@ fn openapi_index() -> Value {
     let mut paths = Map::new();
     for kind in KINDS {
         let path = root(kind);
-        paths.insert(path.clone(), json!({"serverRelativeURL": format!("/openapi/v3/{path}?hash={VERSION}")}));
+        paths
+            .insert(path.clone(), json!({"serverRelativeURL": format!("/openapi/v3/{path}?hash={VERSION}")}));
     }
     json!({"paths": paths})
 }
 
 fn root(kind: &Kind) -> String {
-    if kind.group.is_empty() { format!("api/{}", kind.version) } else { format!("apis/{}/{}", kind.group, kind.version) }
+    if kind.group.is_empty() {
+        format!("api/{}", kind.version)
+    } else {
+        format!("apis/{}/{}", kind.group, kind.version)
+    }
 }
 
 /// Enough for kubectl to see that the server validates fields itself; no schemas.

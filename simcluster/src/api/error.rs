@@ -73,8 +73,11 @@ impl ApiError {
             [one] => one.to_string(),
             many => format!("[{}]", many.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")),
         };
-        let subject =
-            if kind.group.is_empty() { kind.kind.to_owned() } else { format!("{}.{}", kind.kind, kind.group) };
+        let subject = if kind.group.is_empty() {
+            kind.kind.to_owned()
+        } else {
+            format!("{}.{}", kind.kind, kind.group)
+        };
         let mut details = details(kind.group, kind.kind, name);
         details["causes"] = errors.iter().map(FieldError::cause).collect();
         Self {
@@ -111,7 +114,11 @@ impl ApiError {
 
     /// 405.
     pub fn method_not_allowed() -> Self {
-        Self::plain(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
+        Self::plain(
+            405,
+            "MethodNotAllowed",
+            "the server does not allow this method on the requested resource",
+        )
     }
 
     /// 410: the asked resource version is older than what is kept.
@@ -133,7 +140,9 @@ impl ApiError {
         Self::plain(
             415,
             "UnsupportedMediaType",
-            format!("the body of the request was in an unknown format ({got}) - accepted media types include: application/json, application/yaml"),
+            format!(
+                "the body of the request was in an unknown format ({got}) - accepted media types include: application/json, application/yaml"
+            ),
         )
     }
 
@@ -247,7 +256,10 @@ impl FieldError {
 
     /// A value outside an enumeration.
     pub fn not_supported(field: impl Into<String>, value: impl Into<Value>, supported: &[&str]) -> Self {
-        Self::new(field, Wrong::NotSupported(value.into(), supported.iter().map(|s| format!("\"{s}\"")).collect()))
+        Self::new(
+            field,
+            Wrong::NotSupported(value.into(), supported.iter().map(|s| format!("\"{s}\"")).collect()),
+        )
     }
 
     fn reason(&self) -> &'static str {

@@ -55,7 +55,11 @@ pub enum Status {
 impl Kind {
     /// `group/version`, or `v1` for core.
     pub fn api_version(&self) -> String {
-        if self.group.is_empty() { self.version.to_owned() } else { format!("{}/{}", self.group, self.version) }
+        if self.group.is_empty() {
+            self.version.to_owned()
+        } else {
+            format!("{}/{}", self.group, self.version)
+        }
     }
 
     /// `plural.group`, as messages name a resource.
@@ -127,8 +131,14 @@ pub static KINDS: &[Kind] = &[
         namespaced: false, generation: true),
     kind!(RESOURCE, "v1", "resourceclaims", "resourceclaim", "ResourceClaim", resource::v1::ResourceClaim,
         status: Status::StatusOnly),
-    kind!(RESOURCE, "v1", "resourceclaimtemplates", "resourceclaimtemplate", "ResourceClaimTemplate",
-        resource::v1::ResourceClaimTemplate),
+    kind!(
+        RESOURCE,
+        "v1",
+        "resourceclaimtemplates",
+        "resourceclaimtemplate",
+        "ResourceClaimTemplate",
+        resource::v1::ResourceClaimTemplate
+    ),
     kind!(RESOURCE, "v1", "resourceslices", "resourceslice", "ResourceSlice", resource::v1::ResourceSlice,
         namespaced: false, generation: true, fields: &["spec.nodeName", "spec.driver", "spec.pool.name"]),
 ];

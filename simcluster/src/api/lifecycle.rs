@@ -44,7 +44,8 @@ impl Request<'_> {
             if !named && let Some(prefix) = object["metadata"]["generateName"].as_str() {
                 // The API cuts the prefix so that the name stays within 63 characters.
                 let prefix: String = prefix.chars().take(58).collect();
-                meta::metadata_mut(&mut object).insert("name".into(), format!("{prefix}{}", meta::random_suffix()).into());
+                meta::metadata_mut(&mut object)
+                    .insert("name".into(), format!("{prefix}{}", meta::random_suffix()).into());
             }
             let key = self.key(meta::name(&object));
             let made = self.store.transact(self.kind.shelf, &key, |state, current| match current {
@@ -186,7 +187,8 @@ impl Request<'_> {
         }
         let (asked, have) = (meta::uid(object), meta::uid(current));
         if !asked.is_empty() && asked != have {
-            let because = format!("Precondition failed: UID in precondition: {asked}, UID in object meta: {have}");
+            let because =
+                format!("Precondition failed: UID in precondition: {asked}, UID in object meta: {have}");
             return Err(ApiError::conflict(self.kind, name, &because));
         }
         if !version.is_empty() && version != "0" && version != meta::resource_version(current) {
@@ -258,8 +260,8 @@ fn grace(kind: &Kind, current: &Value, options: &DeleteOptions) -> i64 {
 
 /// Whether nothing holds the object any more.
 fn finished(kind: &Kind, object: &Value) -> bool {
-    let kept_by_namespace =
-        kind.plural == "namespaces" && object["spec"]["finalizers"].as_array().is_some_and(|list| !list.is_empty());
+    let kept_by_namespace = kind.plural == "namespaces"
+        && object["spec"]["finalizers"].as_array().is_some_and(|list| !list.is_empty());
     meta::finalizers(object).is_empty() && !kept_by_namespace
 }
 
@@ -267,7 +269,16 @@ fn initial_status(kind: &Kind, object: &mut Value) {
     match kind.plural {
         // A kubelet registers its node together with the status.
         "nodes" => {}
-        "pods" => object["status"] = json!({"phase": "Pending", "qosClass": quality(&object["spec"])}),
+        "pods" => {
+            object["status"] = json!({"phase": "Pending", "qosClass": quality(&object["spec"])});
+            if object["spec"]["schedulingGates"].as_array().is_some_and(|gates| !gates.is_empty()) {
+                object["status"]["conditions"] = json!([{
+                    "type": "PodScheduled", "status": "False", "reason": "SchedulingGated",
+                    "message": "Scheduling is blocked due to non-empty scheduling gates",
+                    "lastProbeTime": null, "lastTransitionTime": null,
+                }]);
+            }
+        }
         "namespaces" => {
             object["spec"] = json!({"finalizers": ["kubernetes"]});
             object["status"] = json!({"phase": "Active"});
@@ -282,11 +293,16 @@ fn initial_status(kind: &Kind, object: &mut Value) {
 }
 
 fn quality(spec: &Value) -> &'static str {
-    let containers = || ["containers", "initContainers"].into_iter().filter_map(|l| spec[l].as_array()).flatten();
+    let containers =
+        || ["containers", "initContainers"].into_iter().filter_map(|l| spec[l].as_array()).flatten();
     let amount = |container: &Value, which: &str, name: &str| container["resources"][which][name].clone();
-    let bare = containers().all(|c| ["requests", "limits"].iter().all(|w| ["cpu", "memory"].iter().all(|n| amount(c, w, n).is_null())));
+    let bare = containers().all(|c| {
+        ["requests", "limits"].iter().all(|w| ["cpu", "memory"].iter().all(|n| amount(c, w, n).is_null()))
+    });
     let full = containers().all(|c| {
-        ["cpu", "memory"].iter().all(|n| !amount(c, "limits", n).is_null() && amount(c, "limits", n) == amount(c, "requests", n))
+        ["cpu", "memory"]
+            .iter()
+            .all(|n| !amount(c, "limits", n).is_null() && amount(c, "limits", n) == amount(c, "requests", n))
     });
     match (bare, full) {
         (true, _) => "BestEffort",
@@ -329,14 +345,46 @@ fn prepare(kind: &Kind, part: Part, object: &mut Value, current: &Value) {
         Part::Status => {
             keep(object, "spec");
             meta::restore(object, current, "ownerReferences");
-            meta::restore(object, current, "finalizers");
             if kind.status == Status::StatusOnly {
-                meta::restore(object, current, "labels");
-                meta::restore(object, current, "annotations");
+                for field in ["labels", "annotations", "finalizers"] {
+                    meta::restore(object, current, field);
+                }
+            }
+            match kind.plural {
+                "pods" => keep_pod_status(object, current),
+                "resourceclaims" => drop_deallocated_devices(object, current),
+                _ => {}
             }
         }
         Part::Finalize => keep(object, "status"),
         Part::Binding => {}
+    }
+}
+
+/// Fields of a pod's status that a writer who does not know them must not lose.
+fn keep_pod_status(pod: &mut Value, current: &Value) {
+    for field in ["qosClass", "resourceClaimStatuses", "observedGeneration"] {
+        if pod["status"][field].is_null() && !current["status"][field].is_null() {
+            pod["status"][field] = current["status"][field].clone();
+        }
+    }
+}
+
+/// The status of a device goes with its allocation.
+fn drop_deallocated_devices(claim: &mut Value, current: &Value) {
+    let id = |device: &Value| ["driver", "pool", "device", "shareID"].map(|field| device[field].clone());
+    let allocated = |claim: &Value| -> Vec<[Value; 4]> {
+        let results = claim["status"]["allocation"]["devices"]["results"].as_array();
+        results.into_iter().flatten().map(id).collect()
+    };
+    let (before, now) = (allocated(current), allocated(claim));
+    if let Some(devices) = claim["status"]["devices"].as_array_mut() {
+        devices.retain(|device| !before.contains(&id(device)) || now.contains(&id(device)));
+        if devices.is_empty()
+            && let Some(status) = claim["status"].as_object_mut()
+        {
+            status.remove("devices");
+        }
     }
 }
 
@@ -384,7 +432,9 @@ impl DeleteOptions {
     fn check(&self, kind: &Kind, name: &str, current: &Value) -> Result<(), ApiError> {
         let Some(preconditions) = &self.preconditions else { return Ok(()) };
         let failed = |what: &str, asked: &str, have: &str| {
-            let because = format!("Precondition failed: {what} in precondition: {asked}, {what} in object meta: {have}");
+            let because = format!(
+                "Precondition failed: {what} in precondition: {asked}, {what} in object meta: {have}"
+            );
             Err(ApiError::conflict(kind, name, &because))
         };
         match (&preconditions.uid, &preconditions.resource_version) {

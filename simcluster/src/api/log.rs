@@ -11,7 +11,8 @@ use super::meta;
 use super::server::{Call, respond};
 
 /// Query parameters of a log request that the kubelet understands.
-const FORWARDED: &[&str] = &["follow", "previous", "tailLines", "limitBytes", "timestamps", "sinceSeconds", "sinceTime"];
+const FORWARDED: &[&str] =
+    &["follow", "previous", "tailLines", "limitBytes", "timestamps", "sinceSeconds", "sinceTime"];
 
 /// Answers `GET pods/NAME/log`.
 pub(crate) async fn answer(call: &Call<'_>, name: &str) -> Result<Response<Body>, ApiError> {
@@ -32,7 +33,8 @@ pub(crate) async fn answer(call: &Call<'_>, name: &str) -> Result<Response<Body>
 
 fn kubelet(call: &Call<'_>, name: &str) -> Result<String, ApiError> {
     let node = call.shared.store.get("nodes", "", name);
-    let node = node.ok_or_else(|| ApiError::internal(format!("node \"{name}\" of the pod does not exist")))?;
+    let node =
+        node.ok_or_else(|| ApiError::internal(format!("node \"{name}\" of the pod does not exist")))?;
     let addresses = node["status"]["addresses"].as_array();
     let address = addresses
         .into_iter()
@@ -47,7 +49,8 @@ fn kubelet(call: &Call<'_>, name: &str) -> Result<String, ApiError> {
 }
 
 async fn forward(node: &str, kubelet: String, path: &str) -> Result<Response<Body>, ApiError> {
-    let failed = |error: &dyn std::fmt::Display| ApiError::internal(format!("kubelet of node \"{node}\": {error}"));
+    let failed =
+        |error: &dyn std::fmt::Display| ApiError::internal(format!("kubelet of node \"{node}\": {error}"));
     let url = kubelet.parse().map_err(|error| failed(&error))?;
     let mut config = kube::Config::new(url);
     // A followed log is quiet for as long as the container is.

@@ -82,7 +82,10 @@ pub(crate) fn restore(object: &mut Value, from: &Value, field: &str) {
 pub(crate) fn random_suffix() -> String {
     const ALPHABET: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
     let random = uuid::Uuid::new_v4();
-    random.as_bytes()[..5].iter().map(|byte| char::from(ALPHABET[usize::from(*byte) % ALPHABET.len()])).collect()
+    random.as_bytes()[..5]
+        .iter()
+        .map(|byte| char::from(ALPHABET[usize::from(*byte) % ALPHABET.len()]))
+        .collect()
 }
 
 /// A new object's uid.

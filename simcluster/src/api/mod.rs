@@ -48,9 +48,10 @@ pub use self::admission::Policies;
 pub use self::discovery::VERSION;
 pub use self::error::{ApiError, FieldError};
 pub use self::fault::{Fault, FaultHook, RequestInfo};
+pub(crate) use self::kind::find_by_kind;
 pub use self::kind::{KINDS, Kind, Status};
-pub use self::user::{NODE_NAME_EXTRA, User};
 use self::server::Shared;
+pub use self::user::{NODE_NAME_EXTRA, User};
 use self::watch::Signals;
 
 /// How the server behaves.
@@ -77,7 +78,9 @@ impl Default for ApiOptions {
             // As the real server's watch cache.
             bookmark_every: Duration::from_secs(60),
             watch_timeout: Duration::from_secs(30 * 60),
-            namespaces: ["default", "kube-system", "kube-public", "kube-node-lease"].map(str::to_owned).to_vec(),
+            namespaces: ["default", "kube-system", "kube-public", "kube-node-lease"]
+                .map(str::to_owned)
+                .to_vec(),
         }
     }
 }
@@ -177,7 +180,8 @@ impl ApiServer {
         let url = self.url().parse().expect("invariant: an address makes a URL");
         let mut config = kube::Config::new(url);
         config.auth_info.token = Some(self.shared.tokens.issue(user).into());
-        kube::Client::try_from(config).expect("invariant: a plain HTTP client needs nothing that can be missing")
+        kube::Client::try_from(config)
+            .expect("invariant: a plain HTTP client needs nothing that can be missing")
     }
 
     /// Switches admission policies.

@@ -22,7 +22,9 @@ impl Patch {
     /// # Errors
     /// 415 for another media type, 400 for a body that does not parse.
     pub(crate) fn parse(media_type: &str, body: &[u8]) -> Result<Self, ApiError> {
-        let value = || serde_json::from_slice::<Value>(body).map_err(|error| ApiError::bad_request(error.to_string()));
+        let value = || {
+            serde_json::from_slice::<Value>(body).map_err(|error| ApiError::bad_request(error.to_string()))
+        };
         match media_type {
             "application/json-patch+json" => serde_json::from_slice(body)
                 .map(Self::Json)
@@ -60,7 +62,8 @@ pub(crate) fn yaml(body: &[u8]) -> Result<Value, ApiError> {
         return Ok(value);
     }
     let text = std::str::from_utf8(body).map_err(|error| ApiError::bad_request(error.to_string()))?;
-    serde_saphyr::from_str(text).map_err(|error| ApiError::bad_request(format!("error decoding YAML: {error}")))
+    serde_saphyr::from_str(text)
+        .map_err(|error| ApiError::bad_request(format!("error decoding YAML: {error}")))
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -73,8 +76,15 @@ enum Style {
 fn merge_keys(list: &str, style: Style) -> Option<&'static [&'static str]> {
     let keys: &[&str] = match list {
         "conditions" | "addresses" => &["type"],
-        "containers" | "initContainers" | "ephemeralContainers" | "volumes" | "env" | "imagePullSecrets"
-        | "resourceClaims" | "resourceClaimStatuses" | "schedulingGates" => &["name"],
+        "containers"
+        | "initContainers"
+        | "ephemeralContainers"
+        | "volumes"
+        | "env"
+        | "imagePullSecrets"
+        | "resourceClaims"
+        | "resourceClaimStatuses"
+        | "schedulingGates" => &["name"],
         "claims" if style == Style::Apply => &["name"],
         "volumeMounts" => &["mountPath"],
         "volumeDevices" => &["devicePath"],
@@ -210,5 +220,9 @@ fn reorder(list: Option<&mut Value>, order: &Value, name: &str) {
 }
 
 fn without_directives(patch: &Map<String, Value>) -> Map<String, Value> {
-    patch.iter().filter(|(key, _)| !key.starts_with('$')).map(|(key, value)| (key.clone(), value.clone())).collect()
+    patch
+        .iter()
+        .filter(|(key, _)| !key.starts_with('$'))
+        .map(|(key, value)| (key.clone(), value.clone()))
+        .collect()
 }

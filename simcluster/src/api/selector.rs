@@ -84,7 +84,9 @@ impl FieldRequirement {
         }
         let found = match value {
             Value::String(text) => text.clone(),
-            Value::Null if self.path == "spec.unschedulable" || self.path == "spec.hostNetwork" => "false".to_owned(),
+            Value::Null if self.path == "spec.unschedulable" || self.path == "spec.hostNetwork" => {
+                "false".to_owned()
+            }
             Value::Null => String::new(),
             other => other.to_string(),
         };
@@ -104,7 +106,9 @@ fn parse_field(kind: &Kind, part: &str) -> Result<FieldRequirement, ApiError> {
     } else if let Some((path, value)) = part.split_once('=') {
         (path, value, true)
     } else {
-        return Err(ApiError::bad_request(format!("invalid field selector: '{part}'; can't understand '{part}'")));
+        return Err(ApiError::bad_request(format!(
+            "invalid field selector: '{part}'; can't understand '{part}'"
+        )));
     };
     let known = path == "metadata.name"
         || (path == "metadata.namespace" && kind.namespaced)

@@ -80,7 +80,8 @@ async fn answer(shared: &Shared, request: HttpRequest<Body>) -> Result<Response<
     let body = axum::body::to_bytes(body, BODY_LIMIT)
         .await
         .map_err(|error| ApiError::bad_request(format!("cannot read the body: {error}")))?;
-    let media_type = text_header(&parts.headers, CONTENT_TYPE.as_str()).split(';').next().unwrap_or_default().trim();
+    let media_type =
+        text_header(&parts.headers, CONTENT_TYPE.as_str()).split(';').next().unwrap_or_default().trim();
     let call = Call {
         shared,
         user,
@@ -177,7 +178,9 @@ impl Call<'_> {
     fn resource_version(&self) -> Result<Option<u64>, ApiError> {
         let Some(text) = self.query.text("resourceVersion") else { return Ok(None) };
         text.parse().map(Some).map_err(|_| {
-            ApiError::bad_request(format!("Invalid value: \"{text}\": strconv.ParseUint: parsing \"{text}\": invalid syntax"))
+            ApiError::bad_request(format!(
+                "Invalid value: \"{text}\": strconv.ParseUint: parsing \"{text}\": invalid syntax"
+            ))
         })
     }
 
@@ -190,9 +193,9 @@ impl Call<'_> {
         let exact = self.query.text("resourceVersionMatch") == Some("Exact");
         let store = &self.shared.store;
         let listed = match &continued {
-            Some(from) => {
-                store.list_at(kind.shelf, namespace, from.revision).map_err(|_| ApiError::continue_expired())?
-            }
+            Some(from) => store
+                .list_at(kind.shelf, namespace, from.revision)
+                .map_err(|_| ApiError::continue_expired())?,
             None if exact => store.list_at(kind.shelf, namespace, asked)?,
             None if asked > store.revision() => {
                 return Err(ApiError::too_large_resource_version(asked, store.revision()));
@@ -213,7 +216,8 @@ impl Call<'_> {
             metadata.insert("remainingItemCount".into(), (objects.len() - limit).into());
             objects.truncate(limit);
             let after = objects.last().map(|last| key(last)).unwrap_or_default();
-            metadata.insert("continue".into(), Continue { revision: listed.revision, after }.to_string().into());
+            metadata
+                .insert("continue".into(), Continue { revision: listed.revision, after }.to_string().into());
         }
         let body = self.view.list(kind, objects.into_iter(), metadata)?;
         respond(StatusCode::OK, "application/json", body)
@@ -244,9 +248,8 @@ impl Call<'_> {
     /// The body as an object of this kind, in the stored form.
     fn object(&self) -> Result<Value, ApiError> {
         let raw = match self.media_type.as_str() {
-            "" | "application/json" => {
-                serde_json::from_slice(&self.body).map_err(|error| ApiError::bad_request(error.to_string()))?
-            }
+            "" | "application/json" => serde_json::from_slice(&self.body)
+                .map_err(|error| ApiError::bad_request(error.to_string()))?,
             "application/yaml" => patch::yaml(&self.body)?,
             other => return Err(ApiError::unsupported_media_type(other)),
         };
@@ -278,7 +281,9 @@ impl Call<'_> {
         let kind = self.route.kind;
         let apply = matches!(patch, Patch::Apply(_));
         if apply && self.query.text("fieldManager").is_none() {
-            return Err(ApiError::bad_request("PatchOptions.meta.k8s.io \"\" is invalid: fieldManager: Required value: is required for apply patch"));
+            return Err(ApiError::bad_request(
+                "PatchOptions.meta.k8s.io \"\" is invalid: fieldManager: Required value: is required for apply patch",
+            ));
         }
         let made = self.request().update(name, part, apply && part == Part::Main, |current| {
             let current = match current {
@@ -301,7 +306,8 @@ impl Call<'_> {
         } else {
             serde_json::from_slice(&self.body).map_err(|error| ApiError::bad_request(error.to_string()))?
         };
-        options.grace_period_seconds = options.grace_period_seconds.or(self.query.number("gracePeriodSeconds"));
+        options.grace_period_seconds =
+            options.grace_period_seconds.or(self.query.number("gracePeriodSeconds"));
         if options.propagation_policy.is_none() {
             options.propagation_policy = self.query.text("propagationPolicy").map(str::to_owned);
         }
@@ -367,7 +373,8 @@ fn decode(kind: &Kind, mut raw: Value, strict: bool) -> Result<Value, ApiError> 
         ))
     })?;
     if strict && !decoded.unknown.is_empty() {
-        let unknown: Vec<String> = decoded.unknown.iter().map(|path| format!("unknown field \"{path}\"")).collect();
+        let unknown: Vec<String> =
+            decoded.unknown.iter().map(|path| format!("unknown field \"{path}\"")).collect();
         return Err(ApiError::bad_request(format!("strict decoding error: {}", unknown.join(", "))));
     }
     Ok(match kind.store {

@@ -115,7 +115,8 @@ impl Store {
     /// Everything on a shelf now, in the order of namespace and name.
     pub(crate) fn list(&self, shelf: &str, namespace: Option<&str>) -> Listed {
         let state = self.lock();
-        let objects = state.shelves.get(shelf).map(|shelf| select(&shelf.objects, namespace)).unwrap_or_default();
+        let objects =
+            state.shelves.get(shelf).map(|shelf| select(&shelf.objects, namespace)).unwrap_or_default();
         Listed { objects, revision: state.revision }
     }
 
@@ -123,12 +124,19 @@ impl Store {
     ///
     /// # Errors
     /// 410 when the log no longer reaches back that far, 504 when it has not happened yet.
-    pub(crate) fn list_at(&self, shelf: &str, namespace: Option<&str>, revision: u64) -> Result<Listed, ApiError> {
+    pub(crate) fn list_at(
+        &self,
+        shelf: &str,
+        namespace: Option<&str>,
+        revision: u64,
+    ) -> Result<Listed, ApiError> {
         let state = self.lock();
         if revision > state.revision {
             return Err(ApiError::too_large_resource_version(revision, state.revision));
         }
-        let Some(shelf) = state.shelves.get(shelf) else { return Ok(Listed { objects: Vec::new(), revision }) };
+        let Some(shelf) = state.shelves.get(shelf) else {
+            return Ok(Listed { objects: Vec::new(), revision });
+        };
         if revision < shelf.compacted {
             return Err(ApiError::expired(revision, shelf.compacted));
         }
@@ -146,9 +154,15 @@ impl Store {
     ///
     /// # Errors
     /// 410 when some of them are no longer kept.
-    pub(crate) fn changes_after(&self, shelf: &str, revision: u64) -> Result<(Vec<Arc<Change>>, u64), ApiError> {
+    pub(crate) fn changes_after(
+        &self,
+        shelf: &str,
+        revision: u64,
+    ) -> Result<(Vec<Arc<Change>>, u64), ApiError> {
         let state = self.lock();
-        let Some(shelf) = state.shelves.get(shelf) else { return Ok((Vec::new(), revision.max(state.revision))) };
+        let Some(shelf) = state.shelves.get(shelf) else {
+            return Ok((Vec::new(), revision.max(state.revision)));
+        };
         if revision < shelf.compacted {
             return Err(ApiError::expired(revision, shelf.compacted));
         }

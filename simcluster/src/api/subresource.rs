@@ -37,7 +37,8 @@ fn parsed(call: &Call<'_>) -> Result<Value, ApiError> {
 }
 
 fn success() -> Result<Response<Body>, ApiError> {
-    let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201});
+    let status =
+        json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201});
     json(StatusCode::CREATED, &status)
 }
 
@@ -60,7 +61,10 @@ fn bound(kind: &Kind, pod: &Value, binding: &Value, node: &str) -> Result<Value,
     let refuse = |because: String| Err(ApiError::conflict(kind, &format!("{name}/binding"), &because));
     let uid = meta::uid(binding);
     if !uid.is_empty() && uid != meta::uid(pod) {
-        return refuse(format!("Precondition failed: UID in precondition: {uid}, UID in object meta: {}", meta::uid(pod)));
+        return refuse(format!(
+            "Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
+            meta::uid(pod)
+        ));
     }
     if meta::deleting(pod) {
         return refuse(format!("pod {name} is being deleted, cannot be assigned to a host"));
@@ -73,6 +77,15 @@ fn bound(kind: &Kind, pod: &Value, binding: &Value, node: &str) -> Result<Value,
     }
     let mut pod = pod.clone();
     pod["spec"]["nodeName"] = node.into();
+    if let Some(status) = pod["status"].as_object_mut() {
+        // A nomination is stale once the pod has a node.
+        status.remove("nominatedNodeName");
+    }
+    for field in ["annotations", "labels"] {
+        for (key, value) in binding["metadata"][field].as_object().into_iter().flatten() {
+            pod["metadata"][field][key] = value.clone();
+        }
+    }
     let scheduled = json!({"type": "PodScheduled", "status": "True", "lastTransitionTime": meta::now(), "lastProbeTime": null});
     match pod["status"]["conditions"].as_array_mut() {
         Some(conditions) => {
@@ -86,7 +99,8 @@ fn bound(kind: &Kind, pod: &Value, binding: &Value, node: &str) -> Result<Value,
 
 /// Deletes the pod; there are no disruption budgets here.
 fn evict(call: &Call<'_>, name: &str) -> Result<Response<Body>, ApiError> {
-    let options: DeleteOptions = serde_json::from_value(parsed(call)?["deleteOptions"].clone()).unwrap_or_default();
+    let options: DeleteOptions =
+        serde_json::from_value(parsed(call)?["deleteOptions"].clone()).unwrap_or_default();
     call.request().delete(name, &options)?;
     success()
 }

@@ -10,7 +10,8 @@ type Cell = fn(&Value) -> Value;
 
 fn columns(kind: &Kind) -> Vec<(&'static str, Cell)> {
     let name: (&'static str, Cell) = ("Name", |object| meta::name(object).into());
-    let created: (&'static str, Cell) = ("Age", |object| age(&object["metadata"]["creationTimestamp"]).into());
+    let created: (&'static str, Cell) =
+        ("Age", |object| age(&object["metadata"]["creationTimestamp"]).into());
     let own: Vec<(&'static str, Cell)> = match kind.plural {
         "pods" => vec![
             ("Ready", |pod| ready_containers(pod).into()),
@@ -45,7 +46,11 @@ fn columns(kind: &Kind) -> Vec<(&'static str, Cell)> {
 }
 
 /// Renders objects as `meta.k8s.io/v1 Table`.
-pub(crate) fn render<'a>(kind: &Kind, objects: impl Iterator<Item = &'a Value>, metadata: Map<String, Value>) -> Value {
+pub(crate) fn render<'a>(
+    kind: &Kind,
+    objects: impl Iterator<Item = &'a Value>,
+    metadata: Map<String, Value>,
+) -> Value {
     let columns = columns(kind);
     let definitions: Vec<Value> = columns
         .iter()
@@ -112,7 +117,11 @@ fn pod_state(pod: &Value) -> String {
         return "Terminating".to_owned();
     }
     let waiting = statuses(pod).find_map(|status| status["state"]["waiting"]["reason"].as_str());
-    let gated = pod["status"]["conditions"].as_array().into_iter().flatten().any(|c| c["reason"] == "SchedulingGated");
+    let gated = pod["status"]["conditions"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .any(|c| c["reason"] == "SchedulingGated");
     let reason = pod["status"]["reason"].as_str();
     let phase = pod["status"]["phase"].as_str().unwrap_or("Unknown");
     let state = match (waiting, gated, reason) {

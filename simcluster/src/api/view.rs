@@ -49,7 +49,12 @@ impl View {
         let body = match self {
             Self::Full if kind.present.is_some() => {
                 let objects: Vec<Value> = objects.map(|object| present(kind, object)).collect();
-                return self.written(&format!("{}List", kind.kind), &kind.api_version(), metadata, objects.iter());
+                return self.written(
+                    &format!("{}List", kind.kind),
+                    &kind.api_version(),
+                    metadata,
+                    objects.iter(),
+                );
             }
             Self::Full => {
                 return self.written(&format!("{}List", kind.kind), &kind.api_version(), metadata, objects);
@@ -86,7 +91,8 @@ impl View {
         }
         match self {
             Self::Full => {
-                let mut bookmark = json!({"kind": kind.kind, "apiVersion": kind.api_version(), "metadata": metadata});
+                let mut bookmark =
+                    json!({"kind": kind.kind, "apiVersion": kind.api_version(), "metadata": metadata});
                 // Typed clients decode bookmarks too, and a pod without containers is none.
                 match kind.plural {
                     "pods" => bookmark["spec"] = json!({"containers": null}),

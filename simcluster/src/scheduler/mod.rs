@@ -1,18 +1,311 @@
 //! The pieces of kube-scheduler that matter here.
+//!
+//! ```text
+//!   watches -> queue (active, backing off, unschedulable, gated) -> cycle::decide (pure) -> binding
+//!                 ^                                                     |  no node fits
+//!                 +------------- events that may help <-----------------+-> condition, event, deallocation
+//! ```
+//!
+//! Read from pkg/scheduler of Kubernetes 1.37.1, its default features: filters in the default order, the first that
+//! rejects a node speaks for it; claims are reserved in PreBind by updates that are tried again after conflicts;
+//! PostFilter clears a claim that was not available on some node. One pod at a time, binding included.
+//!
+//! **It never allocates a claim.** Every device in this workspace is fenced by a taint, which the real scheduler never
+//! allocates either; an unfenced driver would find no allocator here. Also left out: preemption, ports, volumes, pod
+//! affinity, spreading, extended resources backed by devices. Of several fitting nodes it takes the least requested one,
+//! then the first by name, where the real one draws lots.
 
-use crate::api::ApiServer;
+mod affinity;
+mod binding;
+mod cycle;
+mod filter;
+mod queue;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim};
+use kube::{Api, Client, ResourceExt};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use self::cycle::{Plugin, Verdict, World};
+use self::queue::{PodQueue, Rejection};
+use crate::api::{ApiServer, User};
+use crate::informer::{Change, Informer, Key};
+use crate::pod_claim::{self, PodClaim};
 
 /// How the scheduler behaves.
-#[derive(Clone, Debug, Default)]
-pub struct SchedulerOptions {}
+#[derive(Clone, Debug)]
+pub struct SchedulerOptions {
+    /// Pods are scheduled that name this scheduler.
+    pub name: String,
+    /// The delay after a pod's first failed attempt; it doubles with each further one.
+    pub first_backoff: Duration,
+    /// The longest such delay.
+    pub longest_backoff: Duration,
+    /// Whether pods that back off are tried early while nothing else waits, as 1.33 and newer do by default.
+    pub pop_from_backoff: bool,
+    /// How long a pod waits for an event before it is tried again anyway.
+    pub longest_wait: Duration,
+}
 
-/// A running scheduler.
-pub struct Scheduler;
+impl Default for SchedulerOptions {
+    /// The defaults of kube-scheduler 1.37.
+    fn default() -> Self {
+        Self {
+            name: "default-scheduler".to_owned(),
+            first_backoff: Duration::from_secs(1),
+            longest_backoff: Duration::from_secs(10),
+            pop_from_backoff: true,
+            longest_wait: Duration::from_secs(5 * 60),
+        }
+    }
+}
+
+/// A running scheduler. Dropping it leaves its task to the runtime; [`Scheduler::stop`] ends it.
+pub struct Scheduler {
+    task: JoinHandle<()>,
+    stop: CancellationToken,
+}
 
 impl Scheduler {
-    pub(crate) fn start(_api: &ApiServer, _options: SchedulerOptions) -> Self {
-        Self
+    /// Starts a scheduler as user `system:kube-scheduler`.
+    pub fn start(api: &ApiServer, options: SchedulerOptions) -> Self {
+        let stop = CancellationToken::new();
+        let client = api.client(&User::named("system:kube-scheduler"));
+        let task = tokio::spawn(Loop::new(client, options).run(stop.clone()));
+        Self { task, stop }
     }
 
-    pub(crate) async fn stop(self) {}
+    /// Ends it between two pods.
+    pub async fn stop(self) {
+        self.stop.cancel();
+        if let Err(error) = self.task.await {
+            tracing::error!(%error, "the scheduler stand-in ended badly");
+        }
+    }
+}
+
+struct Loop {
+    options: SchedulerOptions,
+    binder: binding::Binder,
+    pods: Informer<Pod>,
+    nodes: Informer<Node>,
+    claims: Informer<ResourceClaim>,
+    classes: Informer<DeviceClass>,
+    queue: PodQueue,
+}
+
+impl Loop {
+    fn new(client: Client, options: SchedulerOptions) -> Self {
+        Self {
+            binder: binding::Binder::new(client.clone(), &options.name),
+            pods: Informer::start(Api::all(client.clone())),
+            nodes: Informer::start(Api::all(client.clone())),
+            claims: Informer::start(Api::all(client.clone())),
+            classes: Informer::start(Api::all(client)),
+            queue: PodQueue::new(&options),
+            options,
+        }
+    }
+
+    async fn run(mut self, stop: CancellationToken) {
+        loop {
+            let synced =
+                self.pods.synced() && self.nodes.synced() && self.claims.synced() && self.classes.synced();
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                changes = self.nodes.next() => changes.iter().for_each(|change| self.node_changed(change)),
+                changes = self.classes.next() => {
+                    if !changes.is_empty() {
+                        self.queue.wake(|rejection| rejection.plugins.contains(&Plugin::DynamicResources));
+                    }
+                }
+                changes = self.claims.next() => changes.iter().for_each(|change| self.claim_changed(change)),
+                changes = self.pods.next() => changes.iter().for_each(|change| self.pod_changed(change)),
+                () = std::future::ready(()), if synced && self.queue.has_next() => self.schedule_next().await,
+                () = self.queue.due() => {}
+            }
+        }
+    }
+
+    fn node_changed(&mut self, change: &Change<Node>) {
+        let schedulable = |node: &Node| {
+            (
+                node.spec.clone(),
+                node.metadata.labels.clone(),
+                node.status.as_ref().map(|status| (status.allocatable.clone(), filter::is_ready(node))),
+            )
+        };
+        let same = match (&change.old, &change.new) {
+            (Some(old), Some(new)) => schedulable(old) == schedulable(new),
+            (_, None) => true,
+            (None, Some(_)) => false,
+        };
+        if !same {
+            self.queue.wake(|_| true);
+        }
+    }
+
+    fn claim_changed(&mut self, change: &Change<ResourceClaim>) {
+        let was_allocated = change.old.as_ref().is_some_and(|old| pod_claim::is_allocated(old));
+        let is_allocated = change.new.as_ref().is_some_and(|new| pod_claim::is_allocated(new));
+        if was_allocated && !is_allocated {
+            // Devices became free: every pod that waits for devices may fit.
+            self.queue.wake(|rejection| rejection.plugins.contains(&Plugin::DynamicResources));
+        }
+        let status_changed = match (&change.old, &change.new) {
+            (Some(old), Some(new)) => old.status != new.status,
+            (old, new) => old.is_some() != new.is_some(),
+        };
+        let users: Vec<Arc<Pod>> = self.pods.values().filter(|pod| uses(pod, &change.key)).cloned().collect();
+        for pod in users {
+            // The gate looks at more than the status: creation, deletion, owner.
+            self.admit(&pod);
+            if status_changed && change.new.is_some() {
+                let key = crate::informer::key(pod.as_ref());
+                self.queue.wake(|rejection| {
+                    rejection.key == key && rejection.plugins.contains(&Plugin::DynamicResources)
+                });
+            }
+        }
+    }
+
+    fn pod_changed(&mut self, change: &Change<Pod>) {
+        let Some(pod) = &change.new else {
+            self.queue.remove(&change.key);
+            self.queue.wake(|rejection| rejection.plugins.contains(&Plugin::NodeResourcesFit));
+            return;
+        };
+        if pod_claim::is_terminal(pod) {
+            self.queue.remove(&change.key);
+            self.queue.wake(|rejection| rejection.plugins.contains(&Plugin::NodeResourcesFit));
+            return;
+        }
+        let replaced = change.old.as_ref().is_some_and(|old| old.uid() != pod.uid());
+        if replaced {
+            self.queue.remove(&change.key);
+        }
+        // What the scheduler itself writes (conditions, nomination) is no news.
+        let news = |pod: &Pod| {
+            let claims = pod.status.as_ref().and_then(|status| status.resource_claim_statuses.clone());
+            (pod.spec.clone(), pod.metadata.labels.clone(), claims, pod.metadata.deletion_timestamp.clone())
+        };
+        if change.old.as_ref().is_none_or(|old| replaced || news(old) != news(pod)) {
+            self.admit(pod);
+            self.queue.wake(|rejection| rejection.key == change.key);
+        }
+    }
+
+    /// Puts a pod into the queue, or behind its gate, or out of the queue.
+    fn admit(&mut self, pod: &Pod) {
+        let key = crate::informer::key(pod);
+        let spec = pod.spec.as_ref();
+        let ours = spec.is_some_and(|spec| spec.scheduler_name.as_deref() == Some(&self.options.name));
+        let wanted = ours
+            && pod_claim::node_name(pod).is_none()
+            && pod.metadata.deletion_timestamp.is_none()
+            && !pod_claim::is_terminal(pod);
+        if !wanted {
+            self.queue.remove(&key);
+            return;
+        }
+        let gates =
+            spec.and_then(|spec| spec.scheduling_gates.as_ref()).is_some_and(|gates| !gates.is_empty());
+        if gates || self.claims_of(pod).is_none() {
+            self.queue.gate(&key);
+            return;
+        }
+        let priority = spec.and_then(|spec| spec.priority).unwrap_or(0);
+        self.queue.add(&key, priority);
+    }
+
+    /// The pod's claims, or nothing while one of them is missing, going away, or another pod's.
+    fn claims_of(&self, pod: &Pod) -> Option<Vec<Arc<ResourceClaim>>> {
+        let namespace = pod.namespace().unwrap_or_default();
+        let mut claims = Vec::new();
+        for entry in pod_claim::entries(pod) {
+            let found = PodClaim::of(pod, entry);
+            let name = match &found {
+                PodClaim::NotCreated => return None,
+                PodClaim::NotNeeded => continue,
+                PodClaim::Named(name) | PodClaim::Generated(name) => name,
+            };
+            let claim = self.claims.get(&(namespace.clone(), name.clone()))?;
+            let foreign = matches!(found, PodClaim::Generated(_)) && !pod_claim::is_for_pod(pod, claim);
+            if foreign || claim.metadata.deletion_timestamp.is_some() {
+                return None;
+            }
+            claims.push(claim.clone());
+        }
+        Some(claims)
+    }
+
+    async fn schedule_next(&mut self) {
+        let Some(key) = self.queue.pop() else { return };
+        let Some(pod) = self.pods.get(&key).cloned() else { return };
+        let Some(claims) = self.claims_of(&pod) else {
+            self.queue.gate(&key);
+            return;
+        };
+        let verdict = {
+            let nodes: Vec<&Node> = self.nodes.values().map(AsRef::as_ref).collect();
+            let pods: Vec<&Pod> = self.pods.values().map(AsRef::as_ref).collect();
+            let classes: BTreeSet<String> = self.classes.values().map(|class| class.name_any()).collect();
+            cycle::decide(&pod, &claims, &World { nodes, pods, classes })
+        };
+        match verdict {
+            Verdict::Fits { node } => self.bind(&key, &pod, &claims, &node).await,
+            Verdict::NoFit(failure) => {
+                let mut notes = Vec::new();
+                if let Some(claim) = failure.deallocate.and_then(|index| claims.get(index)) {
+                    match self.binder.deallocate(claim).await {
+                        Ok(claim) => {
+                            self.claims.assume(claim);
+                            notes.push("deallocation of ResourceClaim completed".to_owned());
+                        }
+                        Err(error) => {
+                            tracing::debug!(error = &error as &dyn std::error::Error, "deallocation failed")
+                        }
+                    }
+                }
+                notes.push(failure.preemption);
+                let message = format!("{} {}.", failure.message, notes.join(", "));
+                self.queue.reject(Rejection { key, plugins: failure.plugins });
+                self.told(self.binder.unschedulable(&pod, &message).await);
+            }
+        }
+    }
+
+    async fn bind(&mut self, key: &Key, pod: &Pod, claims: &[Arc<ResourceClaim>], node: &str) {
+        match self.binder.bind(pod, claims, node).await {
+            Ok(bound) => {
+                bound.claims.into_iter().for_each(|claim| self.claims.assume(claim));
+                bound.pod.into_iter().for_each(|pod| self.pods.assume(pod));
+                self.queue.remove(key);
+            }
+            Err(error) => {
+                tracing::debug!(pod = key.1, error = &error as &dyn std::error::Error, "binding failed");
+                self.queue.failed(key);
+                self.told(self.binder.failed(pod, &error).await);
+            }
+        }
+    }
+
+    fn told(&mut self, written: Result<Option<Pod>, kube::Error>) {
+        match written {
+            Ok(Some(pod)) => self.pods.assume(pod),
+            Ok(None) => {}
+            Err(error) => tracing::debug!(error = &error as &dyn std::error::Error, "condition not written"),
+        }
+    }
+}
+
+fn uses(pod: &Pod, claim: &Key) -> bool {
+    pod.namespace().as_ref() == Some(&claim.0)
+        && pod_claim::entries(pod).iter().any(|entry| PodClaim::of(pod, entry).name() == Some(&claim.1))
 }

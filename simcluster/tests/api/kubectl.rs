@@ -81,13 +81,18 @@ async fn apply_get_and_delete_work() {
     let said = kubectl.ok(&["apply", "-f", "-"], MANIFEST).await;
     assert!(said.contains("pod/p unchanged"), "{said}");
     let table = kubectl.ok(&["get", "pods", "-n", "demo"], "").await;
-    assert!(table.starts_with("NAME   READY   STATUS    RESTARTS") && table.contains("p      0/1     Pending"), "{table}");
+    assert!(
+        table.starts_with("NAME   READY   STATUS    RESTARTS") && table.contains("p      0/1     Pending"),
+        "{table}"
+    );
     let everywhere = kubectl.ok(&["get", "pods", "-A"], "").await;
     assert!(everywhere.contains("demo"), "{everywhere}");
     let phase = kubectl.ok(&["get", "pod", "p", "-n", "demo", "-o", "jsonpath={.status.phase}"], "").await;
     assert_eq!(phase, "Pending");
     kubectl.ok(&["label", "pod", "p", "-n", "demo", "a=b"], "").await;
-    kubectl.ok(&["wait", "pod", "p", "-n", "demo", "--for=jsonpath={.status.phase}=Pending", "--timeout=5s"], "").await;
+    kubectl
+        .ok(&["wait", "pod", "p", "-n", "demo", "--for=jsonpath={.status.phase}=Pending", "--timeout=5s"], "")
+        .await;
     let said = kubectl.ok(&["describe", "pod", "p", "-n", "demo"], "").await;
     assert!(said.contains("a=b"), "{said}");
     kubectl.ok(&["delete", "pod", "p", "-n", "demo"], "").await;
@@ -108,7 +113,9 @@ async fn server_side_apply_and_patches_work() {
     let Some(kubectl) = Kubectl::start().await else { return };
     let manifest = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\ndata: {a: b}\n";
     kubectl.ok(&["apply", "--server-side", "-f", "-"], manifest).await;
-    kubectl.ok(&["patch", "cm", "a", "--type=json", "-p", r#"[{"op":"add","path":"/data/c","value":"d"}]"#], "").await;
+    kubectl
+        .ok(&["patch", "cm", "a", "--type=json", "-p", r#"[{"op":"add","path":"/data/c","value":"d"}]"#], "")
+        .await;
     kubectl.ok(&["patch", "cm", "a", "--type=merge", "-p", r#"{"data":{"a":null}}"#], "").await;
     let data = kubectl.ok(&["get", "cm", "a", "-o", "jsonpath={.data}"], "").await;
     assert_eq!(data, r#"{"c":"d"}"#);

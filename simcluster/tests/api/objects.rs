@@ -62,7 +62,10 @@ async fn objects_need_a_namespace_that_exists() {
     let (_api, client) = server().await;
     let maps: Api<ConfigMap> = Api::namespaced(client, "nowhere");
     let (code, reason, message) = refusal(maps.create(&PostParams::default(), &config_map("a")).await);
-    assert_eq!((code, reason.as_str(), message.as_str()), (404, "NotFound", "namespaces \"nowhere\" not found"));
+    assert_eq!(
+        (code, reason.as_str(), message.as_str()),
+        (404, "NotFound", "namespaces \"nowhere\" not found")
+    );
 }
 
 #[tokio::test]
@@ -122,7 +125,9 @@ async fn lists_select_by_label_field_and_namespace() {
     let here: Api<Pod> = Api::default_namespaced(client.clone());
     let there: Api<Pod> = Api::namespaced(client.clone(), "other");
     let everywhere: Api<Pod> = Api::all(client);
-    for (name, labels) in [("a", json!({"app": "x", "tier": "1"})), ("b", json!({"app": "y"})), ("c", json!({}))] {
+    for (name, labels) in
+        [("a", json!({"app": "x", "tier": "1"})), ("b", json!({"app": "y"})), ("c", json!({}))]
+    {
         let mut pod = pod(name);
         pod.metadata.labels = typed(labels);
         if name == "b" {
@@ -203,7 +208,8 @@ async fn an_event_is_seen_through_both_of_its_groups() {
     assert_eq!(seen.reporting_component.as_deref(), Some("tessera"));
     let fields = ListParams::default().fields("regarding.name=p,reportingController=tessera");
     assert_eq!(modern.list(&fields).await.unwrap().items[0].note.as_deref(), Some("no GPU fits"));
-    let patched = modern.patch("e", &Default::default(), &kube::api::Patch::Merge(json!({"note": "still none"}))).await;
+    let patched =
+        modern.patch("e", &Default::default(), &kube::api::Patch::Merge(json!({"note": "still none"}))).await;
     assert_eq!(patched.unwrap().note.as_deref(), Some("still none"));
 }
 

@@ -41,8 +41,10 @@ async fn a_strategic_patch_merges_lists_by_their_keys() {
     let (_api, client) = server().await;
     let pods: Api<Pod> = Api::default_namespaced(client);
     created(&pods, pod("a")).await;
-    let condition = |kind: &str, status: &str| json!({"status": {"conditions": [{"type": kind, "status": status}]}});
-    for patch in [condition("Ready", "False"), condition("PodScheduled", "True"), condition("Ready", "True")] {
+    let condition =
+        |kind: &str, status: &str| json!({"status": {"conditions": [{"type": kind, "status": status}]}});
+    for patch in [condition("Ready", "False"), condition("PodScheduled", "True"), condition("Ready", "True")]
+    {
         pods.patch_status("a", &PatchParams::default(), &Patch::Strategic(patch)).await.unwrap();
     }
     let conditions = pods.get("a").await.unwrap().status.unwrap().conditions.unwrap();
@@ -74,7 +76,9 @@ async fn server_side_apply_creates_and_then_merges() {
     let maps: Api<ConfigMap> = Api::default_namespaced(client.clone());
     let params = PatchParams::apply("test");
     let apply = |data: Value| {
-        Patch::Apply(json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}, "data": data}))
+        Patch::Apply(
+            json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}, "data": data}),
+        )
     };
     let made = maps.patch("a", &params, &apply(json!({"a": "1"}))).await.unwrap();
     assert!(made.uid().is_some());

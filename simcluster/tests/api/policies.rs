@@ -89,7 +89,9 @@ async fn the_finalizer_stays_while_a_claim_is_allocated() {
     let controller = claims_as(&api, &controller());
     write(&controller, allocation(DRIVER, "node-a")).await.unwrap();
     let strip = Patch::Merge(json!({"metadata": {"finalizers": null}}));
-    assert!(refusal(claims.patch("c", &PatchParams::default(), &strip).await).2.contains("tessera-finalizer"));
+    assert!(
+        refusal(claims.patch("c", &PatchParams::default(), &strip).await).2.contains("tessera-finalizer")
+    );
     write(&controller, Value::Null).await.unwrap();
     claims.patch("c", &PatchParams::default(), &strip).await.unwrap();
 }

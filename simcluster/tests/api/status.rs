@@ -31,7 +31,8 @@ async fn status_is_written_only_through_its_subresource() {
     let (_api, client) = server().await;
     let pods: Api<Pod> = Api::default_namespaced(client);
     let made = created(&pods, pod("a")).await;
-    let through_main = Patch::Merge(json!({"status": {"phase": "Running"}, "metadata": {"labels": {"a": "b"}}}));
+    let through_main =
+        Patch::Merge(json!({"status": {"phase": "Running"}, "metadata": {"labels": {"a": "b"}}}));
     let main = pods.patch("a", &PatchParams::default(), &through_main).await.unwrap();
     assert_eq!(main.status.as_ref().unwrap().phase.as_deref(), Some("Pending"));
     assert_eq!(main.labels()["a"], "b");
@@ -58,7 +59,10 @@ async fn an_allocation_is_frozen_until_it_is_cleared() {
     let change = json!({"status": {"allocation": {"allocationTimestamp": "2026-11-21T05:00:00Z"}}});
     let (code, reason, message) = refusal(patch_status(&claims, change).await);
     assert_eq!((code, reason.as_str()), (422, "Invalid"));
-    assert!(message.contains("status.allocation: Invalid value") && message.ends_with("field is immutable"), "{message}");
+    assert!(
+        message.contains("status.allocation: Invalid value") && message.ends_with("field is immutable"),
+        "{message}"
+    );
     patch_status(&claims, json!({"status": {"allocation": null}})).await.unwrap();
     patch_status(&claims, json!({"status": {"allocation": allocation(DRIVER, "node-b")}})).await.unwrap();
 }
@@ -69,7 +73,10 @@ async fn reserved_for_needs_an_allocation() {
     patch_status(&claims, json!({"status": {"reservedFor": [consumer("1")]}})).await.unwrap();
     let (code, _, message) = refusal(patch_status(&claims, json!({"status": {"allocation": null}})).await);
     assert_eq!(code, 422);
-    assert!(message.contains("status.reservedFor: Forbidden: may not be specified when `allocated` is not set"), "{message}");
+    assert!(
+        message.contains("status.reservedFor: Forbidden: may not be specified when `allocated` is not set"),
+        "{message}"
+    );
     patch_status(&claims, json!({"status": {"allocation": null, "reservedFor": null}})).await.unwrap();
 }
 
@@ -79,7 +86,11 @@ async fn consumers_are_complete_and_unique() {
     let twice = json!({"status": {"reservedFor": [consumer("1"), consumer("1")]}});
     assert!(refusal(patch_status(&claims, twice).await).2.contains("Duplicate value: \"1\""));
     let nameless = json!({"status": {"reservedFor": [{"resource": "pods", "uid": "1", "name": ""}]}});
-    assert!(refusal(patch_status(&claims, nameless).await).2.contains("status.reservedFor[0].name: Required value"));
+    assert!(
+        refusal(patch_status(&claims, nameless).await)
+            .2
+            .contains("status.reservedFor[0].name: Required value")
+    );
 }
 
 #[tokio::test]
@@ -108,7 +119,9 @@ async fn an_allocation_is_checked_for_form_and_for_nothing_else() {
     let said = refusal(patch_status(&claims, json!({"status": {"allocation": share}})).await).2;
     assert!(said.contains("RFC 4122"), "{said}");
     // No such device, no such node: nobody looks.
-    patch_status(&claims, json!({"status": {"allocation": allocation("none.example", "nowhere")}})).await.unwrap();
+    patch_status(&claims, json!({"status": {"allocation": allocation("none.example", "nowhere")}}))
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
@@ -120,6 +133,11 @@ async fn device_status_belongs_to_an_allocated_device() {
     let other = json!({"driver": DRIVER, "pool": "node-a", "device": "gpu-7"});
     let said = refusal(patch_status(&claims, json!({"status": {"devices": [other]}})).await).2;
     assert!(said.contains("must be an allocated device in the claim"), "{said}");
+    let freed = patch_status(&claims, json!({"status": {"allocation": null}})).await.unwrap();
+    assert!(
+        freed.status.is_none_or(|status| status.devices.is_none()),
+        "device status goes with the allocation"
+    );
 }
 
 #[tokio::test]
@@ -137,9 +155,7 @@ async fn the_spec_of_a_claim_never_changes() {
 async fn a_patch_with_a_stale_resource_version_conflicts() {
     let (_api, claims) = allocated().await;
     let stale = claims.get("c").await.unwrap().resource_version().unwrap();
-    let reserve = |version: &str| {
-        json!({"metadata": {"resourceVersion": version}, "status": {"reservedFor": [consumer("1")]}})
-    };
+    let reserve = |version: &str| json!({"metadata": {"resourceVersion": version}, "status": {"reservedFor": [consumer("1")]}});
     let fresh = patch_status(&claims, reserve(&stale)).await.unwrap();
     let unreserve = json!({"metadata": {"resourceVersion": stale}, "status": {"reservedFor": null}});
     assert_eq!(refusal(patch_status(&claims, unreserve).await).1, "Conflict");
@@ -152,7 +168,9 @@ async fn a_pod_is_bound_once_and_not_while_it_is_gated() {
     let pods: Api<Pod> = Api::default_namespaced(client.clone());
     let mut gated = pod("a");
     gated.spec.as_mut().unwrap().scheduling_gates = Some(vec![crate::typed(json!({"name": "kueue"}))]);
-    created(&pods, gated).await;
+    let made = created(&pods, gated).await;
+    let reasons = |pod: Pod| pod.status.unwrap().conditions.unwrap().remove(0).reason;
+    assert_eq!(reasons(made).as_deref(), Some("SchedulingGated"));
     let binding = |node: &str| {
         let body = json!({"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "a"}, "target": {"kind": "Node", "name": node}});
         let request = axum::http::Request::post("/api/v1/namespaces/default/pods/a/binding")
@@ -164,14 +182,18 @@ async fn a_pod_is_bound_once_and_not_while_it_is_gated() {
     let (code, _, message) = refusal(binding("node-a").await);
     assert_eq!(code, 409);
     assert!(message.contains("non-empty .spec.schedulingGates"), "{message}");
-    let ungate = Patch::Json::<()>(serde_json::from_value(json!([{"op": "remove", "path": "/spec/schedulingGates"}])).unwrap());
+    let ungate = Patch::Json::<()>(
+        serde_json::from_value(json!([{"op": "remove", "path": "/spec/schedulingGates"}])).unwrap(),
+    );
     let ungated = pods.patch("a", &PatchParams::default(), &ungate).await.unwrap();
     assert_eq!(ungated.metadata.generation, Some(2));
     binding("node-a").await.unwrap();
     let bound = pods.get("a").await.unwrap();
     assert_eq!(bound.spec.unwrap().node_name.as_deref(), Some("node-a"));
     let scheduled = bound.status.unwrap().conditions.unwrap();
-    assert!(scheduled.iter().any(|condition| condition.type_ == "PodScheduled" && condition.status == "True"));
+    assert!(
+        scheduled.iter().any(|condition| condition.type_ == "PodScheduled" && condition.status == "True")
+    );
     assert!(refusal(binding("node-b").await).2.contains("already assigned to node \"node-a\""));
 }
 

@@ -20,13 +20,16 @@ async fn refused_device(client: &Client, change: impl FnOnce(&mut Value)) -> Str
 async fn a_slice_holds_128_devices_and_64_with_taints() {
     let (_api, client) = server().await;
     let slices: Api<ResourceSlice> = Api::all(client);
-    for (count, tainted, fits) in [(64, true, true), (65, true, false), (128, false, true), (129, false, false)] {
+    for (count, tainted, fits) in
+        [(64, true, true), (65, true, false), (128, false, true), (129, false, false)]
+    {
         let mut object = slice(&format!("s-{count}"), "node-a");
         let mut device = object.spec.devices.take().unwrap().remove(0);
         if !tainted {
             device.taints = None;
         }
-        let numbered = |index| k8s_openapi::api::resource::v1::Device { name: format!("gpu-{index}"), ..device.clone() };
+        let numbered =
+            |index| k8s_openapi::api::resource::v1::Device { name: format!("gpu-{index}"), ..device.clone() };
         object.spec.devices = Some((0..count).map(numbered).collect());
         let made = slices.create(&PostParams::default(), &object).await;
         if fits {
@@ -48,7 +51,10 @@ async fn a_slice_is_refused_with_the_name_of_the_field() {
         (|spec| spec["allNodes"] = true.into(), "exactly one of `nodeName`"),
         (|spec| spec["pool"]["resourceSliceCount"] = 0.into(), "spec.pool.resourceSliceCount"),
         (|spec| spec["devices"][0]["name"] = "GPU-1F".into(), "spec.devices[0].name: Invalid value"),
-        (|spec| spec["devices"] = json!([{"name": "a"}, {"name": "a"}]), "spec.devices[1].name: Duplicate value"),
+        (
+            |spec| spec["devices"] = json!([{"name": "a"}, {"name": "a"}]),
+            "spec.devices[1].name: Duplicate value",
+        ),
         (
             |spec| spec["devices"][0]["attributes"]["driverVersion"]["version"] = "580.95.05".into(),
             "spec.devices[0].attributes[driverVersion].version: Invalid value: \"580.95.05\"",
@@ -77,7 +83,10 @@ async fn a_slice_is_refused_with_the_name_of_the_field() {
             |spec| spec["devices"][0]["capacity"]["memory"]["requestPolicy"]["default"] = "1500Ki".into(),
             "must be a multiple of the step from min",
         ),
-        (|spec| spec["devices"][0]["taints"][0]["effect"] = "Maybe".into(), "taints[0].effect: Unsupported value: \"Maybe\""),
+        (
+            |spec| spec["devices"][0]["taints"][0]["effect"] = "Maybe".into(),
+            "taints[0].effect: Unsupported value: \"Maybe\"",
+        ),
     ];
     for (change, expected) in cases {
         let message = refused_device(&client, change).await;
@@ -92,7 +101,8 @@ async fn driver_pool_and_node_of_a_slice_are_fixed_and_taints_get_a_time() {
     let made = created(&slices, slice("s", "node-a")).await;
     assert_eq!(made.metadata.generation, Some(1));
     assert!(made.spec.devices.as_ref().unwrap()[0].taints.as_ref().unwrap()[0].time_added.is_some());
-    let patch = Patch::Merge(json!({"spec": {"driver": "a.b", "nodeName": "node-b", "pool": {"name": "node-b"}}}));
+    let patch =
+        Patch::Merge(json!({"spec": {"driver": "a.b", "nodeName": "node-b", "pool": {"name": "node-b"}}}));
     let message = refusal(slices.patch("s", &PatchParams::default(), &patch).await).2;
     for field in ["spec.driver", "spec.pool.name", "spec.nodeName"] {
         assert!(message.contains(&format!("{field}: Invalid value")), "{message}");
@@ -105,13 +115,24 @@ async fn a_claim_is_refused_with_the_name_of_the_field() {
     let claims: Api<ResourceClaim> = Api::default_namespaced(client);
     type Change = fn(&mut Value);
     let cases: &[(Change, &str)] = &[
-        (|devices| devices["requests"][0]["name"] = "GPU".into(), "spec.devices.requests[0].name: Invalid value"),
-        (|devices| devices["requests"][0]["exactly"]["count"] = (-1).into(), "exactly.count: Invalid value: -1"),
+        (
+            |devices| devices["requests"][0]["name"] = "GPU".into(),
+            "spec.devices.requests[0].name: Invalid value",
+        ),
+        (
+            |devices| devices["requests"][0]["exactly"]["count"] = (-1).into(),
+            "exactly.count: Invalid value: -1",
+        ),
         (
             |devices| devices["requests"][0]["exactly"]["allocationMode"] = "Some".into(),
             "allocationMode: Unsupported value: \"Some\"",
         ),
-        (|devices| devices["requests"][0]["firstAvailable"] = json!([{"name": "a", "deviceClassName": "b"}]), "exactly one of"),
+        (
+            |devices| {
+                devices["requests"][0]["firstAvailable"] = json!([{"name": "a", "deviceClassName": "b"}])
+            },
+            "exactly one of",
+        ),
         (
             |devices| devices["requests"][0]["exactly"]["selectors"] = json!([{"cel": {"expression": ""}}]),
             "selectors[0].cel.expression: Required value",
@@ -120,7 +141,10 @@ async fn a_claim_is_refused_with_the_name_of_the_field() {
             |devices| devices["requests"][0]["exactly"]["capacity"] = json!({"requests": {"memory": "lots"}}),
             "capacity.requests[memory]: Invalid value",
         ),
-        (|devices| devices["constraints"] = json!([{"matchAttribute": "numaNode"}]), "matchAttribute: Invalid value"),
+        (
+            |devices| devices["constraints"] = json!([{"matchAttribute": "numaNode"}]),
+            "matchAttribute: Invalid value",
+        ),
         (
             |devices| devices["constraints"] = json!([{"matchAttribute": "a.b/c", "requests": ["other"]}]),
             "constraints[0].requests[0]: Invalid value: \"other\"",
@@ -129,7 +153,10 @@ async fn a_claim_is_refused_with_the_name_of_the_field() {
             |devices| devices["config"] = json!([{"opaque": {"driver": "a.b", "parameters": "text"}}]),
             "opaque.parameters: Invalid value",
         ),
-        (|devices| devices["requests"][0]["exactly"]["adminAccess"] = true.into(), "admin access to devices requires"),
+        (
+            |devices| devices["requests"][0]["exactly"]["adminAccess"] = true.into(),
+            "admin access to devices requires",
+        ),
     ];
     for (change, expected) in cases {
         let mut object = serde_json::to_value(claim("c")).unwrap();
@@ -154,7 +181,10 @@ async fn a_pod_is_refused_with_the_name_of_the_field() {
             |pod| pod["spec"]["containers"][0]["resources"] = json!({"claims": [{"name": "gpu"}]}),
             "spec.containers[0].resources.claims[0].name: Not found: \"gpu\"",
         ),
-        (|pod| pod["spec"]["resourceClaims"] = json!([{"name": "gpu"}]), "must specify one of: `resourceClaimName`"),
+        (
+            |pod| pod["spec"]["resourceClaims"] = json!([{"name": "gpu"}]),
+            "must specify one of: `resourceClaimName`",
+        ),
     ];
     for (change, expected) in cases {
         let mut object = serde_json::to_value(pod("p")).unwrap();

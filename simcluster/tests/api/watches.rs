@@ -16,7 +16,9 @@ fn short<K: ResourceExt>(event: WatchEvent<K>) -> String {
         WatchEvent::Added(object) => format!("+{}", object.name_any()),
         WatchEvent::Modified(object) => format!("~{}", object.name_any()),
         WatchEvent::Deleted(object) => format!("-{}", object.name_any()),
-        WatchEvent::Bookmark(bookmark) if bookmark.metadata.annotations.contains_key("k8s.io/initial-events-end") => {
+        WatchEvent::Bookmark(bookmark)
+            if bookmark.metadata.annotations.contains_key("k8s.io/initial-events-end") =>
+        {
             "end".to_owned()
         }
         WatchEvent::Bookmark(_) => "bookmark".to_owned(),
@@ -24,7 +26,9 @@ fn short<K: ResourceExt>(event: WatchEvent<K>) -> String {
     }
 }
 
-async fn next<K: ResourceExt>(stream: &mut (impl Stream<Item = kube::Result<WatchEvent<K>>> + Unpin)) -> String {
+async fn next<K: ResourceExt>(
+    stream: &mut (impl Stream<Item = kube::Result<WatchEvent<K>>> + Unpin),
+) -> String {
     let event = tokio::time::timeout(Duration::from_secs(10), stream.next()).await;
     event.expect("the watch says nothing").map_or("closed".to_owned(), |event| short(event.unwrap()))
 }

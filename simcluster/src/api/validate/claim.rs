@@ -37,7 +37,8 @@ pub(super) fn spec(spec: &Value, path: &str, errors: &mut Vec<FieldError>) {
     let devices = &spec["devices"];
     let at = format!("{path}.devices");
     let mut known = Vec::new();
-    for (index, request) in items(&devices["requests"], &format!("{at}.requests"), REQUESTS, errors).iter().enumerate()
+    for (index, request) in
+        items(&devices["requests"], &format!("{at}.requests"), REQUESTS, errors).iter().enumerate()
     {
         self::request(request, &format!("{at}.requests[{index}]"), &mut known, errors);
     }
@@ -51,7 +52,9 @@ pub(super) fn spec(spec: &Value, path: &str, errors: &mut Vec<FieldError>) {
             _ => errors.push(FieldError::required(at, "exactly one of matchAttribute, distinctAttribute")),
         }
     }
-    for (index, config) in items(&devices["config"], &format!("{at}.config"), CONFIG, errors).iter().enumerate() {
+    for (index, config) in
+        items(&devices["config"], &format!("{at}.config"), CONFIG, errors).iter().enumerate()
+    {
         let at = format!("{at}.config[{index}]");
         references(config, &at, &known, errors);
         opaque(config, &at, errors);
@@ -76,14 +79,18 @@ fn request(request: &Value, at: &str, known: &mut Vec<String>, errors: &mut Vec<
         (true, false) => device_request(&request["exactly"], &format!("{at}.exactly"), errors),
         (false, true) => {
             let at = format!("{at}.firstAvailable");
-            for (index, sub) in items(&request["firstAvailable"], &at, SUB_REQUESTS, errors).iter().enumerate() {
+            for (index, sub) in
+                items(&request["firstAvailable"], &at, SUB_REQUESTS, errors).iter().enumerate()
+            {
                 let at = format!("{at}[{index}]");
                 names::label(&format!("{at}.name"), text(sub, "name"), errors);
                 known.push(format!("{name}/{}", text(sub, "name")));
                 device_request(sub, &at, errors);
             }
         }
-        _ => errors.push(FieldError::required(at, "exactly one of `exactly` or `firstAvailable` is required")),
+        _ => {
+            errors.push(FieldError::required(at, "exactly one of `exactly` or `firstAvailable` is required"))
+        }
     }
 }
 
@@ -92,15 +99,25 @@ fn device_request(request: &Value, at: &str, errors: &mut Vec<FieldError>) {
     selectors(request, at, errors);
     match text(request, "allocationMode") {
         "ExactCount" if request["count"].as_i64().is_none_or(|count| count < 1) => {
-            errors.push(FieldError::invalid(format!("{at}.count"), request["count"].clone(), "must be greater than zero"));
+            errors.push(FieldError::invalid(
+                format!("{at}.count"),
+                request["count"].clone(),
+                "must be greater than zero",
+            ));
         }
-        "All" if request["count"].as_i64().is_some_and(|count| count != 0) => errors.push(FieldError::invalid(
-            format!("{at}.count"),
-            request["count"].clone(),
-            "must not be specified when allocationMode is 'All'",
-        )),
+        "All" if request["count"].as_i64().is_some_and(|count| count != 0) => {
+            errors.push(FieldError::invalid(
+                format!("{at}.count"),
+                request["count"].clone(),
+                "must not be specified when allocationMode is 'All'",
+            ))
+        }
         "ExactCount" | "All" => {}
-        other => errors.push(FieldError::not_supported(format!("{at}.allocationMode"), other, &["All", "ExactCount"])),
+        other => errors.push(FieldError::not_supported(
+            format!("{at}.allocationMode"),
+            other,
+            &["All", "ExactCount"],
+        )),
     }
     tolerations(&request["tolerations"], &format!("{at}.tolerations"), errors);
     for (name, value) in request["capacity"]["requests"].as_object().into_iter().flatten() {
@@ -138,11 +155,17 @@ fn tolerations(list: &Value, at: &str, errors: &mut Vec<FieldError>) {
                 errors.push(FieldError::required(format!("{at}.key"), "must be set for operator `Equal`"));
             }
             "Exists" | "Equal" => {}
-            other => errors.push(FieldError::not_supported(format!("{at}.operator"), other, &["Equal", "Exists"])),
+            other => {
+                errors.push(FieldError::not_supported(format!("{at}.operator"), other, &["Equal", "Exists"]))
+            }
         }
         if !["", "NoSchedule", "NoExecute"].contains(&text(toleration, "effect")) {
             let effect = text(toleration, "effect");
-            errors.push(FieldError::not_supported(format!("{at}.effect"), effect, &["NoExecute", "NoSchedule"]));
+            errors.push(FieldError::not_supported(
+                format!("{at}.effect"),
+                effect,
+                &["NoExecute", "NoSchedule"],
+            ));
         }
     }
 }
@@ -180,7 +203,11 @@ fn opaque(config: &Value, at: &str, errors: &mut Vec<FieldError>) {
     if parameters.is_null() {
         errors.push(FieldError::required(format!("{at}.parameters"), ""));
     } else if !parameters.is_object() {
-        errors.push(FieldError::invalid(format!("{at}.parameters"), parameters.clone(), "parameters must be a valid JSON object"));
+        errors.push(FieldError::invalid(
+            format!("{at}.parameters"),
+            parameters.clone(),
+            "parameters must be a valid JSON object",
+        ));
     } else if parameters.to_string().len() > PARAMETERS_BYTES {
         errors.push(FieldError::too_long(format!("{at}.parameters"), PARAMETERS_BYTES));
     }
@@ -205,10 +232,15 @@ pub(super) fn status(claim: &Value, current: &Value, errors: &mut Vec<FieldError
     }
     reserved_for(claim, current, errors);
     for (index, device) in new["devices"].as_array().into_iter().flatten().enumerate() {
-        let same = |result: &Value| ["driver", "pool", "device", "shareID"].iter().all(|f| result[f] == device[f]);
+        let same =
+            |result: &Value| ["driver", "pool", "device", "shareID"].iter().all(|f| result[f] == device[f]);
         if !allocation["devices"]["results"].as_array().is_some_and(|results| results.iter().any(same)) {
             let at = format!("status.devices[{index}]");
-            errors.push(FieldError::invalid(at, device["device"].clone(), "must be an allocated device in the claim"));
+            errors.push(FieldError::invalid(
+                at,
+                device["device"].clone(),
+                "must be an allocated device in the claim",
+            ));
         }
     }
 }
@@ -233,11 +265,17 @@ fn allocation(allocation: &Value, spec: &Value, errors: &mut Vec<FieldError>) {
         tolerations(&result["tolerations"], &format!("{at}.tolerations"), errors);
     }
     let at = "status.allocation.devices.config";
-    for (index, config) in items(&allocation["devices"]["config"], at, ALLOCATED_CONFIG, errors).iter().enumerate() {
+    for (index, config) in
+        items(&allocation["devices"]["config"], at, ALLOCATED_CONFIG, errors).iter().enumerate()
+    {
         let at = format!("{at}[{index}]");
         let source = text(config, "source");
         if !["FromClass", "FromClaim"].contains(&source) {
-            errors.push(FieldError::not_supported(format!("{at}.source"), source, &["FromClaim", "FromClass"]));
+            errors.push(FieldError::not_supported(
+                format!("{at}.source"),
+                source,
+                &["FromClaim", "FromClass"],
+            ));
         }
         references(config, &at, &known, errors);
         opaque(config, &at, errors);

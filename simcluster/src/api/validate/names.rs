@@ -17,7 +17,11 @@ const QUALIFIED_RULE: &str = "name part must consist of alphanumeric characters,
 /// Whether this is a DNS label of at most 63 characters.
 pub(super) fn is_label(text: &str) -> bool {
     let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-    !text.is_empty() && text.len() <= 63 && text.chars().all(inner) && !text.starts_with('-') && !text.ends_with('-')
+    !text.is_empty()
+        && text.len() <= 63
+        && text.chars().all(inner)
+        && !text.starts_with('-')
+        && !text.ends_with('-')
 }
 
 /// Whether this is a DNS subdomain of at most `most` characters. Its labels may be longer than 63, as upstream allows.

@@ -50,7 +50,9 @@ fn pod_claim(path: &str, claim: &Value, errors: &mut Vec<FieldError>) {
             "at most one of `resourceClaimName` or `resourceClaimTemplateName` may be specified",
         )),
         (Some(name), None) => names::subdomain(&format!("{path}.resourceClaimName"), name, 253, errors),
-        (None, Some(name)) => names::subdomain(&format!("{path}.resourceClaimTemplateName"), name, 253, errors),
+        (None, Some(name)) => {
+            names::subdomain(&format!("{path}.resourceClaimTemplateName"), name, 253, errors)
+        }
     }
 }
 
@@ -82,7 +84,10 @@ pub(super) fn spec_update(pod: &Value, current: &Value, errors: &mut Vec<FieldEr
     let old_tolerations = old["tolerations"].as_array().map(Vec::as_slice).unwrap_or_default();
     let new_tolerations = new["tolerations"].as_array().map(Vec::as_slice).unwrap_or_default();
     if old_tolerations.iter().any(|toleration| !new_tolerations.contains(toleration)) {
-        errors.push(FieldError::forbidden("spec.tolerations", "existing toleration can not be modified except its tolerationSeconds"));
+        errors.push(FieldError::forbidden(
+            "spec.tolerations",
+            "existing toleration can not be modified except its tolerationSeconds",
+        ));
     }
     if fixed(new, gated) != fixed(old, gated) {
         errors.push(FieldError::forbidden(

@@ -34,7 +34,11 @@ pub(super) fn spec(spec: &Value, errors: &mut Vec<FieldError>) {
     }
     if spec["pool"]["generation"].as_i64().unwrap_or(0) < 0 {
         let generation = spec["pool"]["generation"].clone();
-        errors.push(FieldError::invalid("spec.pool.generation", generation, "must be greater than or equal to zero"));
+        errors.push(FieldError::invalid(
+            "spec.pool.generation",
+            generation,
+            "must be greater than or equal to zero",
+        ));
     }
     node_choice(spec, errors);
     let devices = list(spec, "devices");
@@ -74,7 +78,8 @@ pub(super) fn spec_update(new: &Value, old: &Value, errors: &mut Vec<FieldError>
 }
 
 fn has_extras(device: &Value) -> bool {
-    let list_attribute = |attribute: &Value| ["ints", "bools", "strings", "versions"].iter().any(|f| attribute[f].is_array());
+    let list_attribute =
+        |attribute: &Value| ["ints", "bools", "strings", "versions"].iter().any(|f| attribute[f].is_array());
     !list(device, "taints").is_empty()
         || !list(device, "consumesCounters").is_empty()
         || device["attributes"].as_object().into_iter().flatten().any(|(_, value)| list_attribute(value))
@@ -135,7 +140,8 @@ fn qualified_name(at: &str, name: &str, errors: &mut Vec<FieldError>) {
         names::subdomain(at, domain, 63, errors);
     }
     let identifier = |id: &str| {
-        id.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') && !id.starts_with(|c: char| c.is_ascii_digit())
+        id.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+            && !id.starts_with(|c: char| c.is_ascii_digit())
     };
     if id.is_empty() {
         errors.push(FieldError::required(at, "name must not be empty"));
@@ -170,9 +176,12 @@ fn is_semver(text: &str) -> bool {
     let (text, build) = text.split_once('+').map_or((text, None), |(text, build)| (text, Some(build)));
     let (core, pre) = text.split_once('-').map_or((text, None), |(core, pre)| (core, Some(pre)));
     let number = |part: &str| {
-        !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()) && (part == "0" || !part.starts_with('0'))
+        !part.is_empty()
+            && part.bytes().all(|b| b.is_ascii_digit())
+            && (part == "0" || !part.starts_with('0'))
     };
-    let identifier = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
+    let identifier =
+        |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
     let numeric_ok = |part: &str| !part.bytes().all(|b| b.is_ascii_digit()) || number(part);
     core.split('.').count() == 3
         && core.split('.').all(number)
@@ -182,7 +191,11 @@ fn is_semver(text: &str) -> bool {
 
 fn capacity(capacity: &Value, shared: bool, at: &str, errors: &mut Vec<FieldError>) {
     let Some(value) = capacity["value"].as_str().and_then(quantity::parse) else {
-        errors.push(FieldError::invalid(format!("{at}.value"), capacity["value"].clone(), "must be a quantity"));
+        errors.push(FieldError::invalid(
+            format!("{at}.value"),
+            capacity["value"].clone(),
+            "must be a quantity",
+        ));
         return;
     };
     let policy = &capacity["requestPolicy"];
@@ -247,9 +260,14 @@ impl Policy<'_> {
     fn values(&mut self, default: Option<Nano>) {
         let listed = self.policy["validValues"].as_array().cloned().unwrap_or_default();
         if listed.len() > VALID_VALUES {
-            self.errors.push(FieldError::too_many(format!("{}.validValues", self.at), listed.len(), VALID_VALUES));
+            self.errors.push(FieldError::too_many(
+                format!("{}.validValues", self.at),
+                listed.len(),
+                VALID_VALUES,
+            ));
         }
-        let amounts: Vec<Nano> = listed.iter().filter_map(|value| self.amount(value, "validValues")).collect();
+        let amounts: Vec<Nano> =
+            listed.iter().filter_map(|value| self.amount(value, "validValues")).collect();
         if !amounts.is_sorted() {
             self.wrong("validValues", "must be sorted in ascending order");
         }
@@ -278,7 +296,10 @@ impl Policy<'_> {
         }
         let Some(Nano(step)) = step else { return };
         if step <= 0 || min.0 + step > self.value.0 {
-            self.wrong("validRange.step", "must be greater than zero, and min plus step must not exceed the capacity");
+            self.wrong(
+                "validRange.step",
+                "must be greater than zero, and min plus step must not exceed the capacity",
+            );
             return;
         }
         let off_grid = |amount: Option<Nano>| amount.is_some_and(|amount| (amount.0 - min.0) % step != 0);

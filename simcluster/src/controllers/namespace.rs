@@ -1,0 +1,116 @@
+//! Deletes what is in a namespace under deletion, then the namespace.
+
+use k8s_openapi::api::core::v1::Namespace;
+use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, ListParams};
+use kube::{Client, ResourceExt};
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+
+use crate::api::{KINDS, Kind};
+use crate::informer::Informer;
+use crate::queue::WorkQueue;
+
+/// Why a namespace is not gone yet.
+#[derive(Debug, thiserror::Error)]
+enum EmptyError {
+    #[error("{count} {what} are still there")]
+    Left { what: &'static str, count: usize },
+    #[error("the API server refused")]
+    Api(#[from] kube::Error),
+}
+
+pub(super) struct Controller {
+    client: Client,
+    namespaces: Informer<Namespace>,
+    work: WorkQueue<String>,
+}
+
+impl Controller {
+    pub(super) fn new(client: Client) -> Self {
+        Self { namespaces: Informer::start(Api::all(client.clone())), client, work: WorkQueue::new() }
+    }
+
+    pub(super) async fn run(mut self, stop: CancellationToken) {
+        loop {
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                changes = self.namespaces.next() => {
+                    for namespace in changes.into_iter().filter_map(|change| change.new) {
+                        if namespace.metadata.deletion_timestamp.is_some() {
+                            self.work.add(namespace.name_any());
+                        }
+                    }
+                }
+                () = self.work.due() => {}
+                () = std::future::ready(()), if !self.work.is_empty() => self.work_once().await,
+            }
+        }
+    }
+
+    async fn work_once(&mut self) {
+        let Some(name) = self.work.pop() else { return };
+        match self.empty(&name).await {
+            Ok(()) => self.work.done(&name),
+            Err(error) => {
+                tracing::debug!(
+                    namespace = name,
+                    error = &error as &dyn std::error::Error,
+                    "namespace not empty yet"
+                );
+                self.work.retry(name);
+            }
+        }
+    }
+
+    async fn empty(&self, name: &str) -> Result<(), EmptyError> {
+        let key = (String::new(), name.to_owned());
+        let Some(namespace) = self.namespaces.get(&key) else { return Ok(()) };
+        let mut left = None;
+        for kind in KINDS
+            .iter()
+            .filter(|kind| kind.namespaced && (kind.group.is_empty() || kind.plural != "events"))
+        {
+            let objects: Api<DynamicObject> =
+                Api::namespaced_with(self.client.clone(), name, &resource(kind));
+            objects.delete_collection(&DeleteParams::default(), &ListParams::default()).await?;
+            let count = objects.list_metadata(&ListParams::default()).await?.items.len();
+            if count > 0 {
+                left = left.or(Some(EmptyError::Left { what: kind.plural, count }));
+            }
+        }
+        match left {
+            Some(left) => Err(left),
+            None => self.finalize(namespace).await,
+        }
+    }
+
+    async fn finalize(&self, namespace: &Namespace) -> Result<(), EmptyError> {
+        let name = namespace.name_any();
+        let body = json!({
+            "apiVersion": "v1", "kind": "Namespace",
+            "metadata": {"name": name, "resourceVersion": namespace.resource_version()},
+            "spec": {"finalizers": []},
+        });
+        let request = axum::http::Request::put(format!("/api/v1/namespaces/{name}/finalize"))
+            .header("content-type", "application/json")
+            .body(body.to_string().into_bytes())
+            .expect("invariant: a namespace's name makes a path");
+        match self.client.request::<serde_json::Value>(request).await {
+            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+            Err(error) => Err(error.into()),
+            Ok(_) => Ok(()),
+        }
+    }
+}
+
+/// How kube-rs addresses a kind.
+pub(super) fn resource(kind: &Kind) -> ApiResource {
+    ApiResource {
+        group: kind.group.to_owned(),
+        version: kind.version.to_owned(),
+        api_version: kind.api_version(),
+        kind: kind.kind.to_owned(),
+        plural: kind.plural.to_owned(),
+    }
+}

@@ -1,0 +1,65 @@
+//! Work to do: each key once, failures again after a growing delay.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::hash::Hash;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+const FIRST_DELAY: Duration = Duration::from_millis(10);
+const LONGEST_DELAY: Duration = Duration::from_secs(5);
+
+/// Keys in the order in which they came.
+pub(crate) struct WorkQueue<T> {
+    ready: VecDeque<T>,
+    waiting: BTreeSet<(Instant, T)>,
+    failures: HashMap<T, u32>,
+}
+
+impl<T: Clone + Eq + Ord + Hash> WorkQueue<T> {
+    pub(crate) fn new() -> Self {
+        Self { ready: VecDeque::new(), waiting: BTreeSet::new(), failures: HashMap::new() }
+    }
+
+    /// Adds a key, unless it waits already.
+    pub(crate) fn add(&mut self, key: T) {
+        if !self.ready.contains(&key) {
+            self.ready.push_back(key);
+        }
+    }
+
+    /// Takes the oldest key.
+    pub(crate) fn pop(&mut self) -> Option<T> {
+        self.ready.pop_front()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.ready.is_empty()
+    }
+
+    /// The work on this key is done; its next failure is a first one.
+    pub(crate) fn done(&mut self, key: &T) {
+        self.failures.remove(key);
+    }
+
+    /// The work on this key failed; it comes again later.
+    pub(crate) fn retry(&mut self, key: T) {
+        let failures = self.failures.entry(key.clone()).or_insert(0);
+        let delay = FIRST_DELAY.saturating_mul(1 << (*failures).min(16)).min(LONGEST_DELAY);
+        *failures += 1;
+        self.waiting.insert((Instant::now() + delay, key));
+    }
+
+    /// Waits until a failed key is due, and makes it ready. For ever where none failed.
+    pub(crate) async fn due(&mut self) {
+        let Some((when, _)) = self.waiting.first().cloned() else { return std::future::pending().await };
+        tokio::time::sleep_until(when).await;
+        while let Some((when, key)) = self.waiting.pop_first() {
+            if when > Instant::now() {
+                self.waiting.insert((when, key));
+                break;
+            }
+            self.add(key);
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! What the scheduler writes: reservations, bindings, conditions, deallocations.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{ObjectReference, Pod};
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::api::{Api, Patch, PatchParams};
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use kube::{Client, Resource, ResourceExt};
+use serde_json::{Value, json};
+
+use crate::pod_claim;
+
+/// Upstream's default for conflicts.
+const ATTEMPTS: usize = 5;
+
+/// Why a pod that had a node was not bound to it.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum BindError {
+    #[error("claim {claim} got deleted in the meantime")]
+    ClaimDeleted { claim: String },
+    #[error("claim {claim} got deallocated elsewhere in the meantime")]
+    Deallocated { claim: String },
+    #[error("add reservation to claim {claim}")]
+    Reserve { claim: String, source: kube::Error },
+    #[error("binding rejected")]
+    Bind(#[source] kube::Error),
+}
+
+/// A pod that has its node now.
+pub(super) struct Bound {
+    /// The pod, or nothing where it is gone again.
+    pub(super) pod: Option<Pod>,
+    /// Its claims, as reserved.
+    pub(super) claims: Vec<ResourceClaim>,
+}
+
+pub(super) struct Binder {
+    client: Client,
+    recorder: Recorder,
+}
+
+impl Binder {
+    pub(super) fn new(client: Client, name: &str) -> Self {
+        let reporter = Reporter { controller: name.to_owned(), instance: None };
+        Self { recorder: Recorder::new(client.clone(), reporter), client }
+    }
+
+    fn pods(&self, pod: &Pod) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), &pod.namespace().unwrap_or_default())
+    }
+
+    fn claims(&self, claim: &ResourceClaim) -> Api<ResourceClaim> {
+        Api::namespaced(self.client.clone(), &claim.namespace().unwrap_or_default())
+    }
+
+    /// PreBind and Bind; what PreBind did is undone when one of them fails.
+    pub(super) async fn bind(
+        &self,
+        pod: &Pod,
+        claims: &[Arc<ResourceClaim>],
+        node: &str,
+    ) -> Result<Bound, BindError> {
+        if !claims.is_empty() {
+            // Tells others where the pod is about to go, as 1.35 and newer do. It does not matter if it fails.
+            let nominate = json!({"status": {"nominatedNodeName": node}});
+            let name = pod.name_any();
+            drop(
+                self.pods(pod)
+                    .patch_status(&name, &PatchParams::default(), &Patch::Strategic(nominate))
+                    .await,
+            );
+        }
+        let mut reserved = Vec::new();
+        let done = self.reserve_and_bind(pod, claims, node, &mut reserved).await;
+        match done {
+            // Later decisions count this pod on its node, before the watch tells.
+            Ok(()) => Ok(Bound {
+                pod: self.pods(pod).get_opt(&pod.name_any()).await.ok().flatten(),
+                claims: reserved,
+            }),
+            Err(error) => {
+                for claim in &reserved {
+                    self.unreserve(pod, claim).await;
+                }
+                Err(error)
+            }
+        }
+    }
+
+    async fn reserve_and_bind(
+        &self,
+        pod: &Pod,
+        claims: &[Arc<ResourceClaim>],
+        node: &str,
+        reserved: &mut Vec<ResourceClaim>,
+    ) -> Result<(), BindError> {
+        for claim in claims {
+            if !pod_claim::is_reserved_for(pod, claim) {
+                reserved.push(self.reserve(pod, claim).await?);
+            }
+        }
+        let body = json!({
+            "apiVersion": "v1", "kind": "Binding",
+            "metadata": {"name": pod.name_any(), "namespace": pod.namespace(), "uid": pod.uid()},
+            "target": {"kind": "Node", "name": node},
+        });
+        let path = format!(
+            "/api/v1/namespaces/{}/pods/{}/binding",
+            pod.namespace().unwrap_or_default(),
+            pod.name_any()
+        );
+        let request = axum::http::Request::post(path)
+            .header("content-type", "application/json")
+            .body(body.to_string().into_bytes())
+            .expect("invariant: names make a path");
+        self.client.request::<Value>(request).await.map(drop).map_err(BindError::Bind)
+    }
+
+    /// Appends the pod to the claim's consumers. As upstream, a conflict is answered by looking again, and an allocation
+    /// that has become another one meanwhile is not noticed.
+    async fn reserve(&self, pod: &Pod, claim: &ResourceClaim) -> Result<ResourceClaim, BindError> {
+        let name = claim.name_any();
+        let key = format!("{}/{name}", claim.namespace().unwrap_or_default());
+        let claims = self.claims(claim);
+        let failed = |source| BindError::Reserve { claim: key.clone(), source };
+        let mut claim = claim.clone();
+        for attempt in 1.. {
+            if claim.metadata.deletion_timestamp.is_some() {
+                return Err(BindError::ClaimDeleted { claim: key });
+            }
+            if !pod_claim::is_allocated(&claim) {
+                return Err(BindError::Deallocated { claim: key });
+            }
+            match claims
+                .patch_status(&name, &PatchParams::default(), &Patch::Merge(reservation(pod, &claim)))
+                .await
+            {
+                Err(kube::Error::Api(status)) if status.is_conflict() && attempt < ATTEMPTS => {
+                    claim = claims.get(&name).await.map_err(failed)?;
+                }
+                answer => return answer.map_err(failed),
+            }
+        }
+        unreachable!("the last attempt returns")
+    }
+
+    async fn unreserve(&self, pod: &Pod, claim: &ResourceClaim) {
+        let patch = json!({
+            "metadata": {"uid": claim.uid()},
+            "status": {"reservedFor": [{"$patch": "delete", "uid": pod.uid()}]},
+        });
+        let (claims, name) = (self.claims(claim), claim.name_any());
+        if let Err(error) =
+            claims.patch_status(&name, &PatchParams::default(), &Patch::Strategic(patch)).await
+        {
+            tracing::debug!(error = &error as &dyn std::error::Error, "unreserve");
+        }
+    }
+
+    /// Clears allocation, device status and consumers of a claim, as it was seen.
+    pub(super) async fn deallocate(&self, claim: &ResourceClaim) -> Result<ResourceClaim, kube::Error> {
+        let patch = json!({
+            "metadata": {"resourceVersion": claim.resource_version()},
+            "status": {"allocation": null, "devices": null, "reservedFor": null},
+        });
+        self.claims(claim)
+            .patch_status(&claim.name_any(), &PatchParams::default(), &Patch::Merge(patch))
+            .await
+    }
+
+    /// Tells that no node fits.
+    pub(super) async fn unschedulable(&self, pod: &Pod, message: &str) -> Result<Option<Pod>, kube::Error> {
+        self.tell(pod, "Unschedulable", message).await
+    }
+
+    /// Tells that binding failed.
+    pub(super) async fn failed(&self, pod: &Pod, error: &BindError) -> Result<Option<Pod>, kube::Error> {
+        let mut message = format!("running PreBind plugin \"DynamicResources\": {error}");
+        if let BindError::Bind(_) = error {
+            message = error.to_string();
+        }
+        if let Some(source) = std::error::Error::source(error) {
+            message = format!("{message}: {source}");
+        }
+        self.tell(pod, "SchedulerError", &message).await
+    }
+
+    async fn tell(&self, pod: &Pod, reason: &str, message: &str) -> Result<Option<Pod>, kube::Error> {
+        let event = Event {
+            type_: EventType::Warning,
+            reason: "FailedScheduling".to_owned(),
+            // An event's note has at most 1024 bytes.
+            note: Some(message.chars().take(1000).collect()),
+            action: "Scheduling".to_owned(),
+            secondary: None,
+        };
+        let about: ObjectReference = pod.object_ref(&());
+        if let Err(error) = self.recorder.publish(&event, &about).await {
+            tracing::debug!(error = &error as &dyn std::error::Error, "event lost");
+        }
+        let Some(patch) = condition(pod, reason, message) else { return Ok(None) };
+        let patched = self
+            .pods(pod)
+            .patch_status(&pod.name_any(), &PatchParams::default(), &Patch::Strategic(patch))
+            .await;
+        match patched {
+            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(None),
+            patched => patched.map(Some),
+        }
+    }
+}
+
+fn reservation(pod: &Pod, claim: &ResourceClaim) -> Value {
+    let mut consumers = pod_claim::reserved_for(claim).to_vec();
+    consumers.push(pod_claim::consumer(pod));
+    let mut status = json!({"reservedFor": consumers});
+    // The real scheduler sets the time where an allocator forgot it, and the server then refuses the whole update.
+    let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
+    if allocation.is_some_and(|allocation| allocation.allocation_timestamp.is_none()) {
+        status["allocation"] = json!({"allocationTimestamp": seconds(Timestamp::now())});
+    }
+    json!({"metadata": {"resourceVersion": claim.resource_version()}, "status": status})
+}
+
+fn seconds(time: Timestamp) -> String {
+    time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
+
+/// The patch that sets PodScheduled to False and clears the nomination; nothing where both are so already.
+fn condition(pod: &Pod, reason: &str, message: &str) -> Option<Value> {
+    let status = pod.status.as_ref();
+    let before = status
+        .and_then(|status| status.conditions.as_ref())
+        .and_then(|conditions| conditions.iter().find(|condition| condition.type_ == "PodScheduled"));
+    let nominated = status.is_some_and(|status| status.nominated_node_name.is_some());
+    let same = before.is_some_and(|before| {
+        before.status == "False"
+            && before.reason.as_deref() == Some(reason)
+            && before.message.as_deref() == Some(message)
+            && before.observed_generation == pod.metadata.generation
+    });
+    if same && !nominated {
+        return None;
+    }
+    // The time of the transition survives False -> False.
+    let since = before
+        .filter(|before| before.status == "False")
+        .and_then(|before| before.last_transition_time.as_ref())
+        .map_or_else(|| seconds(Timestamp::now()), |time| seconds(time.0));
+    Some(json!({"status": {
+        "conditions": [{
+            "type": "PodScheduled", "status": "False", "reason": reason, "message": message,
+            "lastTransitionTime": since, "observedGeneration": pod.metadata.generation,
+        }],
+        "nominatedNodeName": null,
+    }}))
+}

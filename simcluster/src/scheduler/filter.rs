@@ -1,0 +1,162 @@
+//! Filters that know nothing of claims: cordon, taints, node selection, resources.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Container, Node, Pod, Taint, Toleration};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+use super::affinity;
+use super::cycle::Plugin;
+use crate::api::quantity::{self, Nano};
+
+/// What one filter says against a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Reason {
+    pub(super) plugin: Plugin,
+    pub(super) text: String,
+    /// Whether evicting other pods could change it.
+    pub(super) preemption_helps: bool,
+}
+
+impl Reason {
+    pub(super) fn new(plugin: Plugin, text: impl Into<String>) -> Self {
+        Self { plugin, text: text.into(), preemption_helps: plugin == Plugin::NodeResourcesFit }
+    }
+}
+
+/// Amounts by resource name, in billionths.
+pub(super) type Amounts = BTreeMap<String, i128>;
+
+/// What the filters before the claims' say; empty where the node passes. As upstream, the first filter that rejects ends
+/// it, and a node short of several resources says all of them.
+pub(super) fn check(pod: &Pod, node: &Node, used: &Usage) -> Vec<Reason> {
+    let tolerations = pod.spec.as_ref().and_then(|spec| spec.tolerations.as_deref()).unwrap_or_default();
+    let spec = node.spec.as_ref();
+    if spec.is_some_and(|spec| spec.unschedulable == Some(true)) {
+        let cordon = taint("node.kubernetes.io/unschedulable");
+        if !tolerated(&cordon, tolerations) {
+            return vec![Reason::new(Plugin::NodeUnschedulable, "node(s) were unschedulable")];
+        }
+    }
+    let mut taints = spec.and_then(|spec| spec.taints.clone()).unwrap_or_default();
+    if !is_ready(node) {
+        // A real cluster's node life cycle controller turns the condition into this taint.
+        taints.push(taint("node.kubernetes.io/not-ready"));
+    }
+    let hard = |taint: &&Taint| taint.effect == "NoSchedule" || taint.effect == "NoExecute";
+    if taints.iter().filter(hard).any(|taint| !tolerated(taint, tolerations)) {
+        return vec![Reason::new(Plugin::TaintToleration, "node(s) had untolerated taint(s)")];
+    }
+    if !affinity::pod_allows(pod, node) {
+        return vec![Reason::new(Plugin::NodeAffinity, "node(s) didn't match Pod's node affinity/selector")];
+    }
+    resources(pod, node, used)
+}
+
+fn taint(key: &str) -> Taint {
+    Taint { key: key.to_owned(), effect: "NoSchedule".to_owned(), ..Taint::default() }
+}
+
+/// Whether the kubelet reports the node ready.
+pub(super) fn is_ready(node: &Node) -> bool {
+    let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
+    conditions.into_iter().flatten().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+fn tolerated(taint: &Taint, tolerations: &[Toleration]) -> bool {
+    tolerations.iter().any(|toleration| {
+        let effect = toleration.effect.as_deref().unwrap_or_default();
+        let key = toleration.key.as_deref().unwrap_or_default();
+        let value = toleration.value.as_deref().unwrap_or_default();
+        let same_value = || value == taint.value.as_deref().unwrap_or_default();
+        (effect.is_empty() || effect == taint.effect)
+            && (key.is_empty() || key == taint.key)
+            && match toleration.operator.as_deref().unwrap_or("Equal") {
+                "Exists" => true,
+                _ => !key.is_empty() && same_value(),
+            }
+    })
+}
+
+/// What the pods of a node ask for.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Usage {
+    pub(super) pods: usize,
+    pub(super) amounts: Amounts,
+}
+
+impl Usage {
+    pub(super) fn add(&mut self, pod: &Pod) {
+        self.pods += 1;
+        for (name, amount) in requests(pod) {
+            *self.amounts.entry(name).or_default() += amount;
+        }
+    }
+}
+
+fn resources(pod: &Pod, node: &Node, used: &Usage) -> Vec<Reason> {
+    let mut reasons = Vec::new();
+    let allocatable = allocatable(node);
+    let pods = allocatable.get("pods").copied().unwrap_or_default();
+    if (used.pods as i128 + 1) * 1_000_000_000 > pods {
+        reasons.push(Reason::new(Plugin::NodeResourcesFit, "Too many pods"));
+    }
+    for (name, wanted) in requests(pod) {
+        let have = allocatable.get(&name).copied().unwrap_or_default();
+        if wanted > 0 && used.amounts.get(&name).copied().unwrap_or_default() + wanted > have {
+            reasons.push(Reason::new(Plugin::NodeResourcesFit, format!("Insufficient {name}")));
+        }
+    }
+    reasons
+}
+
+/// What the node offers to pods.
+pub(super) fn allocatable(node: &Node) -> Amounts {
+    amounts(node.status.as_ref().and_then(|status| status.allocatable.as_ref()))
+}
+
+fn amounts(list: Option<&BTreeMap<String, Quantity>>) -> Amounts {
+    let parsed = |quantity: &Quantity| quantity::parse(&quantity.0).map_or(0, |Nano(amount)| amount);
+    list.into_iter().flatten().map(|(name, quantity)| (name.clone(), parsed(quantity))).collect()
+}
+
+/// What a pod needs: its containers together with those init containers that keep running, or the largest init container
+/// on its way there, plus overhead.
+pub(super) fn requests(pod: &Pod) -> Amounts {
+    let Some(spec) = &pod.spec else { return Amounts::new() };
+    let of = |container: &Container| {
+        amounts(container.resources.as_ref().and_then(|resources| resources.requests.as_ref()))
+    };
+    let mut running = Amounts::new();
+    let mut largest = Amounts::new();
+    for container in spec.init_containers.iter().flatten() {
+        let wanted = of(container);
+        if container.restart_policy.as_deref() == Some("Always") {
+            add(&mut running, &wanted);
+            raise(&mut largest, &running);
+        } else {
+            let mut together = running.clone();
+            add(&mut together, &wanted);
+            raise(&mut largest, &together);
+        }
+    }
+    for container in &spec.containers {
+        add(&mut running, &of(container));
+    }
+    raise(&mut running, &largest);
+    add(&mut running, &amounts(spec.overhead.as_ref()));
+    running
+}
+
+fn add(total: &mut Amounts, more: &Amounts) {
+    for (name, amount) in more {
+        *total.entry(name.clone()).or_default() += amount;
+    }
+}
+
+fn raise(total: &mut Amounts, least: &Amounts) {
+    for (name, amount) in least {
+        let entry = total.entry(name.clone()).or_default();
+        *entry = (*entry).max(*amount);
+    }
+}

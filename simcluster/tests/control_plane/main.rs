@@ -1,0 +1,170 @@
+//! Controllers and scheduler of the in-process cluster, seen from outside.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod claims;
+mod garbage;
+mod namespaces;
+mod scheduling;
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceClaimTemplate};
+use kube::api::{Api, Patch, PatchParams, PostParams};
+use kube::runtime::wait::{Condition, await_condition};
+use kube::{Client, Resource, ResourceExt};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tessera_simcluster::cluster::{ClusterOptions, SimCluster};
+
+/// Longer than anything here takes on a loaded machine.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+async fn cluster() -> (SimCluster, Client) {
+    let cluster = SimCluster::start(ClusterOptions::default()).await.unwrap();
+    let client = cluster.client();
+    let class = json!({"metadata": {"name": "gpu.tessera.dev"}, "spec": {}});
+    create::<DeviceClass>(&Api::all(client.clone()), class).await;
+    (cluster, client)
+}
+
+async fn create<K>(api: &Api<K>, object: Value) -> K
+where
+    K: Clone + Debug + Serialize + DeserializeOwned,
+{
+    api.create(&PostParams::default(), &serde_json::from_value(object).unwrap()).await.unwrap()
+}
+
+/// Watches an object until the condition holds; gives its last state.
+async fn until<K>(api: &Api<K>, name: &str, condition: impl Condition<K>) -> Option<K>
+where
+    K: Clone + Debug + Send + DeserializeOwned + Resource + 'static,
+{
+    let waited = tokio::time::timeout(PATIENCE, await_condition(api.clone(), name, condition)).await;
+    if let Ok(state) = waited {
+        return state.unwrap();
+    }
+    panic!("{name} is still {:#?}", api.get_opt(name).await);
+}
+
+fn present<K>(test: impl Fn(&K) -> bool) -> impl Condition<K> {
+    move |object: Option<&K>| object.is_some_and(&test)
+}
+
+fn gone<K>() -> impl Condition<K> {
+    |object: Option<&K>| object.is_none()
+}
+
+async fn patch<K>(api: &Api<K>, name: &str, patch: Value) -> K
+where
+    K: Clone + Debug + DeserializeOwned,
+{
+    api.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await.unwrap()
+}
+
+async fn patch_status<K>(api: &Api<K>, name: &str, patch: Value) -> K
+where
+    K: Clone + Debug + DeserializeOwned,
+{
+    api.patch_status(name, &PatchParams::default(), &Patch::Merge(json!({"status": patch}))).await.unwrap()
+}
+
+async fn node(client: &Client, name: &str, cpu: &str) -> Node {
+    let nodes: Api<Node> = Api::all(client.clone());
+    let node = json!({
+        "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
+        "status": {
+            "allocatable": {"cpu": cpu, "memory": "8Gi", "pods": "110"},
+            "conditions": [{"type": "Ready", "status": "True"}],
+        },
+    });
+    create(&nodes, node).await
+}
+
+async fn template(client: &Client, name: &str) -> ResourceClaimTemplate {
+    let templates: Api<ResourceClaimTemplate> = Api::default_namespaced(client.clone());
+    let spec = json!({"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu.tessera.dev"}}]}});
+    let metadata = json!({"labels": {"team": "a"}, "annotations": {"note": "b"}});
+    create(&templates, json!({"metadata": {"name": name}, "spec": {"metadata": metadata, "spec": spec}}))
+        .await
+}
+
+async fn claim(client: &Client, name: &str) -> ResourceClaim {
+    let claims: Api<ResourceClaim> = Api::default_namespaced(client.clone());
+    let spec = json!({"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu.tessera.dev"}}]}});
+    create(&claims, json!({"metadata": {"name": name}, "spec": spec})).await
+}
+
+/// A pod with one claim: `claim` or `template` by name.
+fn pod(name: &str, source: Value) -> Value {
+    let mut entry = source;
+    entry["name"] = "gpu".into();
+    json!({
+        "metadata": {"name": name},
+        "spec": {
+            "resourceClaims": [entry],
+            "containers": [{
+                "name": "main", "image": "tessera/probe:e2e",
+                "resources": {"claims": [{"name": "gpu"}], "requests": {"cpu": "1"}},
+            }],
+        },
+    })
+}
+
+fn plain_pod(name: &str, cpu: &str) -> Value {
+    let resources = json!({"requests": {"cpu": cpu}});
+    let container = json!({"name": "main", "image": "tessera/probe:e2e", "resources": resources});
+    json!({"metadata": {"name": name}, "spec": {"containers": [container]}})
+}
+
+/// Allocates as the controller does: the finalizer, then the allocation and nothing else.
+async fn allocate(client: &Client, name: &str, node: &str) -> ResourceClaim {
+    let claims: Api<ResourceClaim> = Api::default_namespaced(client.clone());
+    patch(&claims, name, json!({"metadata": {"finalizers": ["resource.kubernetes.io/delete-protection"]}}))
+        .await;
+    let allocation = json!({
+        "devices": {"results": [
+            {"request": "gpu", "driver": "gpu.tessera.dev", "pool": node, "device": "gpu-0"},
+        ]},
+        "nodeSelector": {"nodeSelectorTerms": [
+            {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]},
+        ]},
+        "allocationTimestamp": "2026-11-21T04:00:00Z",
+    });
+    patch_status(&claims, name, json!({"allocation": allocation})).await
+}
+
+fn allocated(claim: &ResourceClaim) -> bool {
+    claim.status.as_ref().is_some_and(|status| status.allocation.is_some())
+}
+
+fn consumers(claim: &ResourceClaim) -> Vec<String> {
+    let consumers = claim.status.as_ref().and_then(|status| status.reserved_for.clone());
+    consumers.into_iter().flatten().map(|consumer| consumer.name).collect()
+}
+
+fn node_of(pod: &Pod) -> Option<&str> {
+    pod.spec.as_ref()?.node_name.as_deref()
+}
+
+/// The name of the claim that was made for a pod's entry.
+async fn generated(pods: &Api<Pod>, pod: &str) -> String {
+    let told = |pod: &Pod| pod.status.as_ref().is_some_and(|status| status.resource_claim_statuses.is_some());
+    let pod = until(pods, pod, present(told)).await.unwrap();
+    let status = pod.status.unwrap().resource_claim_statuses.unwrap().remove(0);
+    assert_eq!(status.name, "gpu");
+    status.resource_claim_name.unwrap()
+}
+
+fn unschedulable(pod: &Pod) -> Option<String> {
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    let condition = conditions.iter().find(|condition| condition.type_ == "PodScheduled")?;
+    (condition.status == "False").then(|| condition.message.clone().unwrap_or_default())
+}
+
+fn names<K: ResourceExt>(objects: impl IntoIterator<Item = K>) -> Vec<String> {
+    objects.into_iter().map(|object| object.name_any()).collect()
+}

@@ -1,0 +1,298 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use futures::TryStreamExt;
+use k8s_openapi::api::core::v1::{Event, Node, Pod};
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::api::{Api, DeleteParams, ListParams};
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Client, ResourceExt};
+use serde_json::{Value, json};
+use tessera_simcluster::api::{ApiError, Fault};
+use tessera_simcluster::scheduler::SchedulerOptions;
+
+use crate::{
+    PATIENCE, allocate, allocated, claim, cluster, consumers, create, generated, names, node, node_of, patch,
+    patch_status, plain_pod, pod, present, template, unschedulable, until,
+};
+
+fn apis(client: &Client) -> (Api<Pod>, Api<ResourceClaim>) {
+    (Api::default_namespaced(client.clone()), Api::default_namespaced(client.clone()))
+}
+
+fn with_claim() -> Value {
+    json!({"resourceClaimName": "shared"})
+}
+
+async fn until_bound(pods: &Api<Pod>, name: &str) -> String {
+    let pod = until(pods, name, present(|pod: &Pod| node_of(pod).is_some())).await.unwrap();
+    node_of(&pod).unwrap().to_owned()
+}
+
+/// Waits until the pod is unschedulable with exactly this message.
+async fn until_told(pods: &Api<Pod>, name: &str, message: &str) -> Pod {
+    let expected = message.to_owned();
+    until(pods, name, present(move |pod: &Pod| unschedulable(pod).as_deref() == Some(&expected)))
+        .await
+        .unwrap()
+}
+
+#[tokio::test]
+async fn a_pod_is_bound_and_told_so() {
+    let (_cluster, client) = cluster().await;
+    let (pods, _) = apis(&client);
+    node(&client, "node-a", "4").await;
+    create(&pods, plain_pod("p", "1")).await;
+    assert_eq!(until_bound(&pods, "p").await, "node-a");
+    let conditions = pods.get("p").await.unwrap().status.unwrap().conditions.unwrap();
+    assert!(
+        conditions.iter().any(|condition| condition.type_ == "PodScheduled" && condition.status == "True")
+    );
+}
+
+#[tokio::test]
+async fn pods_spread_by_load_and_then_by_name() {
+    let (mut cluster, client) = cluster().await;
+    let (pods, _) = apis(&client);
+    cluster.stop_scheduler().await;
+    node(&client, "node-b", "4").await;
+    node(&client, "node-a", "4").await;
+    cluster.start_scheduler(SchedulerOptions::default());
+    for (name, expected) in [("one", "node-a"), ("two", "node-b"), ("three", "node-a")] {
+        create(&pods, plain_pod(name, "1")).await;
+        assert_eq!(until_bound(&pods, name).await, expected);
+    }
+}
+
+#[tokio::test]
+async fn no_node_is_ever_given_more_than_it_has() {
+    let (_cluster, client) = cluster().await;
+    let (pods, _) = apis(&client);
+    node(&client, "node-a", "3").await;
+    for index in 0..5 {
+        create(&pods, plain_pod(&format!("p-{index}"), "1")).await;
+    }
+    let message = "0/1 nodes are available: 1 Insufficient cpu. preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod.";
+    until_told(&pods, "p-3", message).await;
+    until_told(&pods, "p-4", message).await;
+    pods.delete("p-0", &DeleteParams::default().grace_period(0)).await.unwrap();
+    assert_eq!(until_bound(&pods, "p-3").await, "node-a");
+    assert!(unschedulable(&pods.get("p-4").await.unwrap()).is_some());
+}
+
+#[tokio::test]
+async fn every_filter_says_why() {
+    let (_cluster, client) = cluster().await;
+    let (pods, _) = apis(&client);
+    let nodes: Api<Node> = Api::all(client.clone());
+    for name in ["cordoned", "tainted", "silent", "small"] {
+        node(&client, name, if name == "small" { "1" } else { "4" }).await;
+    }
+    patch(&nodes, "cordoned", json!({"spec": {"unschedulable": true}})).await;
+    patch(&nodes, "tainted", json!({"spec": {"taints": [{"key": "a", "effect": "NoSchedule"}]}})).await;
+    patch_status(&nodes, "silent", json!({"conditions": [{"type": "Ready", "status": "Unknown"}]})).await;
+    let mut wants = plain_pod("p", "2");
+    wants["spec"]["nodeSelector"] = json!({"kubernetes.io/hostname": "small"});
+    create(&pods, wants).await;
+    let message = "0/4 nodes are available: 1 Insufficient cpu, 1 node(s) were unschedulable, 2 node(s) had untolerated taint(s). \
+        preemption: 0/4 nodes are available: 1 No preemption victims found for incoming pod, 3 Preemption is not helpful for scheduling.";
+    until_told(&pods, "p", message).await;
+    patch(&nodes, "cordoned", json!({"spec": {"unschedulable": null}})).await;
+    let message = "0/4 nodes are available: 1 Insufficient cpu, 1 node(s) didn't match Pod's node affinity/selector, 2 node(s) had untolerated taint(s). \
+        preemption: 0/4 nodes are available: 1 No preemption victims found for incoming pod, 3 Preemption is not helpful for scheduling.";
+    until_told(&pods, "p", message).await;
+}
+
+#[tokio::test]
+async fn an_unallocated_claim_keeps_its_pod_pending_until_it_is_allocated() {
+    let (_cluster, client) = cluster().await;
+    let (pods, claims) = apis(&client);
+    node(&client, "node-a", "4").await;
+    node(&client, "node-b", "4").await;
+    template(&client, "gpu").await;
+    create(&pods, pod("p", json!({"resourceClaimTemplateName": "gpu"}))).await;
+    let name = generated(&pods, "p").await;
+    let message = "0/2 nodes are available: 2 cannot allocate all claims. preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling.";
+    let told = until_told(&pods, "p", message).await;
+    let conditions = told.status.unwrap().conditions.unwrap();
+    let scheduled = conditions.iter().find(|condition| condition.type_ == "PodScheduled").unwrap();
+    assert_eq!(
+        (scheduled.reason.as_deref(), scheduled.observed_generation),
+        (Some("Unschedulable"), Some(1))
+    );
+    let events: Api<Event> = Api::default_namespaced(client.clone());
+    let failed = events.list(&ListParams::default().fields("reason=FailedScheduling")).await.unwrap();
+    assert_eq!(failed.items[0].message.as_deref(), Some(message));
+    allocate(&client, &name, "node-b").await;
+    assert_eq!(until_bound(&pods, "p").await, "node-b");
+    assert_eq!(consumers(&claims.get(&name).await.unwrap()), ["p"]);
+    assert_eq!(pods.get("p").await.unwrap().status.unwrap().nominated_node_name, None);
+}
+
+#[tokio::test]
+async fn a_missing_device_class_is_named() {
+    let (_cluster, client) = cluster().await;
+    let (pods, claims) = apis(&client);
+    node(&client, "node-a", "4").await;
+    let request = json!({"name": "gpu", "exactly": {"deviceClassName": "h200.gpu.tessera.dev"}});
+    create(&claims, json!({"metadata": {"name": "shared"}, "spec": {"devices": {"requests": [request]}}}))
+        .await;
+    create(&pods, pod("p", with_claim())).await;
+    let starts = "0/1 nodes are available: request gpu: device class h200.gpu.tessera.dev does not exist.";
+    until(&pods, "p", present(|pod: &Pod| unschedulable(pod).is_some_and(|said| said.starts_with(starts))))
+        .await;
+}
+
+#[tokio::test]
+async fn gated_pods_wait_without_an_attempt() {
+    let (_cluster, client) = cluster().await;
+    let (pods, _) = apis(&client);
+    node(&client, "node-a", "4").await;
+    let mut gated = plain_pod("gated", "1");
+    gated["spec"]["schedulingGates"] = json!([{"name": "x.io/wait"}]);
+    create(&pods, gated).await;
+    create(&pods, pod("claimless", json!({"resourceClaimTemplateName": "none"}))).await;
+    create(&pods, plain_pod("later", "1")).await;
+    until_bound(&pods, "later").await;
+    for name in ["gated", "claimless"] {
+        let pod = pods.get(name).await.unwrap();
+        assert_eq!(node_of(&pod), None);
+        assert_ne!(unschedulable(&pod).as_deref(), Some(""));
+    }
+    patch(&pods, "gated", json!({"spec": {"schedulingGates": null}})).await;
+    until_bound(&pods, "gated").await;
+}
+
+#[tokio::test]
+async fn a_claim_on_a_full_node_is_deallocated_when_another_node_was_seen() {
+    let (_cluster, client) = cluster().await;
+    let (pods, claims) = apis(&client);
+    node(&client, "node-a", "1").await;
+    node(&client, "node-b", "1").await;
+    let mut full = plain_pod("full", "1");
+    full["spec"]["nodeSelector"] = json!({"kubernetes.io/hostname": "node-a"});
+    create(&pods, full).await;
+    until_bound(&pods, "full").await;
+    claim(&client, "shared").await;
+    allocate(&client, "shared", "node-a").await;
+    create(&pods, pod("p", with_claim())).await;
+    let starts = "0/2 nodes are available: 1 Insufficient cpu, 1 resourceclaim not available on the node. deallocation of ResourceClaim completed, preemption:";
+    let told = watcher(claims.clone(), watcher::Config::default()).applied_objects();
+    let mut told = std::pin::pin!(told);
+    let freed = async {
+        while let Some(claim) = told.try_next().await.unwrap() {
+            if !allocated(&claim) {
+                return claim;
+            }
+        }
+        panic!("the watch ended");
+    };
+    let freed = tokio::time::timeout(PATIENCE, freed).await.unwrap();
+    assert_eq!(freed.finalizers().len(), 1, "the finalizer stays");
+    let said = |pod: &Pod| {
+        unschedulable(pod).is_some_and(|said| said.starts_with(starts) || said.contains("cannot allocate"))
+    };
+    until(&pods, "p", present(said)).await;
+    allocate(&client, "shared", "node-b").await;
+    assert_eq!(until_bound(&pods, "p").await, "node-b");
+}
+
+#[tokio::test]
+async fn a_claim_on_a_full_node_stays_when_no_other_node_was_seen() {
+    let (_cluster, client) = cluster().await;
+    let (pods, claims) = apis(&client);
+    node(&client, "node-a", "1").await;
+    create(&pods, plain_pod("full", "1")).await;
+    until_bound(&pods, "full").await;
+    claim(&client, "shared").await;
+    allocate(&client, "shared", "node-a").await;
+    create(&pods, pod("p", with_claim())).await;
+    let message = "0/1 nodes are available: 1 Insufficient cpu. preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod.";
+    until_told(&pods, "p", message).await;
+    assert!(allocated(&claims.get("shared").await.unwrap()));
+}
+
+#[tokio::test]
+async fn a_late_second_pod_never_takes_the_claim_from_the_first() {
+    let (_cluster, client) = cluster().await;
+    let (pods, claims) = apis(&client);
+    node(&client, "node-a", "1").await;
+    node(&client, "node-b", "1").await;
+    claim(&client, "shared").await;
+    create(&pods, pod("one", with_claim())).await;
+    allocate(&client, "shared", "node-a").await;
+    until_bound(&pods, "one").await;
+    create(&pods, pod("two", with_claim())).await;
+    let starts =
+        "0/2 nodes are available: 1 Insufficient cpu, 1 resourceclaim not available on the node. preemption:";
+    until(&pods, "two", present(|pod: &Pod| unschedulable(pod).is_some_and(|said| said.starts_with(starts))))
+        .await;
+    let claim = claims.get("shared").await.unwrap();
+    assert!(allocated(&claim));
+    assert_eq!(consumers(&claim), ["one"]);
+}
+
+#[tokio::test]
+async fn a_claim_without_allocation_time_keeps_its_pod_from_binding() {
+    let (_cluster, client) = cluster().await;
+    let (pods, claims) = apis(&client);
+    node(&client, "node-a", "4").await;
+    claim(&client, "shared").await;
+    let selector = json!({"nodeSelectorTerms": [{"matchFields": [
+        {"key": "metadata.name", "operator": "In", "values": ["node-a"]},
+    ]}]});
+    let allocation = json!({"devices": {"results": [
+        {"request": "gpu", "driver": "d.e", "pool": "node-a", "device": "gpu-0"},
+    ]}, "nodeSelector": selector});
+    patch_status(&claims, "shared", json!({"allocation": allocation})).await;
+    create(&pods, pod("p", with_claim())).await;
+    let failed = |pod: &Pod| unschedulable(pod).is_some_and(|said| said.contains("field is immutable"));
+    let told = until(&pods, "p", present(failed)).await.unwrap();
+    let conditions = told.status.unwrap().conditions.unwrap();
+    assert!(conditions.iter().any(|condition| condition.reason.as_deref() == Some("SchedulerError")));
+}
+
+#[tokio::test]
+async fn a_binding_that_fails_takes_the_reservation_back_and_is_tried_again() {
+    let (cluster, client) = cluster().await;
+    let (pods, claims) = apis(&client);
+    node(&client, "node-a", "4").await;
+    claim(&client, "shared").await;
+    let failing = Arc::new(AtomicBool::new(true));
+    let seen = failing.clone();
+    cluster.api().set_fault_hook(Some(Arc::new(move |request| {
+        let binding = request.subresource == "binding" && seen.load(Ordering::SeqCst);
+        if binding { Fault::Refuse(ApiError::internal("etcdserver: timed out")) } else { Fault::None }
+    })));
+    create(&pods, pod("p", with_claim())).await;
+    allocate(&client, "shared", "node-a").await;
+    let failed = |pod: &Pod| unschedulable(pod).is_some_and(|said| said.contains("binding rejected"));
+    until(&pods, "p", present(failed)).await;
+    let claim = claims.get("shared").await.unwrap();
+    assert!(allocated(&claim) && consumers(&claim).is_empty());
+    failing.store(false, Ordering::SeqCst);
+    assert_eq!(until_bound(&pods, "p").await, "node-a");
+    assert_eq!(consumers(&claims.get("shared").await.unwrap()), ["p"]);
+}
+
+#[tokio::test]
+async fn a_hundred_pods_with_a_claim_each_all_land() {
+    let (_cluster, client) = cluster().await;
+    let (pods, claims) = apis(&client);
+    node(&client, "node-a", "64").await;
+    node(&client, "node-b", "64").await;
+    template(&client, "gpu").await;
+    for index in 0..100 {
+        create(&pods, pod(&format!("p-{index}"), json!({"resourceClaimTemplateName": "gpu"}))).await;
+    }
+    for index in 0..100 {
+        let claim = generated(&pods, &format!("p-{index}")).await;
+        allocate(&client, &claim, if index % 2 == 0 { "node-a" } else { "node-b" }).await;
+    }
+    for index in 0..100 {
+        let expected = if index % 2 == 0 { "node-a" } else { "node-b" };
+        assert_eq!(until_bound(&pods, &format!("p-{index}")).await, expected);
+    }
+    let all = claims.list(&ListParams::default()).await.unwrap().items;
+    assert_eq!(names(all.iter().filter(|claim| consumers(claim).len() == 1).cloned()).len(), 100);
+}
