@@ -95,7 +95,9 @@ fn start_logging(format: LogFormat) {
     // Another process-wide provider may have been installed by a test: the first one stays, and either will do.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
+    let builder =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours);
     match format {
         LogFormat::Text => builder.init(),
         LogFormat::Json => builder.json().init(),
