@@ -25,8 +25,11 @@ fn allowed() -> BTreeMap<String, Dependencies> {
     let rows = document.lines().filter(|line| line.starts_with("| tessera-"));
     rows.map(|row| {
         let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
-        let [name, directory, _what, shipped, tests] = cells[..] else { panic!("a row with other cells: {row}") };
-        let entry = Dependencies { directory: directory.into(), shipped: words(shipped), tests: words(tests) };
+        let [name, directory, _what, shipped, tests] = cells[..] else {
+            panic!("a row with other cells: {row}")
+        };
+        let entry =
+            Dependencies { directory: directory.into(), shipped: words(shipped), tests: words(tests) };
         (name.to_owned(), entry)
     })
     .collect()
@@ -79,7 +82,8 @@ fn no_crate_depends_on_more_than_its_row_allows() {
 
 #[test]
 fn what_ships_depends_on_nothing_that_never_does() {
-    let stands_in = |directory: &str| ["fake", "simcluster", "e2e", "judge"].iter().any(|at| directory.starts_with(at));
+    let stands_in =
+        |directory: &str| ["fake", "simcluster", "e2e", "judge"].iter().any(|at| directory.starts_with(at));
     let crates = actual();
     for (name, found) in crates.iter().filter(|(_, found)| !stands_in(&found.directory)) {
         for dependency in &found.shipped {

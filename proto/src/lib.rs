@@ -1,7 +1,7 @@
 //! The gRPC that the kubelet speaks with a DRA driver.
 //!
 //! ```text
-//! kubelet --GetInfo, NotifyRegistrationStatus--> plugins_registry/<driver>-reg.sock   registration
+//! kubelet --GetInfo, NotifyRegistrationStatus--> plugins_registry/<driver>@reg.sock   registration
 //! kubelet --NodePrepareResources, Unprepare----> plugins/<driver>/dra.sock            dra_v1, dra_v1beta1
 //! kubelet --NodeWatchResources (stream)--------> plugins/<driver>/dra.sock            health_v1, health_v1alpha1
 //! ```
@@ -9,9 +9,11 @@
 //! Generated at build time from `proto/*.proto`, which are written from the facts of Kubernetes 1.37:
 //! package, service and field numbers are the contract. Clients and servers are generated for each.
 //!
-//! gRPC over a unix socket carries an `:authority`, and the `http` crate refuses one that contains `%`: a
-//! client that sends the escaped socket path (some do without being told) gets its stream reset before any
-//! handler runs. The kubelet sends `localhost`. `tests/authority.rs` holds this.
+//! gRPC over a unix socket carries an `:authority`, and the `http` crate refuses one with a `%` in the host: a
+//! client that sends the escaped socket path gets its stream reset before any handler runs. The kubelet sends
+//! `localhost` to the DRA socket, and the escaped path to the registration socket (seen on 1.37.1). So that one
+//! has an `@` in its file name: what stands before it is the user part, where `%` is legal. `tests/authority.rs`
+//! holds this.
 #![forbid(unsafe_code)]
 
 /// Plugin registration (`pluginregistration.Registration`).

@@ -110,10 +110,13 @@ fn serve(directory: &Path) -> PathBuf {
 }
 
 #[test]
-fn the_authority_of_the_kubelet_is_served() {
+fn the_authorities_of_the_kubelet_are_served() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let socket = serve(directory.path());
-    assert_eq!(answer_to(&socket, Some("localhost")), [HEADERS, DATA]);
+    // To the DRA socket, and to a registration socket with an `@` in its name.
+    for authority in ["localhost", "%2Fvar%2Flib%2Fkubelet%2Fplugins_registry%2Fgpu.example@reg.sock"] {
+        assert_eq!(answer_to(&socket, Some(authority)), [HEADERS, DATA], "authority {authority:?}");
+    }
 }
 
 #[test]

@@ -63,7 +63,7 @@ impl SocketPaths {
         let plugins = kubelet_root.join("plugins").join(driver);
         let registry = kubelet_root.join("plugins_registry");
         let (plugin, registration) = match pod_uid {
-            None => (plugins.join("dra.sock"), registry.join(format!("{driver}-reg.sock"))),
+            None => (plugins.join("dra.sock"), registry.join(format!("{driver}@reg.sock"))),
             Some(uid) => {
                 (plugins.join(format!("dra-{uid}.sock")), registration_of_instance(&registry, driver, uid))
             }
@@ -74,14 +74,16 @@ impl SocketPaths {
     }
 }
 
-/// The names that the kubelet plugin library falls through until one fits.
+/// The names that the kubelet plugin library falls through until one fits, but for `@` in place of the last dash
+/// (docs/adr/0006-registration-socket-name.md): kubelet 1.37 sends the percent-encoded path of this socket as `:authority`,
+/// and `http`, under tonic, takes a `%` only in the user part, which ends at `@`.
 fn registration_of_instance(registry: &Path, driver: &str, uid: &str) -> PathBuf {
     let short = base64_url(&Sha256::digest(uid)[..8]);
     let shortest = base64_url(&Sha256::digest(format!("{driver}\0{uid}"))[..16]);
-    let names = [format!("{driver}-{uid}-reg.sock"), format!("{driver}-{short}-reg.sock")];
+    let names = [format!("{driver}-{uid}@reg.sock"), format!("{driver}-{short}@reg.sock")];
     let paths = names.map(|name| registry.join(name));
     let fitting = paths.into_iter().find(|path| fits(path).is_ok());
-    fitting.unwrap_or_else(|| registry.join(format!("dra-{shortest}-reg.sock")))
+    fitting.unwrap_or_else(|| registry.join(format!("dra-{shortest}@reg.sock")))
 }
 
 fn fits(path: &Path) -> Result<(), SocketError> {
@@ -167,7 +169,7 @@ pub fn remove_abandoned(kubelet_root: &Path, driver: &str) -> Vec<PathBuf> {
     let mut removed = sweep(&plugins, |name| name.starts_with("dra") && name.ends_with(".sock"));
     // Names by hash do not tell whose they are, and stay.
     let prefix = format!("{driver}-");
-    removed.extend(sweep(&registry, |name| name.starts_with(&prefix) && name.ends_with("-reg.sock")));
+    removed.extend(sweep(&registry, |name| name.starts_with(&prefix) && name.ends_with("@reg.sock")));
     removed
 }
 
@@ -200,7 +202,7 @@ mod tests {
         assert_eq!(paths.plugin, Path::new("/var/lib/kubelet/plugins/gpu.tessera.dev/dra.sock"));
         assert_eq!(
             paths.registration,
-            Path::new("/var/lib/kubelet/plugins_registry/gpu.tessera.dev-reg.sock")
+            Path::new("/var/lib/kubelet/plugins_registry/gpu.tessera.dev@reg.sock")
         );
     }
 
@@ -212,10 +214,10 @@ mod tests {
                 paths.registration.file_name().expect("a name").to_str().expect("text").to_owned(),
             )
         };
-        assert_eq!(at("/var/lib/kubelet").expect("fits"), format!("gpu.tessera.dev-{UID}-reg.sock"));
+        assert_eq!(at("/var/lib/kubelet").expect("fits"), format!("gpu.tessera.dev-{UID}@reg.sock"));
         // Expected values from Go's base64.RawURLEncoding and crypto/sha256.
         let long = format!("/{}", "k".repeat(24));
-        assert_eq!(at(&long).expect("fits").len(), "gpu.tessera.dev-".len() + 36 + "-reg.sock".len());
+        assert_eq!(at(&long).expect("fits").len(), "gpu.tessera.dev-".len() + 36 + "@reg.sock".len());
         assert!(matches!(at(&format!("/{}", "k".repeat(60))), Err(SocketError::TooLong { .. })));
     }
 
@@ -226,7 +228,7 @@ mod tests {
             let path = registration_of_instance(&registry(length), "gpu.tessera.dev", UID);
             path.file_name().expect("a name").to_str().expect("text").to_owned()
         };
-        assert_eq!(name(45), format!("gpu.tessera.dev-{UID}-reg.sock"));
+        assert_eq!(name(45), format!("gpu.tessera.dev-{UID}@reg.sock"));
         let short = name(46);
         assert!(short.starts_with("gpu.tessera.dev-") && short.len() == 16 + 11 + 9, "{short}");
         let shortest = name(71);
@@ -278,7 +280,7 @@ mod tests {
             drop(listener);
             std::mem::forget(socket);
         }
-        let foreign = root.join("plugins_registry/other-reg.sock");
+        let foreign = root.join("plugins_registry/other@reg.sock");
         let (socket, listener) = Socket::bind(&foreign).expect("bound");
         drop(listener);
         std::mem::forget(socket);

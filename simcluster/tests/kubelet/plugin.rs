@@ -227,7 +227,7 @@ impl Plugin {
         std::fs::create_dir_all(&directory).unwrap();
         std::fs::create_dir_all(kubelet_root.join("plugins_registry")).unwrap();
         let endpoint = directory.join("dra.sock");
-        let registration = kubelet_root.join("plugins_registry").join(format!("{DRIVER}-reg.sock"));
+        let registration = kubelet_root.join("plugins_registry").join(format!("{DRIVER}@reg.sock"));
         let mut servers = JoinSet::new();
         let dra = tonic::transport::Server::builder()
             .add_service(DraPluginServer::new(script.clone()))

@@ -19,6 +19,7 @@ use tessera_proto::{SUPPORTS_DRA_V1, SUPPORTS_DRA_V1BETA1, SUPPORTS_HEALTH_V1, S
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
+use tonic::codegen::http;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Request, Status};
 
@@ -85,9 +86,9 @@ impl Plugin {
         endpoint: PathBuf,
         service: DraService,
         health: Option<HealthService>,
-    ) -> Result<Self, tonic::transport::Error> {
+    ) -> Result<Self, ChannelError> {
         let connections = watch::channel(0).0;
-        let channel = channel(&endpoint, Some(connections.clone())).await?;
+        let channel = channel(&endpoint, Authority::Localhost, Some(connections.clone())).await?;
         Ok(Self { driver, endpoint, service, health, channel, connections })
     }
 
@@ -188,11 +189,48 @@ fn newer_unprepare(response: dra_v1beta1::NodeUnprepareResourcesResponse) -> Nod
     NodeUnprepareResourcesResponse { claims: claims.collect() }
 }
 
+/// What a kubelet says to be the host (kubelet 1.37.1): drivers must put up with both.
+#[derive(Clone, Copy)]
+pub(crate) enum Authority {
+    /// To a DRA socket.
+    Localhost,
+    /// To a registration socket: its path, percent-encoded.
+    SocketPath,
+}
+
+impl Authority {
+    fn uri(self, socket: &Path) -> Result<Uri, http::uri::InvalidUri> {
+        let authority = match self {
+            Self::Localhost => "localhost".to_owned(),
+            Self::SocketPath => socket.to_string_lossy().replace('/', "%2F"),
+        };
+        format!("http://{authority}").parse()
+    }
+}
+
+/// Why there is no channel to a socket.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ChannelError {
+    /// tonic, as a client and as a server, takes `%` only before an `@`.
+    #[error("`{socket}` cannot be an authority: its name needs an `@`", socket = .socket.display())]
+    Authority {
+        socket: PathBuf,
+        #[source]
+        source: http::uri::InvalidUri,
+    },
+    #[error("no connection")]
+    Connection(#[from] tonic::transport::Error),
+}
+
 /// A gRPC channel over a unix socket; `connections` is told of each connection's beginning and end.
 pub(crate) async fn channel(
     socket: &Path,
+    authority: Authority,
     connections: Option<watch::Sender<usize>>,
-) -> Result<Channel, tonic::transport::Error> {
+) -> Result<Channel, ChannelError> {
+    let uri = authority
+        .uri(socket)
+        .map_err(|source| ChannelError::Authority { socket: socket.to_owned(), source })?;
     let socket: Arc<Path> = socket.into();
     let connector = tower::service_fn(move |_: Uri| {
         let (socket, connections) = (socket.clone(), connections.clone());
@@ -201,8 +239,7 @@ pub(crate) async fn channel(
             Ok::<_, io::Error>(TokioIo::new(Connection::new(stream, connections)))
         }
     });
-    // As the kubelet: the authority of a unix socket is `localhost`.
-    Endpoint::from_static("http://localhost").connect_with_connector(connector).await
+    Ok(Endpoint::from(uri).connect_with_connector(connector).await?)
 }
 
 /// A stream that is counted while it is open.

@@ -15,7 +15,7 @@ use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 use tokio::task::JoinSet;
 
-use super::plugin::{DraService, HealthService, Plugin, channel};
+use super::plugin::{Authority, DraService, HealthService, Plugin, channel};
 use super::plugins::Plugins;
 
 /// A driver binds its socket before it serves it; the kubelet tries again after 500 ms, which a test need not.
@@ -108,7 +108,7 @@ async fn register(socket: PathBuf, plugins: Arc<Plugins>) {
 
 /// Asks who is there, takes it or not, and tells it so. An error is worth another try.
 async fn handshake(socket: &Path, plugins: &Arc<Plugins>) -> Result<(), String> {
-    let channel = channel(socket, None).await.map_err(|error| error.to_string())?;
+    let channel = channel(socket, Authority::SocketPath, None).await.map_err(|error| error.to_string())?;
     let mut client = RegistrationClient::new(channel);
     let info =
         client.get_info(InfoRequest {}).await.map_err(|status| status.message().to_owned())?.into_inner();
