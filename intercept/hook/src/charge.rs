@@ -19,12 +19,6 @@ pub(crate) struct Charge {
     pub(crate) bytes: u64,
 }
 
-/// The GPU of a device, among those that the container has shares of.
-pub(crate) fn gpu_of(device: Device) -> Option<u32> {
-    let uuid = uuid_of(device)?;
-    with_state(|state| state.find(uuid)).flatten().and_then(|gpu| u32::try_from(gpu).ok())
-}
-
 /// The UUID of a device.
 pub(crate) fn uuid_of(device: Device) -> Option<GpuUuid> {
     if let Some(known) = with_state(|state| state.device_uuid(device))? {
@@ -35,15 +29,43 @@ pub(crate) fn uuid_of(device: Device) -> Option<GpuUuid> {
     Some(uuid)
 }
 
+/// Why nothing is charged.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// There is no such device, or no current context: the driver has an error of its own for that.
+    NoDevice,
+    /// More than is granted, nothing granted at all, or a grant or ledger that cannot be used.
+    NotGranted,
+}
+
 /// Charges memory of a device.
 ///
 /// # Errors
-/// What CUDA answers when there is no memory: also where nothing is granted, or what is granted cannot be read.
-pub(crate) fn charge(device: Option<Device>, bytes: u64) -> Result<Charge, c_int> {
-    let gpu = device.and_then(gpu_of).ok_or(OUT_OF_MEMORY)?;
-    match with_state(|state| state.reserve(gpu as usize, bytes)) {
-        Some(Ok(())) => Ok(Charge { gpu, bytes }),
-        _ => Err(OUT_OF_MEMORY),
+/// See [`Refusal`].
+pub(crate) fn charge(device: Option<Device>, bytes: u64) -> Result<Charge, Refusal> {
+    let uuid = device.and_then(uuid_of).ok_or(Refusal::NoDevice)?;
+    let charged = with_state(|state| {
+        let gpu = state.find(uuid)?;
+        state.reserve(gpu, bytes).ok()?;
+        Some(Charge { gpu: u32::try_from(gpu).ok()?, bytes })
+    });
+    charged.flatten().ok_or(Refusal::NotGranted)
+}
+
+impl Refusal {
+    /// What the program is answered. For want of a device the driver is asked, whose answer is an error; should it have given
+    /// something, that goes back.
+    pub(crate) fn answer(self, take: impl FnOnce() -> c_int, give_back: impl FnOnce()) -> c_int {
+        if self == Self::NotGranted {
+            return OUT_OF_MEMORY;
+        }
+        match take() {
+            SUCCESS => {
+                give_back();
+                OUT_OF_MEMORY
+            }
+            error => error,
+        }
     }
 }
 
@@ -57,7 +79,7 @@ impl Charge {
     ///
     /// # Errors
     /// The difference is not granted; then nothing is charged any more.
-    pub(crate) fn resize(self, bytes: u64) -> Result<Self, c_int> {
+    pub(crate) fn resize(self, bytes: u64) -> Result<Self, Refusal> {
         let outcome = with_state(|state| {
             let gpu = self.gpu as usize;
             match bytes.checked_sub(self.bytes) {
@@ -70,7 +92,7 @@ impl Charge {
         });
         match outcome {
             Some(Ok(())) => Ok(Self { bytes, ..self }),
-            _ => Err(OUT_OF_MEMORY),
+            _ => Err(Refusal::NotGranted),
         }
     }
 
@@ -78,7 +100,7 @@ impl Charge {
     ///
     /// # Errors
     /// It cannot be remembered, and is charged no more: what was got must be given back.
-    pub(crate) fn keep(self, kind: Kind, key: u64, context: usize) -> Result<(), c_int> {
+    pub(crate) fn keep(self, kind: Kind, key: u64, context: usize) -> Result<(), Refusal> {
         let cost = Cost { bytes: self.bytes, context, gpu: self.gpu, holders: 1 };
         let kept = with_state(|state| {
             if !state.table(kind).make_room() {
@@ -91,7 +113,7 @@ impl Charge {
             }
             true
         });
-        if kept == Some(true) { Ok(()) } else { Err(OUT_OF_MEMORY) }
+        if kept == Some(true) { Ok(()) } else { Err(Refusal::NotGranted) }
     }
 }
 
@@ -107,7 +129,7 @@ pub(crate) fn charged(
 ) -> c_int {
     let charge = match charge(cuda::current_device(), bytes) {
         Ok(charge) => charge,
-        Err(refusal) => return refusal,
+        Err(refusal) => return refusal.answer(take, || give_back(taken())),
     };
     let result = take();
     if result != SUCCESS {
@@ -117,9 +139,9 @@ pub(crate) fn charged(
     let key = taken();
     match charge.keep(kind, key, cuda::current_context().unwrap_or(0)) {
         Ok(()) => SUCCESS,
-        Err(refusal) => {
+        Err(_) => {
             give_back(key);
-            refusal
+            OUT_OF_MEMORY
         }
     }
 }

@@ -3,11 +3,10 @@
 use core::ffi::{c_int, c_uint, c_void};
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::charge::gpu_of;
+use crate::charge::uuid_of;
 use crate::cuda::{self, Handle, SUCCESS};
 use crate::root::{launches, set_launches, with_state};
 use crate::route::hooks;
-use crate::shares::Share;
 
 /// Counts a launch on the GPU of the current context.
 fn count() {
@@ -22,10 +21,11 @@ fn count() {
 
 /// Where launches are counted; where the container has one GPU only, it stays there.
 fn find_place() -> Option<&'static AtomicU64> {
-    let gpu = gpu_of(cuda::current_device()?)?;
+    let uuid = uuid_of(cuda::current_device()?)?;
     let (place, only_one) = with_state(|state| {
-        let place = state.shares(gpu as usize).first_mut().and_then(Share::launches);
-        place.map(|place| (place, state.gpu_count() == 1))
+        let gpu = state.find(uuid)?;
+        let place = state.shares(gpu).first_mut()?.launches()?;
+        Some((place, state.gpu_count() == 1))
     })??;
     if only_one {
         set_launches(place);

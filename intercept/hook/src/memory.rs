@@ -3,7 +3,7 @@
 use core::ffi::{c_int, c_uint};
 
 use crate::charge::{charge, charged, discharged};
-use crate::cuda::{self, Pointer, SUCCESS};
+use crate::cuda::{self, OUT_OF_MEMORY, Pointer, SUCCESS};
 use crate::route::hooks;
 use crate::state::Kind;
 
@@ -34,7 +34,7 @@ fn pitched(
     let expected = expected_pitch(width).saturating_mul(height);
     let charge = match charge(cuda::current_device(), expected) {
         Ok(charge) => charge,
-        Err(refusal) => return refusal,
+        Err(refusal) => return refusal.answer(take, || give_back(taken().0)),
     };
     let result = take();
     if result != SUCCESS {
@@ -47,9 +47,9 @@ fn pitched(
         .and_then(|charge| charge.keep(Kind::Pointer, pointer, cuda::current_context().unwrap_or(0)));
     match kept {
         Ok(()) => SUCCESS,
-        Err(refusal) => {
+        Err(_) => {
             give_back(pointer);
-            refusal
+            OUT_OF_MEMORY
         }
     }
 }

@@ -4,7 +4,7 @@
 use core::ffi::c_int;
 
 use crate::charge::{charge, discharged};
-use crate::cuda::{self, Device, Handle, Pointer, SUCCESS};
+use crate::cuda::{self, Device, Handle, OUT_OF_MEMORY, Pointer, SUCCESS};
 use crate::route::hooks;
 use crate::state::Kind;
 
@@ -13,7 +13,8 @@ fn take(bytes: usize, out: *mut Pointer, real: impl FnOnce() -> c_int, free: imp
     let device = cuda::current_device();
     let first = match charge(device, bytes as u64) {
         Ok(charge) => charge,
-        Err(refusal) => return refusal,
+        // SAFETY: the driver was content and has written there.
+        Err(refusal) => return refusal.answer(real, || free(unsafe { out.read_unaligned() })),
     };
     let result = real();
     if result != SUCCESS {
@@ -33,9 +34,9 @@ fn take(bytes: usize, out: *mut Pointer, real: impl FnOnce() -> c_int, free: imp
     let context = cuda::current_context().unwrap_or(0);
     match payer.and_then(|charge| charge.keep(Kind::Pointer, pointer, context)) {
         Ok(()) => SUCCESS,
-        Err(refusal) => {
+        Err(_) => {
             free(pointer);
-            refusal
+            OUT_OF_MEMORY
         }
     }
 }

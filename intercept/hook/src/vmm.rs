@@ -134,6 +134,14 @@ fn retained(state: &mut State, handle: u64, address: u64) {
     hold(state, number);
 }
 
+/// Gives physical memory back that was got in vain.
+fn release(handle: u64) {
+    if let Some(address) = cuMemRelease::ROUTE.real() {
+        // SAFETY: the type is that of cuda.h; the program has not seen the handle.
+        unsafe { core::mem::transmute::<usize, unsafe extern "C" fn(u64) -> c_int>(address)(handle) };
+    }
+}
+
 hooks! {
     Cuda c"cuMemCreate" 10020
     fn cuMemCreate(
@@ -145,7 +153,8 @@ hooks! {
         let Some(device) = (unsafe { device(properties) }) else { return take() };
         let charge = match charge(Some(device), bytes as u64) {
             Ok(charge) => charge,
-            Err(refusal) => return refusal,
+            // SAFETY: the driver was content and has written there.
+            Err(refusal) => return refusal.answer(take, || release(unsafe { out.read_unaligned() })),
         };
         let result = take();
         if result != SUCCESS {
@@ -158,10 +167,7 @@ hooks! {
             return SUCCESS;
         }
         charge.undo();
-        if let Some(address) = cuMemRelease::ROUTE.real() {
-            // SAFETY: the type is that of cuda.h; the program has not seen the handle.
-            unsafe { core::mem::transmute::<usize, unsafe extern "C" fn(u64) -> c_int>(address)(handle) };
-        }
+        release(handle);
         OUT_OF_MEMORY
     }
 

@@ -4,6 +4,7 @@
 //! Where namespaces are not allowed, tests that need them say `SKIPPED: <test>: <reason>` on stderr and end.
 #![allow(dead_code, reason = "every test file uses its own part of it")]
 
+use std::collections::BTreeSet;
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
@@ -27,6 +28,19 @@ pub(crate) fn intercept() -> &'static Path {
     BUILT.get_or_init(|| {
         build("tessera-intercept", &["--profile", "intercept"], "intercept/libtessera_intercept.so")
     })
+}
+
+/// What a tool of binutils, which every C compiler comes with, says of the library.
+pub(crate) fn inspect(tool: &str, arguments: &[&str]) -> String {
+    let output = Command::new(tool).args(arguments).arg(intercept()).output().expect("binutils are there");
+    assert!(output.status.success(), "{tool}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// The names that the library exports.
+pub(crate) fn exported() -> BTreeSet<String> {
+    let symbols = inspect("nm", &["--dynamic", "--defined-only"]);
+    symbols.lines().filter_map(|line| line.split(' ').nth(2)).map(str::to_owned).collect()
 }
 
 /// The probe.
@@ -62,7 +76,7 @@ pub(crate) fn program(name: &str, linked: bool, directory: &Path) -> PathBuf {
 }
 
 /// The fake driver's libraries under their names.
-fn libraries() -> &'static Path {
+pub(crate) fn libraries() -> &'static Path {
     static PLACE: OnceLock<TempDir> = OnceLock::new();
     let place = PLACE.get_or_init(|| {
         let directory = TempDir::new().expect("a directory");
@@ -163,6 +177,11 @@ impl Node {
         NodeShare { grant, directory }
     }
 
+    /// A container that the library is not in.
+    pub(crate) fn without_the_library(&self) -> Container<'_> {
+        Container { node: self, script: "exec \"$@\"".to_owned() }
+    }
+
     /// A container with those shares.
     pub(crate) fn container<'a>(&'a self, shares: &[(&NodeShare, Mount)]) -> Container<'a> {
         let mut script = String::from("set -eu\ndev=$(mktemp -d)\nmount -t tmpfs tmpfs \"$dev\"\n");
@@ -174,7 +193,11 @@ impl Node {
         for (share, mount) in shares {
             share.write_mounts(*mount, &mut script);
         }
-        script.push_str("mount --rbind \"$dev\" /dev\nexec \"$@\"\n");
+        script.push_str("mount --rbind \"$dev\" /dev\n");
+        // The library gets into every program as it does in a pod: by /etc/ld.so.preload.
+        script.push_str("etc=$(mktemp -d -p /dev)\ncp /etc/ld.so.cache \"$etc/\"\n");
+        writeln!(script, "echo {} > \"$etc/ld.so.preload\"", intercept().display()).expect("a string");
+        script.push_str("mount --bind \"$etc\" /etc\nexec \"$@\"\n");
         Container { node: self, script }
     }
 
@@ -259,10 +282,7 @@ impl Container<'_> {
             "--kill-child",
             "--mount-proc",
         ]);
-        command.args(["sh", "-c", &self.script, "sh", "env"]);
-        let mut preload = OsString::from("LD_PRELOAD=");
-        preload.push(intercept());
-        command.arg(preload).arg(program).args(arguments);
+        command.args(["sh", "-c", &self.script, "sh"]).arg(program).args(arguments);
         command
             .env("LD_LIBRARY_PATH", libraries())
             .env("TESSERA_FAKE_WORLD", self.node.path().join("world.yaml"))
@@ -273,6 +293,11 @@ impl Container<'_> {
     /// Runs a program to its end.
     pub(crate) fn run(&self, program: impl AsRef<OsStr>, arguments: &[&str]) -> Output {
         self.command(Path::new(program.as_ref()), arguments).output().expect("unshare runs")
+    }
+
+    /// Runs a C program to its end; its lines.
+    pub(crate) fn run_c(&self, name: &str, linked: bool, arguments: &[&str]) -> Vec<Value> {
+        lines_of(&self.run(program(name, linked, self.node.path()), arguments))
     }
 
     /// Runs the probe to its end; its lines.

@@ -1,0 +1,56 @@
+//! Every call that takes memory is charged, and what gives it back is credited.
+
+mod container;
+
+use container::{GIB, MIB, Node, can_contain};
+
+#[test]
+fn every_way_to_take_memory_is_charged_and_credited() {
+    if !can_contain("every_way_to_take_memory_is_charged_and_credited") {
+        return;
+    }
+    let node = Node::new();
+    let lines = node.contain(&[&node.share("claim-0", 0, GIB)]).run_c("calls", false, &[]);
+    let mut expected = vec![
+        ("cuMemAlloc_v2", 3 * MIB),
+        ("cuMemAllocManaged", 3 * MIB),
+        ("cuMemAllocPitch_v2", MIB),
+        ("cuMemAllocAsync", 3 * MIB),
+        ("cuMemAllocAsync_ptsz", 3 * MIB),
+        ("cuMemAllocAsync, cuMemFree_v2", 3 * MIB),
+        ("cuMemAllocFromPoolAsync", 3 * MIB),
+        ("cuMemAllocFromPoolAsync_ptsz", 3 * MIB),
+        ("cuMemCreate", 4 * MIB),
+        ("cuMemCreate on the host", 0),
+        ("cuArrayCreate_v2", 4 * MIB),
+        ("cuArray3DCreate_v2", 4 * MIB),
+        ("cuMipmappedArrayCreate", 4 * MIB + MIB / 2),
+        ("cuMemMap", 4 * MIB),
+        ("cuCtxDestroy_v2", 5 * MIB),
+        ("cuDevicePrimaryCtxReset_v2", 3 * MIB),
+        ("cuDevicePrimaryCtxRelease_v2", 3 * MIB),
+        ("errors", 0),
+    ];
+    for line in lines.iter().filter(|line| line.get("call").is_some()) {
+        let at = expected.iter().position(|(call, _)| line["call"] == *call);
+        let (call, bytes) = expected.remove(at.unwrap_or_else(|| panic!("expected: {line}")));
+        assert_eq!((&line["charged"], &line["left"]), (&bytes.into(), &0.into()), "{call}");
+    }
+    assert!(expected.is_empty(), "missing: {expected:?}");
+}
+
+#[test]
+fn errors_are_the_drivers_own() {
+    if !can_contain("errors_are_the_drivers_own") {
+        return;
+    }
+    let node = Node::new();
+    let share = node.share("claim-0", 0, GIB);
+    let errors = |lines: Vec<serde_json::Value>| {
+        lines.into_iter().filter(|line| line.get("error").is_some()).collect::<Vec<_>>()
+    };
+    let held = errors(node.contain(&[&share]).run_c("calls", false, &[]));
+    let free = errors(node.without_the_library().run_c("calls", false, &[]));
+    assert_eq!(held.len(), 8);
+    assert_eq!(held, free);
+}
