@@ -7,6 +7,10 @@
 //!
 //! Both patches carry the `resourceVersion` they were decided on, so whatever happened in between makes them fail with a
 //! conflict. A crash between the two leaves an unallocated claim with a finalizer, which is planned again like any other.
+//!
+//! A request without an answer may or may not have been carried out, and the devices must count as taken as long as that is
+//! open. So it is sent again, the same to the letter, until there is an answer: it succeeds once, and after that its version
+//! is a conflict, which shows what was written.
 
 use std::time::Duration;
 
@@ -20,6 +24,12 @@ use tessera_api::quantity::Quantity;
 /// No request of ours may be under way longer than this. It is what a new leader waits for, and less than what lies between
 /// the renew deadline and the end of the lease.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// Between sendings of a request that was not answered: this long at first, doubled each time.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+
+/// At most this long.
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// Our name as a writer of fields.
 pub const FIELD_MANAGER: &str = "tessera-controller";
@@ -47,20 +57,14 @@ pub enum CommitError {
         /// The claim after the allocation was taken back; none if that failed too.
         now: Option<Box<ResourceClaim>>,
     },
-    /// The API server refused or was not reached.
-    #[error("cannot write ResourceClaim {claim}")]
+    /// The API server refused.
+    #[error("the API server refused a write of ResourceClaim {claim}")]
     Request {
         /// Namespace and name.
         claim: String,
         /// What it said.
         #[source]
         source: Box<kube::Error>,
-    },
-    /// No answer in time.
-    #[error("no answer to a write of ResourceClaim {claim} within {REQUEST_TIMEOUT:?}")]
-    Timeout {
-        /// Namespace and name.
-        claim: String,
     },
 }
 
@@ -78,9 +82,10 @@ impl Writer {
 
     /// Writes an allocation to `claim`, which must be the object that it was decided on.
     ///
+    /// Returns only when it is certain what happened, so as long as the API server is away it does not return.
+    ///
     /// # Errors
-    /// Nothing was written, or (for [`CommitError::Timeout`] and some of [`CommitError::Request`]) it is not known whether
-    /// it was: the watch will tell.
+    /// Nothing was written that stands.
     pub async fn allocate(
         &self,
         claim: &ResourceClaim,
@@ -94,9 +99,14 @@ impl Writer {
             version = self.patch(claim, Part::Object, patch).await?.resource_version();
         }
         let patch = json!({"metadata": {"resourceVersion": version}, "status": {"allocation": allocation}});
-        let written = self.patch(claim, Part::Status, patch).await?;
-        let kept = written.status.as_ref().and_then(|s| s.allocation.as_ref());
-        match first_difference(&json!(allocation), &json!(kept)) {
+        let written = match self.patch(claim, Part::Status, patch).await {
+            // An earlier sending of it was carried out after all.
+            Err(CommitError::Conflict { now: Some(now), .. }) if difference(allocation, &now).is_none() => {
+                *now
+            }
+            written => written?,
+        };
+        match difference(allocation, &written) {
             None => Ok(written),
             Some(field) => {
                 let now = self.release(&written).await.ok().map(Box::new);
@@ -117,6 +127,7 @@ impl Writer {
         self.patch(claim, Part::Status, patch).await
     }
 
+    /// Sends a patch until there is an answer to it.
     async fn patch(
         &self,
         claim: &ResourceClaim,
@@ -125,28 +136,65 @@ impl Writer {
     ) -> Result<ResourceClaim, CommitError> {
         let api: Api<ResourceClaim> =
             Api::namespaced(self.client.clone(), claim.namespace().as_deref().unwrap_or_default());
-        let (object, params) = (
-            claim.name_any(),
-            PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..Default::default() },
-        );
         let patch = Patch::Merge(patch);
-        let request = async {
-            match part {
-                Part::Object => api.patch(&object, &params, &patch).await,
-                Part::Status => api.patch_status(&object, &params, &patch).await,
+        let mut pause = FIRST_PAUSE;
+        loop {
+            match tokio::time::timeout(REQUEST_TIMEOUT, send(&api, &claim.name_any(), part, &patch)).await {
+                Ok(Ok(written)) => return Ok(written),
+                Ok(Err(kube::Error::Api(status))) if matches!(status.code, 404 | 409) => {
+                    return Err(CommitError::Conflict {
+                        claim: name(claim),
+                        now: self.read(claim, &api).await,
+                    });
+                }
+                Ok(Err(kube::Error::Api(status))) if status.code < 500 && status.code != 429 => {
+                    let source = Box::new(kube::Error::Api(status));
+                    return Err(CommitError::Request { claim: name(claim), source });
+                }
+                Ok(Err(error)) => {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::warn!(claim = name(claim), error, "no answer to a write, sending it again");
+                }
+                Err(_) => {
+                    tracing::warn!(claim = name(claim), "no answer to a write in time, sending it again")
+                }
             }
-        };
-        match tokio::time::timeout(REQUEST_TIMEOUT, request).await {
-            Err(_) => Err(CommitError::Timeout { claim: name(claim) }),
-            Ok(Ok(written)) => Ok(written),
-            Ok(Err(kube::Error::Api(status))) if status.code == 409 || status.code == 404 => {
-                let now = tokio::time::timeout(REQUEST_TIMEOUT, api.get_opt(&object)).await;
-                let now = now.ok().and_then(Result::ok).flatten().map(Box::new);
-                Err(CommitError::Conflict { claim: name(claim), now })
-            }
-            Ok(Err(source)) => Err(CommitError::Request { claim: name(claim), source: Box::new(source) }),
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
+
+    /// The claim as it is now; none if it is another one or gone.
+    async fn read(&self, claim: &ResourceClaim, api: &Api<ResourceClaim>) -> Option<Box<ResourceClaim>> {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            match tokio::time::timeout(REQUEST_TIMEOUT, api.get_opt(&claim.name_any())).await {
+                Ok(Ok(now)) => return now.filter(|now| now.uid() == claim.uid()).map(Box::new),
+                Ok(Err(kube::Error::Api(status))) if status.code < 500 && status.code != 429 => return None,
+                _ => tokio::time::sleep(pause).await,
+            }
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+}
+
+async fn send(
+    api: &Api<ResourceClaim>,
+    claim: &str,
+    part: Part,
+    patch: &Patch<Value>,
+) -> Result<ResourceClaim, kube::Error> {
+    let params = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..Default::default() };
+    match part {
+        Part::Object => api.patch(claim, &params, patch).await,
+        Part::Status => api.patch_status(claim, &params, patch).await,
+    }
+}
+
+/// The first field of the allocation that `claim` does not have as it was sent.
+fn difference(allocation: &AllocationResult, claim: &ResourceClaim) -> Option<String> {
+    let kept = claim.status.as_ref().and_then(|s| s.allocation.as_ref());
+    first_difference(&json!(allocation), &json!(kept))
 }
 
 #[derive(Clone, Copy)]

@@ -16,7 +16,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::commit::{CommitError, Writer};
+use crate::commit::{CommitError, REQUEST_TIMEOUT, Writer};
 use crate::metrics::Metrics;
 use crate::notices::Notices;
 use crate::retries::Retries;
@@ -86,8 +86,8 @@ impl Planner {
         }
     }
 
-    /// Works until `stop`, then waits for the writes under way.
-    pub async fn run(mut self, mut changes: mpsc::Receiver<Change>, stop: CancellationToken) {
+    /// Works until `stop`, then waits for the writes under way. Gives whether all of them have ended.
+    pub async fn run(mut self, mut changes: mpsc::Receiver<Change>, stop: CancellationToken) -> bool {
         let mut audit = tokio::time::interval_at(Instant::now() + AUDIT, AUDIT);
         loop {
             let wake = self.wake;
@@ -113,7 +113,7 @@ impl Planner {
                 self.step(cause);
             }
         }
-        self.finish().await;
+        self.finish().await
     }
 
     /// Takes in what else has changed in this moment.
@@ -266,15 +266,22 @@ impl Planner {
         }
         match error {
             CommitError::Conflict { now, .. } | CommitError::Dropped { now, .. } => now.map(|claim| *claim),
-            CommitError::Request { .. } | CommitError::Timeout { .. } => None,
+            CommitError::Request { .. } => None,
         }
     }
 
-    /// Waits for the writes under way, so that the lease is not given back before they have ended.
-    async fn finish(mut self) {
+    /// Waits for the writes under way, so that the lease is not given back before they have ended. Whether they have: a
+    /// write that gets no answer is left to whoever leads next.
+    async fn finish(mut self) -> bool {
+        let patience = Instant::now() + REQUEST_TIMEOUT;
         while !self.writing.is_empty() {
-            let Some(outcome) = self.finished.recv().await else { return };
-            self.conclude(outcome);
+            match tokio::time::timeout_at(patience, self.finished.recv()).await {
+                Ok(Some(outcome)) => {
+                    self.conclude(outcome);
+                }
+                Ok(None) | Err(_) => return false,
+            }
         }
+        true
     }
 }

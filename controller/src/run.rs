@@ -62,16 +62,23 @@ async fn work(
     let planner = Planner::new(client, &identity, Settings::default(), metrics);
     let planner = planner.run(changes, stop.clone());
     match &mut candidate {
-        None => planner.await,
+        None => {
+            planner.await;
+        }
         Some(candidate) => {
             let planned = CancellationToken::new();
             let holding = candidate.hold(planned.clone());
             tokio::pin!(planner, holding);
-            tokio::select! {
+            let ended = tokio::select! {
                 // No waiting for writes under way: they end by their own time-out before the lease can pass on.
                 lost = &mut holding => return lost.context("leadership lost"),
-                () = &mut planner => planned.cancel(),
+                ended = &mut planner => ended,
+            };
+            if !ended {
+                tracing::warn!("a write is still without an answer; the Lease is left to run out");
+                return Ok(());
             }
+            planned.cancel();
             holding.await.context("leadership lost")?;
         }
     }

@@ -162,6 +162,37 @@ async fn a_refused_write_says_what_the_server_said() {
     );
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_write_without_an_answer_is_sent_again_until_there_is_one() {
+    let api = StandIn::new();
+    let claim = stored(&api);
+    let mut failures = 0;
+    api.fault(move |_, _| {
+        failures += 1;
+        (failures <= 5).then(|| failure(if failures % 2 == 0 { 429 } else { 503 }, "Unavailable"))
+    });
+    Writer::new(api.client()).allocate(&claim, &allocation()).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_write_whose_answer_was_lost_is_recognised() {
+    let api = StandIn::new();
+    let claim = stored(&api);
+    let mut lost = false;
+    api.fault(move |store, request| {
+        if !request.path.ends_with("/status") || lost {
+            return None;
+        }
+        lost = true;
+        let mut object = store.get("resourceclaims", "default", "c").unwrap().clone();
+        object["status"] = request.body["status"].clone();
+        store.put("resourceclaims", object);
+        Some(failure(504, "Timeout"))
+    });
+    let written = Writer::new(api.client()).allocate(&claim, &allocation()).await.unwrap();
+    assert!(written.status.unwrap().allocation.is_some());
+}
+
 #[tokio::test]
 async fn releasing_clears_the_allocation_at_the_version_it_was_seen() {
     let api = StandIn::new();

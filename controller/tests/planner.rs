@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 /// A controller at work.
 struct Controller {
     stop: CancellationToken,
-    task: JoinHandle<()>,
+    task: JoinHandle<bool>,
     metrics: Metrics,
 }
 
@@ -35,7 +35,7 @@ impl Controller {
 
     async fn stop(self) {
         self.stop.cancel();
-        self.task.await.unwrap();
+        assert!(self.task.await.unwrap(), "no write is left without an answer");
     }
 }
 
@@ -178,6 +178,33 @@ async fn a_conflict_drops_the_decision_and_plans_again() {
     let metrics = controller.metrics.clone();
     controller.stop().await;
     assert_eq!(metrics.conflicts.get(), 3);
+}
+
+#[tokio::test]
+async fn a_write_that_was_carried_out_but_not_answered_is_not_given_out_again() {
+    let api = cluster(1);
+    for name in ["a", "b"] {
+        api.put("resourceclaims", claim(name, "50Gi"));
+        api.put("pods", pod(name, &[name]));
+    }
+    let mut lost = 0;
+    api.fault(move |store, request| {
+        if !request.path.ends_with("/status") || lost > 2 {
+            return None;
+        }
+        lost += 1;
+        if lost == 1 {
+            let mut object = store.get("resourceclaims", "default", "a").unwrap().clone();
+            object["status"] = request.body["status"].clone();
+            store.put("resourceclaims", object);
+        }
+        Some(stand_in::failure(504, "Timeout"))
+    });
+    let controller = Controller::start(&api);
+    api.until("an allocation and an event", |api| allocation(api, "a").and(event(api, "b", "NoDevices")))
+        .await;
+    controller.stop().await;
+    assert_eq!(allocation(&api, "b"), None, "50Gi and 50Gi do not fit into 80Gi");
 }
 
 #[tokio::test]

@@ -55,7 +55,8 @@ fn spread_allocates_where_upstream_does() {
 
 fn run(policy: Policy, level: Level) {
     let given = std::env::var_os("TESSERA_CONFORMANCE_CASES").map(PathBuf::from);
-    let folder = given.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/conformance/cases"));
+    let folder =
+        given.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/conformance/cases"));
     let Ok(entries) = std::fs::read_dir(&folder) else {
         eprintln!("SKIPPED: no conformance cases at {}", folder.display());
         return;
@@ -86,7 +87,8 @@ fn case(case: &Value, policy: Policy, level: Level, score: &mut Score) {
     }
     let world = World::read(case);
     // Where a device or a pool cannot be used by us, the first fit is another one.
-    let level = if world.has_unsupported_devices() || world.slices_disagree() { Level::Outcome } else { level };
+    let level =
+        if world.has_unsupported_devices() || world.slices_disagree() { Level::Outcome } else { level };
     for (node, expected) in case["results"].as_object().unwrap() {
         score.nodes += 1;
         let allowed: Vec<&str> =
