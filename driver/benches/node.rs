@@ -38,7 +38,7 @@ use tessera_driver::{
         StatePaths,
         journal::JournalStore,
         library::InstalledLibrary,
-        mounts::{KernelMounts, Mounts},
+        mounts::{KernelMounts, Mounts, Tmpfs},
         shares::ShareFiles,
     },
 };
@@ -86,9 +86,17 @@ fn report(what: &str, mut times: Vec<Duration>) {
     println!("{what:<60} p50 {:7.3} ms   p99 {:7.3} ms   max {:7.3} ms", at(50), at(99), at(100));
 }
 
+/// A directory on a tmpfs, as state and CDI specs are on a node. The namespace takes the mount with it.
+fn tmpfs() -> anyhow::Result<tempfile::TempDir> {
+    let directory = tempfile::tempdir()?;
+    let tmpfs = Tmpfs { size_bytes: 1 << 30, inodes: 1 << 20, executable: true };
+    KernelMounts.mount_tmpfs(directory.path(), tmpfs)?;
+    Ok(directory)
+}
+
 /// The part of a Prepare that changes the node, called in this process.
 fn without_api(mounts: Arc<dyn Mounts>, what: &str) -> anyhow::Result<()> {
-    let directory = tempfile::tempdir()?;
+    let directory = tmpfs()?;
     let paths = StatePaths::new(directory.path().join("state"));
     let source = directory.path().join("intercept.so");
     fs::write(&source, vec![0; 200_000])?;
@@ -225,7 +233,7 @@ async fn whole() -> anyhow::Result<()> {
 }
 
 fn site(address: SocketAddr) -> anyhow::Result<Site> {
-    let directory = tempfile::tempdir()?;
+    let directory = tmpfs()?;
     let beside = Path::new(env!("CARGO_BIN_EXE_tessera-driver")).with_file_name("libnvidia_ml.so");
     let nvml = std::env::var_os("TESSERA_NVML_LIBRARY").map_or(beside, PathBuf::from);
     anyhow::ensure!(

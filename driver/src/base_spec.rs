@@ -51,7 +51,7 @@ impl BaseSpec {
     /// if they are gone from `gpus`: a claim has them, and a container that restarts must find its CDI device.
     ///
     /// # Errors
-    /// [`StoreError`]; the file is as before.
+    /// [`StoreError`]; the file is as before, and [`BaseSpec::ensure`] tries again.
     pub fn describe(&self, gpus: &[BaseDevice], keep: &BTreeSet<GpuUuid>) -> Result<Written, StoreError> {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         let files = self.root.files();
@@ -70,9 +70,8 @@ impl BaseSpec {
             return Ok(Written::Changed);
         }
         let spec = Spec::new(kind(), devices.into_values().collect(), common_edits(&files));
-        let written = self.store.write(&self.file, &spec)?;
-        *current = Some(spec);
-        Ok(written)
+        // Also if it cannot be written now: then no claim is prepared that refers to it.
+        self.store.write(&self.file, current.insert(spec))
     }
 
     /// Writes the file again if it is not what was written last.

@@ -135,3 +135,18 @@ fn a_removed_file_is_brought_back() {
     base.ensure().expect("written");
     assert_eq!(written(&store), before);
 }
+
+#[test]
+fn a_foreign_file_in_its_place_keeps_claims_from_being_prepared() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (base, store) = base_spec(directory.path());
+    let path = store.path(&SpecFile::only(kind()));
+    fs::create_dir_all(directory.path().join("cdi")).expect("a directory");
+    fs::write(&path, r#"{"kind": "nvidia.com/gpu"}"#).expect("written");
+
+    base.describe(&[gpu(GPU, Some(0))], &BTreeSet::new()).expect_err("it is not ours");
+    assert!(matches!(base.ensure(), Err(StoreError::Foreign { .. })));
+    fs::remove_file(&path).expect("removed");
+    base.ensure().expect("written");
+    assert_eq!(written(&store).devices.len(), 1);
+}

@@ -1,6 +1,6 @@
 //! The kubelet's side: finds the registration socket, registers, and calls over the endpoint that it is told.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{collections::BTreeMap, path::Path, time::Duration};
 
 use tessera_proto::{
     dra_v1::{self, dra_plugin_client::DraPluginClient},
@@ -68,7 +68,14 @@ impl Kubelet {
     }
 }
 
+/// Connects, again and again while the socket is there and does not listen yet: the real kubelet's dial does the same.
 async fn connect(socket: &Path) -> Channel {
     let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display())).expect("an address");
-    endpoint.connect().await.expect("a connection")
+    for _ in 0..1000 {
+        if let Ok(channel) = endpoint.connect().await {
+            return channel;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    panic!("nobody listens at {}", socket.display())
 }
