@@ -105,7 +105,8 @@ async fn a_driver_that_runs_takes_back_what_another_one_left() {
             hands.executor.take(step).expect("taken");
         }
         let kubelet = Kubelet::register(&node.path("kubelet")).await;
-        let claim = node.allocate("a", &[(0, 4, 10), (1, 4, 10)]);
+        // Allocated anew meanwhile: one share, and of the other GPU.
+        let claim = node.allocate("a", &[(1, 2, 5)]);
         kubelet.prepare(claim.clone()).await.expect("prepared anew");
         kubelet.unprepare(claim).await.expect("unprepared");
         assert!(node.traces().is_empty(), "after {done} steps: {:#?}", node.traces());
