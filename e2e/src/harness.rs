@@ -115,7 +115,7 @@ impl Report {
             }
             Err(error) => {
                 println!("test {name} ... FAILED ({})", short(began.elapsed()));
-                println!("    {}", format!("{error:#}").replace('\n', "\n    "));
+                println!("    {}", shortened(&format!("{error:#}")).replace('\n', "\n    "));
                 self.failed.push(name);
             }
         }
@@ -139,6 +139,14 @@ impl Report {
         println!("{} passed, {} failed, {} skipped", self.passed, self.failed.len(), self.skipped.len());
         if self.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
     }
+}
+
+/// Nobody reads more of it.
+const MOST_SAID: usize = 3000;
+
+fn shortened(text: &str) -> String {
+    let end = text.floor_char_boundary(MOST_SAID);
+    if end < text.len() { format!("{}…", &text[..end]) } else { text.to_owned() }
 }
 
 fn short(time: Duration) -> String {

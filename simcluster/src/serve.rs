@@ -57,9 +57,9 @@ pub(crate) fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What is logged without RUST_LOG: only what went wrong.
+/// What is logged without RUST_LOG: only what went wrong, and not that connections break when everything ends.
 pub(crate) fn log_filter() -> tracing_subscriber::EnvFilter {
-    tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "error".into())
+    tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "error,kube_client=off".into())
 }
 
 async fn run(args: ServeArgs, directory: PathBuf) -> anyhow::Result<()> {

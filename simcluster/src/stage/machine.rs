@@ -6,7 +6,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use rustix::mount::{MountFlags, mount};
+use rustix::mount::{MountFlags, mount, mount_bind};
 use tessera_simcluster::api::User;
 use tessera_simcluster::cluster::SimCluster;
 use tessera_simcluster::node::container::{Image, ImageStore, Runtime, RuntimeOptions};
@@ -188,7 +188,25 @@ async fn lay_out_gpus(programs: &Programs, world: &Path, directory: &Path) -> an
     output_of(root).await?;
     let mut sysfs = Command::new(&programs.fake_world);
     sysfs.arg("sysfs").arg(world).arg(directory.join("sys"));
-    output_of(sysfs).await.map(drop)
+    output_of(sysfs).await?;
+    make_device_nodes(world, &directory.join("driver-root/dev"))
+}
+
+/// The device nodes of the driver and of each GPU. Nobody but root makes nodes, so they are bind mounts of `/dev/null`: a
+/// character device like the real ones, and nothing of these GPUs is behind a node anyway.
+fn make_device_nodes(world: &Path, directory: &Path) -> anyhow::Result<()> {
+    let text = std::fs::read_to_string(world).with_context(|| format!("failed to read `{}`", world.display()))?;
+    let world: serde_json::Value = serde_saphyr::from_str(&text)?;
+    let gpus = world["gpus"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let minors = gpus.iter().enumerate().map(|(index, gpu)| gpu["minor"].as_u64().unwrap_or(index as u64));
+    let names = minors.map(|minor| format!("nvidia{minor}"));
+    std::fs::create_dir_all(directory)?;
+    for name in names.chain(["nvidiactl", "nvidia-uvm"].map(str::to_owned)) {
+        let node = directory.join(name);
+        std::fs::write(&node, "")?;
+        mount_bind("/dev/null", &node).with_context(|| format!("failed to make `{}`", node.display()))?;
+    }
+    Ok(())
 }
 
 async fn output_of(mut command: Command) -> anyhow::Result<String> {
