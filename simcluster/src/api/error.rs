@@ -40,9 +40,10 @@ impl ApiError {
         Self::plain(404, "NotFound", "the server could not find the requested resource")
     }
 
-    /// 409 because the name is taken.
-    pub fn already_exists(kind: &Kind, name: &str) -> Self {
-        let message = format!("{} \"{name}\" already exists", kind.qualified());
+    /// 409 because the name is taken, maybe by an object on its way out.
+    pub fn already_exists(kind: &Kind, name: &str, deleting: bool) -> Self {
+        let because = if deleting { "object is being deleted: " } else { "" };
+        let message = format!("{because}{} \"{name}\" already exists", kind.qualified());
         Self::about(409, "AlreadyExists", kind, name, message)
     }
 
@@ -208,7 +209,7 @@ enum Wrong {
     Invalid(Value, String),
     Forbidden(String),
     Duplicate(Value),
-    NotFound(Value),
+    NotFound(Value, String),
     TooMany { have: usize, most: usize },
     TooLong { most: usize },
     NotSupported(Value, Vec<String>),
@@ -239,9 +240,9 @@ impl FieldError {
         Self::new(field, Wrong::Duplicate(value.into()))
     }
 
-    /// A reference to something that is not there.
-    pub fn not_found(field: impl Into<String>, value: impl Into<Value>) -> Self {
-        Self::new(field, Wrong::NotFound(value.into()))
+    /// A reference to something that is not there, and what would be.
+    pub fn not_found(field: impl Into<String>, value: impl Into<Value>, detail: impl Into<String>) -> Self {
+        Self::new(field, Wrong::NotFound(value.into(), detail.into()))
     }
 
     /// More items than the API allows.
@@ -268,7 +269,7 @@ impl FieldError {
             Wrong::Invalid(..) => "FieldValueInvalid",
             Wrong::Forbidden(_) => "FieldValueForbidden",
             Wrong::Duplicate(_) => "FieldValueDuplicate",
-            Wrong::NotFound(_) => "FieldValueNotFound",
+            Wrong::NotFound(..) => "FieldValueNotFound",
             Wrong::TooMany { .. } => "FieldValueTooMany",
             Wrong::TooLong { .. } => "FieldValueTooLong",
             Wrong::NotSupported(..) => "FieldValueNotSupported",
@@ -282,7 +283,7 @@ impl FieldError {
             Wrong::Invalid(value, detail) => format!("Invalid value: {value}: {detail}"),
             Wrong::Forbidden(detail) => format!("Forbidden: {detail}"),
             Wrong::Duplicate(value) => format!("Duplicate value: {value}"),
-            Wrong::NotFound(value) => format!("Not found: {value}"),
+            Wrong::NotFound(value, detail) => format!("Not found: {value}: {detail}"),
             Wrong::TooMany { have, most } => format!("Too many: {have}: must have at most {most} items"),
             Wrong::TooLong { most } => format!("Too long: may not be more than {most} bytes"),
             Wrong::NotSupported(value, supported) => {

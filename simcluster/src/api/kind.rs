@@ -29,6 +29,8 @@ pub struct Kind {
     pub create_on_update: bool,
     /// Whether PUT needs a resourceVersion.
     pub versioned_update: bool,
+    /// Whether the answer to a deletion shows the object that is gone.
+    pub returns_deleted: bool,
     /// Field labels a selector may use, besides metadata.name and metadata.namespace.
     pub fields: &'static [&'static str],
     /// Which shelf of the store holds the objects. Two group-versions of one resource share a shelf.
@@ -96,6 +98,7 @@ macro_rules! kind {
                 generation: false,
                 create_on_update: false,
                 versioned_update: false,
+                returns_deleted: false,
                 fields: &[],
                 shelf: $plural,
                 decode: typed::decode::<$type>,
@@ -113,23 +116,23 @@ pub static KINDS: &[Kind] = &[
     kind!("", "v1", "configmaps", "configmap", "ConfigMap", core::v1::ConfigMap, short: &["cm"]),
     kind!("", "v1", "events", "event", "Event", core::v1::Event,
         short: &["ev"], fields: event::CORE_FIELDS, create_on_update: true),
-    kind!("", "v1", "namespaces", "namespace", "Namespace", core::v1::Namespace,
+    kind!("", "v1", "namespaces", "namespace", "Namespace", core::v1::Namespace, returns_deleted: true,
         short: &["ns"], namespaced: false, status: Status::WithMetadata, fields: &["status.phase"]),
     kind!("", "v1", "nodes", "node", "Node", core::v1::Node,
         short: &["no"], namespaced: false, status: Status::WithMetadata, fields: &["spec.unschedulable"]),
-    kind!("", "v1", "pods", "pod", "Pod", core::v1::Pod,
+    kind!("", "v1", "pods", "pod", "Pod", core::v1::Pod, returns_deleted: true,
         short: &["po"], status: Status::WithMetadata, generation: true,
         fields: &["spec.nodeName", "spec.schedulerName", "spec.restartPolicy", "spec.serviceAccountName",
             "spec.hostNetwork", "status.phase", "status.podIP", "status.nominatedNodeName"]),
-    kind!("", "v1", "serviceaccounts", "serviceaccount", "ServiceAccount", core::v1::ServiceAccount, short: &["sa"]),
+    kind!("", "v1", "serviceaccounts", "serviceaccount", "ServiceAccount", core::v1::ServiceAccount, returns_deleted: true, short: &["sa"]),
     kind!("events.k8s.io", "v1", "events", "event", "Event", events::v1::Event,
         short: &["ev"], fields: event::EVENTS_FIELDS, create_on_update: true,
         store: Some(event::to_core), present: Some(event::from_core)),
     kind!("coordination.k8s.io", "v1", "leases", "lease", "Lease", coordination::v1::Lease,
         create_on_update: true, versioned_update: true),
-    kind!(RESOURCE, "v1", "deviceclasses", "deviceclass", "DeviceClass", resource::v1::DeviceClass,
+    kind!(RESOURCE, "v1", "deviceclasses", "deviceclass", "DeviceClass", resource::v1::DeviceClass, returns_deleted: true,
         namespaced: false, generation: true),
-    kind!(RESOURCE, "v1", "resourceclaims", "resourceclaim", "ResourceClaim", resource::v1::ResourceClaim,
+    kind!(RESOURCE, "v1", "resourceclaims", "resourceclaim", "ResourceClaim", resource::v1::ResourceClaim, returns_deleted: true,
         status: Status::StatusOnly),
     kind!(
         RESOURCE,
@@ -137,8 +140,8 @@ pub static KINDS: &[Kind] = &[
         "resourceclaimtemplates",
         "resourceclaimtemplate",
         "ResourceClaimTemplate",
-        resource::v1::ResourceClaimTemplate
+        resource::v1::ResourceClaimTemplate, returns_deleted: true
     ),
-    kind!(RESOURCE, "v1", "resourceslices", "resourceslice", "ResourceSlice", resource::v1::ResourceSlice,
+    kind!(RESOURCE, "v1", "resourceslices", "resourceslice", "ResourceSlice", resource::v1::ResourceSlice, returns_deleted: true,
         namespaced: false, generation: true, fields: &["spec.nodeName", "spec.driver", "spec.pool.name"]),
 ];

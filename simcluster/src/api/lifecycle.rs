@@ -49,7 +49,7 @@ impl Request<'_> {
             }
             let key = self.key(meta::name(&object));
             let made = self.store.transact(self.kind.shelf, &key, |state, current| match current {
-                Some(_) => Err(ApiError::already_exists(self.kind, &key.1)),
+                Some(current) => Err(ApiError::already_exists(self.kind, &key.1, meta::deleting(current))),
                 None => self.fresh(state, object).map(Write::Put),
             });
             attempts -= 1;

@@ -3,8 +3,10 @@
 //! What is simplified, on purpose:
 //! - no TLS and no authorization: a bearer token names a user, no token is the administrator; only the admission
 //!   policies of [`Policies`] look at users;
-//! - server-side apply merges and keeps no field ownership; `managedFields` are never shown;
+//! - server-side apply knows no conflicts between managers; `managedFields` are never shown;
 //! - validation covers what the parts of this workspace can get wrong, not the whole of Kubernetes;
+//! - no taint is put on new nodes for their conditions: the scheduler stand-in looks at the conditions itself;
+//! - CEL expressions are not compiled;
 //! - everything is in memory, and gone with the process.
 //!
 //! What is not: resource versions, conflicts, watches with bookmarks and 410, status subresources, finalizers and graceful
@@ -128,6 +130,7 @@ impl ApiServer {
                 stop: stop.clone(),
             }),
             faults: fault::Faults::default(),
+            applied: std::sync::Mutex::default(),
             bookmark_every: options.bookmark_every,
             watch_timeout: options.watch_timeout,
         });

@@ -1,7 +1,10 @@
 //! Patches: merge, JSON, strategic merge, and server-side apply as far as it is used.
 //!
-//! Lists are merged by the keys below, which are those of the Kubernetes API for the kinds served here. Apply keeps no
-//! field ownership: it merges what is given and removes nothing, and `force` makes no difference.
+//! Lists are merged by the keys below, which are those of the Kubernetes API for the kinds served here. Apply remembers what
+//! each manager applied last and removes what it no longer names; it knows no conflicts between managers, as if `force`
+//! were always given, and owners of fields by other writes than apply are not known.
+
+use std::collections::{BTreeMap, HashMap};
 
 use serde_json::{Map, Value};
 
@@ -117,6 +120,7 @@ fn merge_object(target: &mut Value, patch: &Value, style: Style) {
     if let Some(Value::Array(kept)) = patch.get("$retainKeys") {
         map.retain(|key, _| kept.iter().any(|kept| kept.as_str() == Some(key)));
     }
+    let before = if style == Style::Strategic { map.clone() } else { Map::new() };
     for (key, value) in patch {
         if let Some(list) = key.strip_prefix("$deleteFromPrimitiveList/") {
             remove_items(map.get_mut(list), value);
@@ -124,9 +128,13 @@ fn merge_object(target: &mut Value, patch: &Value, style: Style) {
             merge_field(map, key, value, style);
         }
     }
-    for (key, order) in patch {
-        if let Some(list) = key.strip_prefix("$setElementOrder/") {
-            reorder(map.get_mut(list), order, list);
+    if style == Style::Strategic {
+        for (key, value) in patch {
+            match key.strip_prefix("$setElementOrder/") {
+                Some(list) => reorder(map, &before, list, value),
+                None if patch.contains_key(&format!("$setElementOrder/{key}")) => {}
+                None => reorder(map, &before, key, value),
+            }
         }
     }
 }
@@ -169,8 +177,7 @@ fn merge_list(map: &mut Map<String, Value>, key: &str, items: &[Value], keys: &[
         list.clear();
     }
     for item in items {
-        let same = |other: &Value| keys.iter().all(|key| other.get(key) == item.get(key));
-        let position = list.iter().position(same);
+        let position = list.iter().position(|other| same(other, item, keys));
         match (item["$patch"].as_str(), position) {
             (Some("replace"), _) | (Some("delete"), None) => {}
             (Some("delete"), Some(at)) => {
@@ -203,20 +210,30 @@ fn remove_items(list: Option<&mut Value>, gone: &Value) {
     }
 }
 
-fn reorder(list: Option<&mut Value>, order: &Value, name: &str) {
-    let (Some(Value::Array(list)), Value::Array(order)) = (list, order) else { return };
-    let keys = merge_keys(name, Style::Strategic).unwrap_or(&[]);
-    let rank = |item: &Value| {
-        order
-            .iter()
-            .position(|wanted| match keys.first() {
-                Some(_) => keys.iter().all(|key| wanted.get(key) == item.get(key)),
-                None => wanted == item,
-            })
-            // Items that the patch does not know keep their place at the end; the sort is stable.
-            .unwrap_or(order.len())
-    };
-    list.sort_by_key(rank);
+/// Puts a merged list into the order that the strategic merge defines: the patch's items in the patch's order, the others
+/// as they were, and where the server knew both, its order between them.
+fn reorder(map: &mut Map<String, Value>, before: &Map<String, Value>, list: &str, order: &Value) {
+    let keys = merge_keys(list, Style::Strategic).unwrap_or_default();
+    if keys.is_empty() && !PRIMITIVE_SETS.contains(&list) {
+        return;
+    }
+    let (Some(Value::Array(merged)), Value::Array(order)) = (map.get_mut(list), order) else { return };
+    let server = before.get(list).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    let place = |list: &[Value], item: &Value| list.iter().position(|other| same(other, item, keys));
+    let (mut patched, mut others): (Vec<Value>, Vec<Value>) =
+        std::mem::take(merged).into_iter().partition(|item| place(order, item).is_some());
+    patched.sort_by_key(|item| place(order, item));
+    others.sort_by_key(|item| place(server, item));
+    let (mut patched, mut others) = (patched.into_iter().peekable(), others.into_iter().peekable());
+    while let (Some(item), Some(other)) = (patched.peek(), others.peek()) {
+        let other_first = match (place(server, other), place(server, item)) {
+            (Some(other), Some(item)) => other < item,
+            _ => false,
+        };
+        merged.extend(if other_first { others.next() } else { patched.next() });
+    }
+    merged.extend(patched);
+    merged.extend(others);
 }
 
 fn without_directives(patch: &Map<String, Value>) -> Map<String, Value> {
@@ -225,4 +242,68 @@ fn without_directives(patch: &Map<String, Value>) -> Map<String, Value> {
         .filter(|(key, _)| !key.starts_with('$'))
         .map(|(key, value)| (key.clone(), value.clone()))
         .collect()
+}
+
+/// What each manager applied last, by object uid.
+#[derive(Debug, Default)]
+pub(crate) struct Applied {
+    by_object: HashMap<String, BTreeMap<String, Value>>,
+}
+
+impl Applied {
+    /// Takes out of an object what this manager applied before and does not name any more, unless another one applies it.
+    pub(crate) fn prune(&self, object: &mut Value, uid: &str, manager: &str, patch: &Value) {
+        let Some(managers) = self.by_object.get(uid) else { return };
+        let Some(before) = managers.get(manager) else { return };
+        let others: Vec<&Value> =
+            managers.iter().filter(|(name, _)| *name != manager).map(|(_, applied)| applied).collect();
+        prune(object, before, patch, &others);
+    }
+
+    /// Remembers what a manager applied.
+    pub(crate) fn remember(&mut self, uid: &str, manager: &str, patch: &Value) {
+        self.by_object.entry(uid.to_owned()).or_default().insert(manager.to_owned(), patch.clone());
+    }
+}
+
+fn prune(target: &mut Value, before: &Value, now: &Value, others: &[&Value]) {
+    let (Some(map), Some(before)) = (target.as_object_mut(), before.as_object()) else { return };
+    for (key, old) in before {
+        let kept: Vec<&Value> = others.iter().filter_map(|other| other.get(key)).collect();
+        let new = now.get(key).unwrap_or(&Value::Null);
+        if new.is_null() && kept.is_empty() {
+            map.remove(key);
+            continue;
+        }
+        let keys = merge_keys(key, Style::Apply).unwrap_or_default();
+        match map.get_mut(key) {
+            Some(Value::Array(list)) if !keys.is_empty() || PRIMITIVE_SETS.contains(&key.as_str()) => {
+                prune_list(list, old, new, &kept, keys);
+            }
+            Some(inner) => prune(inner, old, new, &kept),
+            None => {}
+        }
+    }
+}
+
+fn prune_list(list: &mut Vec<Value>, before: &Value, now: &Value, others: &[&Value], keys: &[&str]) {
+    list.retain(|item| {
+        let still = || std::iter::once(&now).chain(others).any(|list| find(list, item, keys).is_some());
+        find(before, item, keys).is_none() || still()
+    });
+    for item in list {
+        let Some(old) = find(before, item, keys) else { continue };
+        let new = find(now, item, keys).unwrap_or(&Value::Null);
+        let kept: Vec<&Value> = others.iter().filter_map(|other| find(other, item, keys)).collect();
+        prune(item, old, new, &kept);
+    }
+}
+
+fn find<'a>(list: &'a Value, item: &Value, keys: &[&str]) -> Option<&'a Value> {
+    list.as_array()?.iter().find(|other| same(other, item, keys))
+}
+
+/// Whether two items of a list are the same one: by their keys, or as a whole where there are none.
+fn same(one: &Value, other: &Value, keys: &[&str]) -> bool {
+    if keys.is_empty() { one == other } else { keys.iter().all(|key| one.get(key) == other.get(key)) }
 }

@@ -1,6 +1,6 @@
 //! From HTTP to the store and back.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
@@ -16,7 +16,7 @@ use super::error::ApiError;
 use super::fault::{Fault, Faults, RequestInfo};
 use super::kind::Kind;
 use super::lifecycle::{DeleteOptions, Request};
-use super::patch::{self, Patch};
+use super::patch::{self, Applied, Patch};
 use super::route::{Query, Route};
 use super::selector::Selector;
 use super::store::{Store, Written};
@@ -36,11 +36,16 @@ pub(crate) struct Shared {
     pub(crate) policies: RwLock<Policies>,
     pub(crate) signals: Arc<Signals>,
     pub(crate) faults: Faults,
+    pub(crate) applied: Mutex<Applied>,
     pub(crate) bookmark_every: Duration,
     pub(crate) watch_timeout: Duration,
 }
 
 impl Shared {
+    fn applied(&self) -> MutexGuard<'_, Applied> {
+        self.applied.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(crate) fn policies(&self) -> Policies {
         *self.policies.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -280,6 +285,7 @@ impl Call<'_> {
         let patch = Patch::parse(&self.media_type, &self.body)?;
         let kind = self.route.kind;
         let apply = matches!(patch, Patch::Apply(_));
+        let manager = format!("{} {part:?}", self.query.text("fieldManager").unwrap_or_default());
         if apply && self.query.text("fieldManager").is_none() {
             return Err(ApiError::bad_request(
                 "PatchOptions.meta.k8s.io \"\" is invalid: fieldManager: Required value: is required for apply patch",
@@ -294,9 +300,15 @@ impl Call<'_> {
                     fresh
                 }
             };
-            let patched = patch.apply(&current)?;
+            let mut patched = patch.apply(&current)?;
+            if let Patch::Apply(applied) = &patch {
+                self.shared.applied().prune(&mut patched, meta::uid(&current), &manager, applied);
+            }
             decode(kind, patched, self.query.strict())
         })?;
+        if let Patch::Apply(applied) = &patch {
+            self.shared.applied().remember(meta::uid(&made.object), &manager, applied);
+        }
         self.written(&made)
     }
 
@@ -318,7 +330,7 @@ impl Call<'_> {
         let written = self.request().delete(name, &self.delete_options()?)?;
         let kind = self.route.kind;
         // As the real server: what still exists is shown, what is gone is confirmed.
-        let answer = match written.removed {
+        let answer = match written.removed && !kind.returns_deleted {
             true => view::deleted(kind, &written.object),
             false => self.view.object(kind, &written.object),
         };

@@ -5,6 +5,8 @@
 use k8s_openapi::serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 
+use super::quantity;
+
 /// What a decoder leaves: the object by schema, and what it knew nothing of.
 pub(crate) struct Decoded {
     /// The object with known fields only.
@@ -19,6 +21,7 @@ pub(crate) type Decode = fn(Value) -> Result<Decoded, String>;
 /// Decodes by the schema of `T`.
 pub(crate) fn decode<T: DeserializeOwned + Serialize>(mut raw: Value) -> Result<Decoded, String> {
     quantities_to_strings(&mut raw);
+    check_quantities(&raw)?;
     let typed = T::deserialize(&raw).map_err(|error| error.to_string())?;
     let mut object = serde_json::to_value(typed).map_err(|error| error.to_string())?;
     let mut unknown = Vec::new();
@@ -67,6 +70,32 @@ fn number_to_string(value: &mut Value) {
     if let Value::Number(number) = value {
         *value = Value::String(number.to_string());
     }
+}
+
+/// The rule that the real decoder names.
+const QUANTITY_RULE: &str =
+    "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'";
+
+fn check_quantities(value: &Value) -> Result<(), String> {
+    let check = |value: &Value| match value.as_str() {
+        Some(text) if quantity::parse(text).is_none() => Err(QUANTITY_RULE.to_owned()),
+        _ => Ok(()),
+    };
+    match value {
+        Value::Object(map) => {
+            for (key, inner) in map.iter().filter(|(key, _)| *key != "parameters" && *key != "data") {
+                let amounts = inner.as_object().filter(|_| QUANTITY_MAPS.contains(&key.as_str()));
+                for amount in amounts.into_iter().flat_map(Map::values) {
+                    check(amount)?;
+                    check(&amount["value"])?;
+                }
+                check_quantities(inner)?;
+            }
+        }
+        Value::Array(items) => items.iter().try_for_each(check_quantities)?,
+        _ => {}
+    }
+    Ok(())
 }
 
 /// Fields of `raw` that `known` lost, written as kubectl prints them.

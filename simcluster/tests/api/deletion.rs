@@ -71,7 +71,7 @@ async fn a_pod_that_no_kubelet_runs_goes_at_once() {
     let (_api, client) = server().await;
     let pods: Api<Pod> = Api::default_namespaced(client);
     created(&pods, pod("a")).await;
-    assert!(pods.delete("a", &DeleteParams::default()).await.unwrap().is_right());
+    assert!(pods.delete("a", &DeleteParams::default()).await.unwrap().is_left());
     assert!(pods.get_opt("a").await.unwrap().is_none());
 }
 
@@ -105,12 +105,13 @@ async fn a_collection_is_deleted_by_selector() {
 async fn a_namespace_under_deletion_takes_nothing_new() {
     let (_api, client) = server().await;
     let namespaces: Api<Namespace> = Api::all(client.clone());
-    let made = created(&namespaces, typed(json!({"metadata": {"name": "n"}}))).await;
-    assert_eq!(made.labels()["kubernetes.io/metadata.name"], "n");
-    namespaces.delete("n", &DeleteParams::default()).await.unwrap();
-    let phase = namespaces.get("n").await.unwrap().status.unwrap().phase;
+    let name = format!("n-{}", uuid::Uuid::new_v4().simple());
+    let made = created(&namespaces, typed(json!({"metadata": {"name": name}}))).await;
+    assert_eq!(made.labels()["kubernetes.io/metadata.name"], name);
+    namespaces.delete(&name, &DeleteParams::default()).await.unwrap();
+    let phase = namespaces.get(&name).await.unwrap().status.unwrap().phase;
     assert_eq!(phase.as_deref(), Some("Terminating"));
-    let maps: Api<ConfigMap> = Api::namespaced(client, "n");
+    let maps: Api<ConfigMap> = Api::namespaced(client, &name);
     let (code, _, message) = refusal(maps.create(&PostParams::default(), &config_map("a")).await);
     assert_eq!(code, 403);
     assert!(message.ends_with("because it is being terminated"), "{message}");

@@ -11,18 +11,51 @@ mod status;
 mod validation;
 mod watches;
 
-use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use std::path::Path;
+
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod};
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
-use kube::api::{Api, PostParams};
-use kube::{Client, Error};
+use kube::api::{Api, DeleteParams, ListParams, PostParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config, Error};
 use serde_json::{Value, json};
 use tessera_simcluster::api::{ApiOptions, ApiServer, User};
 
-/// A server and its administrator.
-async fn server() -> (ApiServer, Client) {
+/// A kubeconfig of a throw-away API server, to hold the stand-in to the real thing: tests that need nothing but an API
+/// server then run on that one. It needs no controllers; run them with `--test-threads 1`, and expect it to be emptied.
+const REAL: &str = "TESSERA_TEST_API_KUBECONFIG";
+
+/// A server of whatever kind, and its administrator in a namespace of the test's own.
+async fn server() -> (Option<ApiServer>, Client) {
+    match std::env::var_os(REAL) {
+        Some(kubeconfig) => (None, real(kubeconfig.as_ref()).await),
+        None => {
+            let (api, client) = sim().await;
+            (Some(api), client)
+        }
+    }
+}
+
+/// A stand-in, for tests that turn its screws, and its administrator.
+async fn sim() -> (ApiServer, Client) {
     let api = ApiServer::start(ApiOptions::default()).await.unwrap();
     let client = api.client(&User::admin());
     (api, client)
+}
+
+async fn real(kubeconfig: &Path) -> Client {
+    // The choice fails when somebody made it before, which is as good.
+    drop(rustls::crypto::ring::default_provider().install_default());
+    let kubeconfig = Kubeconfig::read_from(kubeconfig).unwrap();
+    let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
+    config.default_namespace = format!("test-{}", uuid::Uuid::new_v4().simple());
+    let client = Client::try_from(config.clone()).unwrap();
+    let everything = (DeleteParams::default().grace_period(0), ListParams::default());
+    Api::<Node>::all(client.clone()).delete_collection(&everything.0, &everything.1).await.unwrap();
+    Api::<ResourceSlice>::all(client.clone()).delete_collection(&everything.0, &everything.1).await.unwrap();
+    let namespace = typed(json!({"metadata": {"name": config.default_namespace}}));
+    created(&Api::<Namespace>::all(client.clone()), namespace).await;
+    client
 }
 
 fn typed<T: serde::de::DeserializeOwned>(value: Value) -> T {

@@ -2,12 +2,12 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Event as CoreEvent, Namespace, Node, Pod};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::resource::v1::ResourceClaim;
-use kube::api::{Api, DynamicObject, ListParams, PostParams};
+use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
 use kube::{Resource, ResourceExt};
 use serde_json::json;
 
-use crate::{claim, config_map, created, pod, refusal, server, typed};
+use crate::{claim, config_map, created, pod, refusal, server, sim, typed};
 
 #[tokio::test]
 async fn a_created_object_gets_uid_time_version_and_defaults() {
@@ -121,21 +121,26 @@ async fn a_lease_is_only_updated_by_its_resource_version() {
 async fn lists_select_by_label_field_and_namespace() {
     let (_api, client) = server().await;
     let namespaces: Api<Namespace> = Api::all(client.clone());
-    created(&namespaces, typed(json!({"metadata": {"name": "other"}}))).await;
+    let run = uuid::Uuid::new_v4().simple().to_string();
+    let other = format!("other-{run}");
+    created(&namespaces, typed(json!({"metadata": {"name": other}}))).await;
     let here: Api<Pod> = Api::default_namespaced(client.clone());
-    let there: Api<Pod> = Api::namespaced(client.clone(), "other");
+    let there: Api<Pod> = Api::namespaced(client.clone(), &other);
     let everywhere: Api<Pod> = Api::all(client);
     for (name, labels) in
         [("a", json!({"app": "x", "tier": "1"})), ("b", json!({"app": "y"})), ("c", json!({}))]
     {
         let mut pod = pod(name);
         pod.metadata.labels = typed(labels);
+        pod.metadata.labels.get_or_insert_default().insert("run".into(), run.clone());
         if name == "b" {
             pod.spec.as_mut().unwrap().node_name = Some("node-a".into());
         }
         created(&here, pod.clone()).await;
     }
-    created(&there, pod("a")).await;
+    let mut far = pod("a");
+    far.metadata.labels = Some([("run".to_owned(), run.clone())].into());
+    created(&there, far).await;
     let names = async |api: &Api<Pod>, params: ListParams| {
         let list = api.list(&params).await.unwrap();
         list.items.iter().map(ResourceExt::name_any).collect::<Vec<_>>().join(" ")
@@ -143,13 +148,13 @@ async fn lists_select_by_label_field_and_namespace() {
     let labels = |selector: &str| ListParams::default().labels(selector);
     let fields = |selector: &str| ListParams::default().fields(selector);
     assert_eq!(names(&here, ListParams::default()).await, "a b c");
-    assert_eq!(names(&everywhere, ListParams::default()).await, "a b c a");
+    assert_eq!(names(&everywhere, labels(&format!("run={run}"))).await.len(), "a b c a".len());
     assert_eq!(names(&here, labels("app=x")).await, "a");
     assert_eq!(names(&here, labels("app!=x")).await, "b c");
     assert_eq!(names(&here, labels("app in (x, y),tier")).await, "a");
     assert_eq!(names(&here, labels("app notin (x)")).await, "b c");
     assert_eq!(names(&here, labels("!app")).await, "c");
-    assert_eq!(names(&everywhere, fields("metadata.name=a,metadata.namespace=other")).await, "a");
+    assert_eq!(names(&everywhere, fields(&format!("metadata.name=a,metadata.namespace={other}"))).await, "a");
     assert_eq!(names(&here, fields("spec.nodeName=node-a")).await, "b");
     assert_eq!(names(&here, fields("spec.nodeName=")).await, "a c");
     assert_eq!(names(&here, fields("status.phase!=Pending")).await, "");
@@ -176,7 +181,7 @@ async fn pages_show_one_state_even_when_objects_come_and_go_in_between() {
 
 #[tokio::test]
 async fn a_page_after_a_compaction_is_gone() {
-    let (api, client) = server().await;
+    let (api, client) = sim().await;
     let maps: Api<ConfigMap> = Api::default_namespaced(client);
     for name in ["a", "b"] {
         created(&maps, config_map(name)).await;
@@ -208,9 +213,14 @@ async fn an_event_is_seen_through_both_of_its_groups() {
     assert_eq!(seen.reporting_component.as_deref(), Some("tessera"));
     let fields = ListParams::default().fields("regarding.name=p,reportingController=tessera");
     assert_eq!(modern.list(&fields).await.unwrap().items[0].note.as_deref(), Some("no GPU fits"));
-    let patched =
-        modern.patch("e", &Default::default(), &kube::api::Patch::Merge(json!({"note": "still none"}))).await;
-    assert_eq!(patched.unwrap().note.as_deref(), Some("still none"));
+    let note = Patch::Merge(json!({"note": "other"}));
+    let (code, _, said) = refusal(modern.patch("e", &PatchParams::default(), &note).await);
+    assert_eq!(code, 422);
+    assert!(said.contains("message: Invalid value: \"other\": field is immutable"), "{said}");
+    let series =
+        Patch::Merge(json!({"series": {"count": 2, "lastObservedTime": "2026-11-21T04:00:01.000000Z"}}));
+    let patched = modern.patch("e", &PatchParams::default(), &series).await.unwrap();
+    assert_eq!(patched.series.unwrap().count, 2);
 }
 
 #[tokio::test]
@@ -223,7 +233,10 @@ async fn unknown_fields_are_dropped_and_wrong_types_refused() {
         "status": {"capacity": {"cpu": 4}},
     }));
     let made = created(&nodes, node.clone()).await;
-    assert_eq!(made.data["spec"], json!({"unschedulable": true}));
+    assert_eq!(
+        (made.data["spec"]["unschedulable"].as_bool(), made.data["spec"].get("colour")),
+        (Some(true), None)
+    );
     assert_eq!(made.data["status"]["capacity"], json!({"cpu": "4"}));
     node.metadata.name = Some("m".into());
     node.data = json!({"spec": {"unschedulable": "yes"}});
@@ -245,7 +258,7 @@ async fn discovery_names_every_kind() {
 
 #[tokio::test]
 async fn a_token_that_nobody_issued_is_unauthorized() {
-    let (api, _client) = server().await;
+    let (api, _client) = sim().await;
     let mut config = kube::Config::new(api.url().parse().unwrap());
     config.auth_info.token = Some("made-up".to_owned().into());
     let client = kube::Client::try_from(config).unwrap();

@@ -1,10 +1,10 @@
-use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use kube::ResourceExt;
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::{Value, json};
 
-use crate::{config_map, created, pod, refusal, server, slice, typed};
+use crate::{config_map, created, pod, refusal, server, slice};
 
 #[tokio::test]
 async fn a_merge_patch_removes_by_null() {
@@ -49,7 +49,7 @@ async fn a_strategic_patch_merges_lists_by_their_keys() {
     }
     let conditions = pods.get("a").await.unwrap().status.unwrap().conditions.unwrap();
     let seen: Vec<_> = conditions.iter().map(|c| (c.type_.as_str(), c.status.as_str())).collect();
-    assert_eq!(seen, [("Ready", "True"), ("PodScheduled", "True")]);
+    assert_eq!(seen, [("PodScheduled", "True"), ("Ready", "True")]);
     let gone = json!({"status": {"conditions": [{"type": "Ready", "$patch": "delete"}]}});
     let made = pods.patch_status("a", &PatchParams::default(), &Patch::Strategic(gone)).await.unwrap();
     assert_eq!(made.status.unwrap().conditions.unwrap().len(), 1);
@@ -58,14 +58,14 @@ async fn a_strategic_patch_merges_lists_by_their_keys() {
 #[tokio::test]
 async fn a_strategic_patch_adds_to_finalizers_and_takes_from_them() {
     let (_api, client) = server().await;
-    let nodes: Api<Node> = Api::all(client);
-    created(&nodes, typed(json!({"metadata": {"name": "n"}}))).await;
+    let maps: Api<ConfigMap> = Api::default_namespaced(client);
+    created(&maps, config_map("a")).await;
     let patch = async |patch: Value| {
-        let made = nodes.patch("n", &PatchParams::default(), &Patch::Strategic(patch)).await.unwrap();
+        let made = maps.patch("a", &PatchParams::default(), &Patch::Strategic(patch)).await.unwrap();
         made.finalizers().to_vec()
     };
     assert_eq!(patch(json!({"metadata": {"finalizers": ["x.io/a"]}})).await, ["x.io/a"]);
-    assert_eq!(patch(json!({"metadata": {"finalizers": ["x.io/b"]}})).await, ["x.io/a", "x.io/b"]);
+    assert_eq!(patch(json!({"metadata": {"finalizers": ["x.io/b"]}})).await, ["x.io/b", "x.io/a"]);
     let gone = json!({"metadata": {"$deleteFromPrimitiveList/finalizers": ["x.io/a"]}});
     assert_eq!(patch(gone).await, ["x.io/b"]);
 }
@@ -83,7 +83,16 @@ async fn server_side_apply_creates_and_then_merges() {
     let made = maps.patch("a", &params, &apply(json!({"a": "1"}))).await.unwrap();
     assert!(made.uid().is_some());
     let made = maps.patch("a", &params, &apply(json!({"b": "2"}))).await.unwrap();
-    assert_eq!(made.data.unwrap().len(), 2);
+    assert_eq!(
+        made.data.unwrap().into_keys().collect::<Vec<_>>(),
+        ["b"],
+        "what is not applied any more goes"
+    );
+    let other = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}, "data": {"b": "2", "c": "3"}});
+    maps.patch("a", &PatchParams::apply("other"), &Patch::Apply(other)).await.unwrap();
+    let made = maps.patch("a", &params, &apply(json!({"d": "4"}))).await.unwrap();
+    let left: Vec<_> = made.data.unwrap().into_keys().collect();
+    assert_eq!(left, ["b", "c", "d"], "what another one applies stays");
 
     let slices: Api<ResourceSlice> = Api::all(client);
     let mut applied = slice("s", "node-a");

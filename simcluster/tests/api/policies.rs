@@ -3,7 +3,7 @@ use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use tessera_simcluster::api::{ApiServer, Fault, Policies, User};
 
-use crate::{allocation, claim, created, refusal, server, slice, typed};
+use crate::{allocation, claim, created, refusal, sim, slice, typed};
 
 const DRIVER: &str = "gpu.tessera.dev";
 const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
@@ -27,7 +27,7 @@ async fn write(claims: &Api<ResourceClaim>, allocation: Value) -> Result<Resourc
 
 #[tokio::test]
 async fn only_the_controller_allocates_ours_and_anybody_allocates_theirs() {
-    let (api, client) = server().await;
+    let (api, client) = sim().await;
     api.set_policies(Policies::all());
     let admin: Api<ResourceClaim> = Api::default_namespaced(client);
     created(&admin, claim("c")).await;
@@ -45,7 +45,7 @@ async fn only_the_controller_allocates_ours_and_anybody_allocates_theirs() {
 
 #[tokio::test]
 async fn no_claim_tolerates_the_fence_by_name() {
-    let (api, client) = server().await;
+    let (api, client) = sim().await;
     api.set_policies(Policies::all());
     let claims: Api<ResourceClaim> = Api::default_namespaced(client);
     let with = |toleration: Value| {
@@ -61,7 +61,7 @@ async fn no_claim_tolerates_the_fence_by_name() {
 
 #[tokio::test]
 async fn a_driver_writes_its_own_node_and_nobody_else_writes_its_slices() {
-    let (api, _client) = server().await;
+    let (api, _client) = sim().await;
     api.set_policies(Policies::all());
     let slices_as = |user: &User| Api::<ResourceSlice>::all(api.client(user));
     let own = slices_as(&driver().on_node("node-a"));
@@ -80,7 +80,7 @@ async fn a_driver_writes_its_own_node_and_nobody_else_writes_its_slices() {
 
 #[tokio::test]
 async fn the_finalizer_stays_while_a_claim_is_allocated() {
-    let (api, client) = server().await;
+    let (api, client) = sim().await;
     api.set_policies(Policies::all());
     let claims: Api<ResourceClaim> = Api::default_namespaced(client);
     let mut object = claim("c");
@@ -98,7 +98,7 @@ async fn the_finalizer_stays_while_a_claim_is_allocated() {
 
 #[tokio::test]
 async fn a_fault_hook_refuses_requests_and_loses_answers() {
-    let (api, client) = server().await;
+    let (api, client) = sim().await;
     let claims: Api<ResourceClaim> = Api::default_namespaced(client);
     let down = tessera_simcluster::api::ApiError::internal("etcdserver: leader changed");
     let lost = down.clone();

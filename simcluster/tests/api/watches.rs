@@ -8,7 +8,7 @@ use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, W
 use kube::runtime::watcher::{self, Event, watcher};
 use serde_json::json;
 
-use crate::{config_map, created, pod, server};
+use crate::{config_map, created, pod, server, sim};
 
 /// What a line of a watch says, short.
 fn short<K: ResourceExt>(event: WatchEvent<K>) -> String {
@@ -88,7 +88,7 @@ async fn objects_enter_and_leave_a_selector() {
 
 #[tokio::test]
 async fn bookmarks_carry_the_newest_version_of_a_quiet_watch() {
-    let (api, client) = server().await;
+    let (api, client) = sim().await;
     let maps: Api<ConfigMap> = Api::default_namespaced(client.clone());
     let pods: Api<Pod> = Api::default_namespaced(client);
     let version = pods.list(&ListParams::default()).await.unwrap().metadata.resource_version.unwrap();
@@ -108,7 +108,7 @@ async fn bookmarks_carry_the_newest_version_of_a_quiet_watch() {
 
 #[tokio::test]
 async fn a_watch_from_before_a_compaction_is_gone() {
-    let (api, client) = server().await;
+    let (api, client) = sim().await;
     let maps: Api<ConfigMap> = Api::default_namespaced(client);
     let before = maps.list(&ListParams::default()).await.unwrap().metadata.resource_version.unwrap();
     created(&maps, config_map("a")).await;
@@ -125,7 +125,7 @@ async fn a_watch_from_before_a_compaction_is_gone() {
 
 #[tokio::test]
 async fn running_watches_can_be_expired_and_closed() {
-    let (api, client) = server().await;
+    let (api, client) = sim().await;
     let maps: Api<ConfigMap> = Api::default_namespaced(client);
     let version = created(&maps, config_map("a")).await.resource_version().unwrap();
     let mut first = maps.watch(&WatchParams::default(), &version).await.unwrap().boxed();
@@ -178,7 +178,7 @@ impl<S: Stream<Item = watcher::Result<Event<ConfigMap>>> + Unpin> Known<S> {
 
 #[tokio::test]
 async fn the_kube_watcher_recovers_from_410_and_broken_connections() {
-    let (api, client) = server().await;
+    let (api, client) = sim().await;
     let maps: Api<ConfigMap> = Api::default_namespaced(client);
     for config in [watcher::Config::default(), watcher::Config::default().streaming_lists()] {
         created(&maps, config_map("a")).await;

@@ -246,7 +246,8 @@ async fn a_claim_without_allocation_time_keeps_its_pod_from_binding() {
     ]}, "nodeSelector": selector});
     patch_status(&claims, "shared", json!({"allocation": allocation})).await;
     create(&pods, pod("p", with_claim())).await;
-    let failed = |pod: &Pod| unschedulable(pod).is_some_and(|said| said.contains("field is immutable"));
+    let failed =
+        |pod: &Pod| unschedulable(pod).is_some_and(|said| said.contains("field cannot be modified once set"));
     let told = until(&pods, "p", present(failed)).await.unwrap();
     let conditions = told.status.unwrap().conditions.unwrap();
     assert!(conditions.iter().any(|condition| condition.reason.as_deref() == Some("SchedulerError")));

@@ -6,7 +6,7 @@
 use serde_json::Value;
 
 use super::super::error::FieldError;
-use super::super::{meta, quantity};
+use super::super::meta;
 use super::names;
 
 const REQUESTS: usize = 32;
@@ -72,7 +72,7 @@ fn request(request: &Value, at: &str, known: &mut Vec<String>, errors: &mut Vec<
     let name = text(request, "name");
     names::label(&format!("{at}.name"), name, errors);
     if known.iter().any(|other| other == name) {
-        errors.push(FieldError::duplicate(format!("{at}.name"), name));
+        errors.push(FieldError::duplicate(at, request.clone()));
     }
     known.push(name.to_owned());
     match (request["exactly"].is_object(), request["firstAvailable"].is_array()) {
@@ -120,12 +120,6 @@ fn device_request(request: &Value, at: &str, errors: &mut Vec<FieldError>) {
         )),
     }
     tolerations(&request["tolerations"], &format!("{at}.tolerations"), errors);
-    for (name, value) in request["capacity"]["requests"].as_object().into_iter().flatten() {
-        if value.as_str().and_then(quantity::parse).is_none() {
-            let at = format!("{at}.capacity.requests[{name}]");
-            errors.push(FieldError::invalid(at, value.clone(), "must be a quantity"));
-        }
-    }
 }
 
 fn selectors(parent: &Value, at: &str, errors: &mut Vec<FieldError>) {
@@ -134,7 +128,7 @@ fn selectors(parent: &Value, at: &str, errors: &mut Vec<FieldError>) {
         let at = format!("{at}[{index}].cel.expression");
         let expression = text(&selector["cel"], "expression");
         if expression.is_empty() {
-            errors.push(FieldError::required(at, ""));
+            errors.push(FieldError::invalid(at, "", "compilation failed: the expression is empty"));
         } else if expression.len() > EXPRESSION_BYTES {
             errors.push(FieldError::too_long(at, EXPRESSION_BYTES));
         }
@@ -144,27 +138,23 @@ fn selectors(parent: &Value, at: &str, errors: &mut Vec<FieldError>) {
 fn tolerations(list: &Value, at: &str, errors: &mut Vec<FieldError>) {
     for (index, toleration) in items(list, at, TOLERATIONS, errors).iter().enumerate() {
         let at = format!("{at}[{index}]");
-        let (key, operator) = (text(toleration, "key"), text(toleration, "operator"));
-        match operator {
+        match text(toleration, "operator") {
             "Exists" if !text(toleration, "value").is_empty() => errors.push(FieldError::invalid(
                 format!("{at}.value"),
                 text(toleration, "value"),
                 "must be empty for operator `Exists`",
             )),
-            "Equal" if key.is_empty() => {
-                errors.push(FieldError::required(format!("{at}.key"), "must be set for operator `Equal`"));
-            }
             "Exists" | "Equal" => {}
             other => {
                 errors.push(FieldError::not_supported(format!("{at}.operator"), other, &["Equal", "Exists"]))
             }
         }
-        if !["", "NoSchedule", "NoExecute"].contains(&text(toleration, "effect")) {
+        if !["", "None", "NoSchedule", "NoExecute"].contains(&text(toleration, "effect")) {
             let effect = text(toleration, "effect");
             errors.push(FieldError::not_supported(
                 format!("{at}.effect"),
                 effect,
-                &["NoExecute", "NoSchedule"],
+                &["NoExecute", "NoSchedule", "None"],
             ));
         }
     }
@@ -187,7 +177,8 @@ fn attribute_name(at: &str, name: &str, errors: &mut Vec<FieldError>) {
     if name.contains('/') {
         names::qualified(at, name, errors);
     } else {
-        errors.push(FieldError::invalid(at, name, "must include a domain"));
+        let rule = "a fully qualified name must be a domain and a name separated by a slash";
+        errors.push(FieldError::invalid(at, name, rule));
     }
 }
 
@@ -198,15 +189,15 @@ fn opaque(config: &Value, at: &str, errors: &mut Vec<FieldError>) {
         errors.push(FieldError::required(at, ""));
         return;
     }
-    names::subdomain(&format!("{at}.driver"), text(opaque, "driver"), 63, errors);
+    names::driver(&format!("{at}.driver"), text(opaque, "driver"), errors);
     let parameters = &opaque["parameters"];
     if parameters.is_null() {
         errors.push(FieldError::required(format!("{at}.parameters"), ""));
     } else if !parameters.is_object() {
         errors.push(FieldError::invalid(
             format!("{at}.parameters"),
-            parameters.clone(),
-            "parameters must be a valid JSON object",
+            "<value omitted>",
+            "must be a valid JSON object",
         ));
     } else if parameters.to_string().len() > PARAMETERS_BYTES {
         errors.push(FieldError::too_long(format!("{at}.parameters"), PARAMETERS_BYTES));
@@ -225,7 +216,7 @@ pub(super) fn status(claim: &Value, current: &Value, errors: &mut Vec<FieldError
     if allocation.is_object() && old["allocation"].is_object() {
         if allocation != &old["allocation"] {
             let field = "status.allocation";
-            errors.push(FieldError::invalid(field, allocation.clone(), "field is immutable"));
+            errors.push(FieldError::invalid(field, Value::Null, "field cannot be modified once set"));
         }
     } else if allocation.is_object() {
         self::allocation(allocation, &claim["spec"], errors);
@@ -258,7 +249,7 @@ fn allocation(allocation: &Value, spec: &Value, errors: &mut Vec<FieldError>) {
                 "must be the name of a request in the claim or the name of a request and a subrequest separated by '/'",
             ));
         }
-        names::subdomain(&format!("{at}.driver"), text(result, "driver"), 63, errors);
+        names::driver(&format!("{at}.driver"), text(result, "driver"), errors);
         pool_name(&format!("{at}.pool"), text(result, "pool"), errors);
         names::label(&format!("{at}.device"), text(result, "device"), errors);
         share_id(result, &at, errors);
@@ -280,11 +271,10 @@ fn allocation(allocation: &Value, spec: &Value, errors: &mut Vec<FieldError>) {
         references(config, &at, &known, errors);
         opaque(config, &at, errors);
     }
-    if let Some(terms) = allocation["nodeSelector"]["nodeSelectorTerms"].as_array()
-        && terms.len() != 1
-    {
+    let selector = &allocation["nodeSelector"];
+    if selector.is_object() && selector["nodeSelectorTerms"].as_array().is_none_or(Vec::is_empty) {
         let at = "status.allocation.nodeSelector.nodeSelectorTerms";
-        errors.push(FieldError::invalid(at, terms.len(), "must have exactly one node selector term"));
+        errors.push(FieldError::required(at, "must have at least one node selector term"));
     }
 }
 
@@ -292,7 +282,7 @@ fn share_id(result: &Value, at: &str, errors: &mut Vec<FieldError>) {
     let Some(id) = result["shareID"].as_str() else { return };
     let canonical = uuid::Uuid::try_parse(id).is_ok_and(|parsed| parsed.hyphenated().to_string() == id);
     if !canonical {
-        let rule = "uuid must be in RFC 4122 normalized form, `xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx` with lowercase hexadecimal characters";
+        let rule = "must be a lowercase UUID in 8-4-4-4-12 format";
         errors.push(FieldError::invalid(format!("{at}.shareID"), id, rule));
     }
 }
@@ -331,7 +321,7 @@ fn reserved_for(claim: &Value, current: &Value, errors: &mut Vec<FieldError>) {
             }
         }
         if consumers[..index].iter().any(|other| other["uid"] == consumer["uid"]) {
-            errors.push(FieldError::duplicate(format!("{at}[{index}]"), consumer["uid"].clone()));
+            errors.push(FieldError::duplicate(format!("{at}[{index}]"), consumer.clone()));
         }
     }
     if consumers.is_empty() {

@@ -56,9 +56,33 @@ pub(crate) fn update(kind: &Kind, part: Part, object: &Value, current: &Value) -
             slice::spec_update(&object["spec"], &current["spec"], &mut errors);
         }
         ("deviceclasses", _) => claim::class(&object["spec"], &mut errors),
+        ("events", _) if !kind.group.is_empty() => event_fields(object, current, &mut errors),
         _ => {}
     }
     errors
+}
+
+/// Through `events.k8s.io` an event changes in its series and metadata only; the core API allows everything.
+fn event_fields(object: &Value, current: &Value, errors: &mut Vec<FieldError>) {
+    for field in [
+        "involvedObject",
+        "reason",
+        "message",
+        "source",
+        "firstTimestamp",
+        "lastTimestamp",
+        "count",
+        "type",
+        "eventTime",
+        "action",
+        "related",
+        "reportingComponent",
+        "reportingInstance",
+    ] {
+        if object[field] != current[field] {
+            errors.push(FieldError::invalid(field, object[field].clone(), "field is immutable"));
+        }
+    }
 }
 
 fn immutable(object: &Value, current: &Value, errors: &mut Vec<FieldError>) {

@@ -66,6 +66,17 @@ pub(super) fn subdomain(field: &str, text: &str, most: usize, errors: &mut Vec<F
     }
 }
 
+/// A driver's name: a subdomain of at most 63 characters, upper case allowed.
+pub(super) fn driver(field: &str, text: &str, errors: &mut Vec<FieldError>) {
+    if text.is_empty() {
+        errors.push(FieldError::required(field, ""));
+    } else if text.len() > 63 {
+        errors.push(FieldError::too_long(field, 63));
+    } else if !is_subdomain(&text.to_ascii_lowercase(), 63) {
+        errors.push(FieldError::invalid(field, text, SUBDOMAIN_RULE));
+    }
+}
+
 /// A label or attribute key in the qualified form.
 pub(super) fn qualified(field: &str, text: &str, errors: &mut Vec<FieldError>) {
     if !is_qualified(text) {

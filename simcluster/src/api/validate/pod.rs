@@ -31,7 +31,12 @@ fn container(path: &str, container: &Value, claims: &[&str], errors: &mut Vec<Fi
     for (index, used) in container["resources"]["claims"].as_array().into_iter().flatten().enumerate() {
         let name = used["name"].as_str().unwrap_or_default();
         if !claims.contains(&name) {
-            errors.push(FieldError::not_found(format!("{path}.resources.claims[{index}].name"), name));
+            let known = match claims {
+                [] => " which is empty".to_owned(),
+                known => format!(": {}", known.join(", ")),
+            };
+            let detail = format!("must be one of the names in pod.spec.resourceClaims{known}");
+            errors.push(FieldError::not_found(format!("{path}.resources.claims[{index}]"), name, detail));
         }
     }
 }

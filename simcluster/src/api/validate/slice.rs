@@ -26,7 +26,7 @@ fn list<'a>(object: &'a Value, field: &str) -> &'a [Value] {
 }
 
 pub(super) fn spec(spec: &Value, errors: &mut Vec<FieldError>) {
-    names::subdomain("spec.driver", text(spec, "driver"), 63, errors);
+    names::driver("spec.driver", text(spec, "driver"), errors);
     claim::pool_name("spec.pool.name", text(&spec["pool"], "name"), errors);
     if spec["pool"]["resourceSliceCount"].as_i64().unwrap_or(0) < 1 {
         let count = spec["pool"]["resourceSliceCount"].clone();
@@ -59,7 +59,7 @@ pub(super) fn spec(spec: &Value, errors: &mut Vec<FieldError>) {
         let name = text(device, "name");
         names::label(&format!("{at}.name"), name, errors);
         if !seen.insert(name) {
-            errors.push(FieldError::duplicate(format!("{at}.name"), name));
+            errors.push(FieldError::duplicate(at.clone(), name));
         }
         self::device(device, &at, errors);
     }
@@ -96,7 +96,7 @@ fn node_choice(spec: &Value, errors: &mut Vec<FieldError>) {
     match chosen.iter().filter(|chosen| **chosen).count() {
         0 => errors.push(FieldError::required("spec", rule)),
         1 => {}
-        _ => errors.push(FieldError::invalid("spec", "", rule)),
+        _ => errors.push(FieldError::invalid("spec", "", format!("{rule}, but multiple fields are set"))),
     }
 }
 
@@ -105,7 +105,10 @@ fn device(device: &Value, at: &str, errors: &mut Vec<FieldError>) {
     let capacity = device["capacity"].as_object();
     let total = attributes.map_or(0, |map| map.len()) + capacity.map_or(0, |map| map.len());
     if total > ATTRIBUTES_AND_CAPACITY {
-        errors.push(FieldError::too_many(at, total, ATTRIBUTES_AND_CAPACITY));
+        let rule = format!(
+            "the total number of attributes and capacities must not exceed {ATTRIBUTES_AND_CAPACITY}"
+        );
+        errors.push(FieldError::invalid(at, total, rule));
     }
     for (name, attribute) in attributes.into_iter().flatten() {
         qualified_name(&format!("{at}.attributes"), name, errors);
@@ -137,7 +140,7 @@ fn qualified_name(at: &str, name: &str, errors: &mut Vec<FieldError>) {
         None => (None, name),
     };
     if let Some(domain) = domain {
-        names::subdomain(at, domain, 63, errors);
+        names::driver(at, domain, errors);
     }
     let identifier = |id: &str| {
         id.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
@@ -190,124 +193,149 @@ fn is_semver(text: &str) -> bool {
 }
 
 fn capacity(capacity: &Value, shared: bool, at: &str, errors: &mut Vec<FieldError>) {
-    let Some(value) = capacity["value"].as_str().and_then(quantity::parse) else {
-        errors.push(FieldError::invalid(
-            format!("{at}.value"),
-            capacity["value"].clone(),
-            "must be a quantity",
-        ));
-        return;
-    };
     let policy = &capacity["requestPolicy"];
     if policy.is_null() {
         return;
     }
     let at = format!("{at}.requestPolicy");
     if !shared {
-        let rule = "allowed only when allowMultipleAllocations is true";
-        errors.push(FieldError::forbidden(at, rule));
+        errors.push(FieldError::forbidden(at, "allowMultipleAllocations must be true"));
         return;
     }
+    let Some(value) = Amount::read(&capacity["value"]) else { return };
     Policy { policy, value, at: &at, errors }.check();
+}
+
+/// A quantity with its text, for messages.
+#[derive(Clone, Debug)]
+struct Amount {
+    nano: Nano,
+    text: String,
+}
+
+impl Amount {
+    /// Reads an amount; the decoder has refused what is no quantity.
+    fn read(value: &Value) -> Option<Self> {
+        let text = value.as_str()?;
+        Some(Self { nano: quantity::parse(text)?, text: text.to_owned() })
+    }
 }
 
 /// The rules of a request policy, for one capacity.
 struct Policy<'a> {
     policy: &'a Value,
-    value: Nano,
+    value: Amount,
     at: &'a str,
     errors: &'a mut Vec<FieldError>,
 }
 
 impl Policy<'_> {
     fn check(&mut self) {
-        let default = self.amount(&self.policy["default"], "default");
-        let (values, range) = (self.policy["validValues"].is_array(), self.policy["validRange"].is_object());
-        if values && range {
-            self.wrong("", "exactly one of `validValues`, `validRange` may be specified");
-        }
-        if (values || range) && self.policy["default"].is_null() {
-            let at = format!("{}.default", self.at);
-            self.errors.push(FieldError::required(at, "required with validValues or validRange"));
-        }
-        if default.is_some_and(|default| default > self.value) {
-            self.wrong("default", "must not exceed the capacity");
-        }
+        let values = !list(self.policy, "validValues").is_empty();
+        let range = self.policy["validRange"].is_object();
+        let which = match (values, range) {
+            (true, true) => {
+                let rule = "exactly one policy can be specified, cannot specify \"validValues\" and \"validRange\" at the same time";
+                self.errors.push(FieldError::forbidden(self.at, rule));
+                return;
+            }
+            (true, false) => "validValues",
+            (false, true) => "validRange",
+            (false, false) => return,
+        };
+        let Some(default) = Amount::read(&self.policy["default"]) else {
+            let rule = format!("required when {which} is defined");
+            self.errors.push(FieldError::required(format!("{}.default", self.at), rule));
+            return;
+        };
         if values {
-            self.values(default);
-        }
-        if range {
-            self.range(default);
+            self.values(&default);
+        } else {
+            self.range(&default);
         }
     }
 
-    fn wrong(&mut self, field: &str, rule: &str) {
-        let at = if field.is_empty() { self.at.to_owned() } else { format!("{}.{field}", self.at) };
-        self.errors.push(FieldError::invalid(at, self.policy.clone(), rule));
+    fn wrong(&mut self, field: &str, amount: &Amount, rule: impl Into<String>) {
+        self.errors.push(FieldError::invalid(format!("{}.{field}", self.at), amount.text.clone(), rule));
     }
 
-    fn amount(&mut self, value: &Value, field: &str) -> Option<Nano> {
-        if value.is_null() {
-            return None;
-        }
-        let amount = value.as_str().and_then(quantity::parse);
-        if amount.is_none() {
-            self.wrong(field, "must be a quantity");
-        }
-        amount
-    }
-
-    fn values(&mut self, default: Option<Nano>) {
-        let listed = self.policy["validValues"].as_array().cloned().unwrap_or_default();
+    fn values(&mut self, default: &Amount) {
+        let listed: Vec<Amount> = list(self.policy, "validValues").iter().filter_map(Amount::read).collect();
         if listed.len() > VALID_VALUES {
             self.errors.push(FieldError::too_many(
                 format!("{}.validValues", self.at),
                 listed.len(),
                 VALID_VALUES,
             ));
+            return;
         }
-        let amounts: Vec<Nano> =
-            listed.iter().filter_map(|value| self.amount(value, "validValues")).collect();
-        if !amounts.is_sorted() {
-            self.wrong("validValues", "must be sorted in ascending order");
+        for (index, amount) in listed.iter().enumerate() {
+            let field = format!("validValues[{index}]");
+            if index > 0 && listed[index - 1].nano > amount.nano {
+                self.wrong(&field, amount, "values must be sorted in ascending order");
+            }
+            if amount.nano > self.value.nano {
+                let rule = format!("option is larger than capacity value: {}", self.value.text);
+                self.wrong(&field, amount, rule);
+            }
         }
-        if amounts.iter().any(|amount| *amount > self.value) {
-            self.wrong("validValues", "must not exceed the capacity");
-        }
-        if default.is_some_and(|default| !amounts.contains(&default)) {
-            self.wrong("default", "must be one of validValues");
+        if listed.iter().all(|amount| amount.nano != default.nano) {
+            self.wrong("validValues", default, "default value is not valid according to the requestPolicy");
         }
     }
 
-    fn range(&mut self, default: Option<Nano>) {
+    fn range(&mut self, default: &Amount) {
         let range = self.policy["validRange"].clone();
-        let Some(min) = self.amount(&range["min"], "validRange.min") else {
+        let Some(min) = Amount::read(&range["min"]) else {
             let at = format!("{}.validRange.min", self.at);
-            self.errors.push(FieldError::required(at, ""));
+            self.errors.push(FieldError::required(at, "required when validRange is defined"));
             return;
         };
-        let max = self.amount(&range["max"], "validRange.max");
-        let step = self.amount(&range["step"], "validRange.step");
-        if min > self.value || max.is_some_and(|max| max > self.value || max < min) {
-            self.wrong("validRange", "min must not exceed max, and neither the capacity");
+        let value = self.value.clone();
+        if min.nano > value.nano {
+            self.wrong("validRange.min", &min, format!("min is larger than capacity value: {}", value.text));
         }
-        if default.is_some_and(|default| default < min || max.is_some_and(|max| default > max)) {
-            self.wrong("default", "must be inside validRange");
+        if default.nano < min.nano {
+            self.wrong("validRange.default", default, format!("default is less than min: {}", min.text));
         }
-        let Some(Nano(step)) = step else { return };
-        if step <= 0 || min.0 + step > self.value.0 {
-            self.wrong(
-                "validRange.step",
-                "must be greater than zero, and min plus step must not exceed the capacity",
-            );
+        let max = Amount::read(&range["max"]);
+        if let Some(max) = &max {
+            if min.nano > max.nano {
+                self.wrong("validRange.max", &min, format!("min is larger than max: {}", max.text));
+            }
+            if max.nano > value.nano {
+                self.wrong(
+                    "validRange.max",
+                    max,
+                    format!("max is larger than capacity value: {}", value.text),
+                );
+            }
+            if default.nano > max.nano {
+                self.wrong("validRange.default", default, format!("default is more than max: {}", max.text));
+            }
+        }
+        if let Some(step) = Amount::read(&range["step"]) {
+            self.step(default, &min, max.as_ref(), &step);
+        }
+    }
+
+    /// Default and max lie on the grid that begins at min. A default above the capacity itself passes, as upstream.
+    fn step(&mut self, default: &Amount, min: &Amount, max: Option<&Amount>, step: &Amount) {
+        let field = "validRange.step";
+        if step.nano.0 <= 0 {
+            self.wrong(field, step, "must be greater than zero");
             return;
         }
-        let off_grid = |amount: Option<Nano>| amount.is_some_and(|amount| (amount.0 - min.0) % step != 0);
-        if off_grid(default) {
-            self.wrong("default", "must be a multiple of the step from min");
+        if min.nano.0 + step.nano.0 > self.value.nano.0 {
+            let rule = format!("one step is larger than capacity value: {}", self.value.text);
+            self.wrong(field, step, rule);
         }
-        if off_grid(max) {
-            self.wrong("validRange.max", "must be a multiple of the step from min");
+        for amount in std::iter::once(default).chain(max) {
+            if (amount.nano.0 - min.nano.0) % step.nano.0 != 0 {
+                let rule =
+                    format!("value is not a multiple of a given step ({}) from ({})", step.text, min.text);
+                self.wrong(field, amount, rule);
+            }
         }
     }
 }
