@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice};
-use kube::runtime::utils::Backoff;
+use kube::runtime::utils::{Backoff, ResetTimerBackoff};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
@@ -89,6 +89,8 @@ impl Pause {
     /// kube's default begins at 0.8 s; a watch that merely ended should not cost a waiting pod that much.
     const SHORTEST: Duration = Duration::from_millis(100);
     const LONGEST: Duration = Duration::from_secs(10);
+    /// A watch that has gone well for so long begins anew.
+    const GOOD: Duration = Duration::from_secs(30);
 }
 
 impl Default for Pause {
@@ -144,7 +146,9 @@ async fn follow<K>(
     K: Resource + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
 {
     let mut known = Known::default();
-    let events = watcher(api, config).backoff(Pause::default());
+    // By time: a list that is refused again and again begins each time with an event that is none (`Init`).
+    let pause = ResetTimerBackoff::new(Pause::default(), Pause::GOOD);
+    let events = watcher(api, config).backoff(pause);
     let mut events =
         std::pin::pin!(events.modify(|object| object.managed_fields_mut().clear()).into_stream());
     while let Some(event) = events.next().await {

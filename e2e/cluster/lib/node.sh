@@ -97,6 +97,17 @@ node_install_gpus() { # node, directory of cargo's binaries
   machine_exec "$node" "$built/tessera-fake-world" driver-root "$description" "$built/libnvidia_ml.so" "$built/libcuda.so" \
     "$node_driver_root"
   machine_exec "$node" "$built/tessera-fake-world" sysfs "$description" "$node_sysfs_root"
+  node_make_device_nodes "$node"
+}
+
+# The nodes through which a container is given GPUs, more of them than any world has GPUs. Behind them is what is behind
+# /dev/null: the fake driver asks only whether they are there.
+node_make_device_nodes() { # node
+  local name
+  machine_exec "$1" mkdir -p "$node_driver_root/dev"
+  for name in nvidiactl nvidia-uvm nvidia{0..15}; do
+    machine_exec "$1" mknod --mode=666 "$node_driver_root/dev/$name" c 1 3
+  done
 }
 
 # Makes something happen to a node's GPUs: the arguments of `tessera-fake-world control WORLD`.

@@ -7,23 +7,31 @@ use crate::attribute;
 use crate::driver;
 use crate::status::Status;
 
-/// `CUdevice`: the index of a GPU.
+/// `CUdevice`: the ordinal of a GPU among those that this process sees.
 #[repr(transparent)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Device(c_int);
 
 impl Device {
-    /// The GPU with that index.
+    /// The GPU with that index in the world. One that is not to be seen has an ordinal that no GPU has.
     pub(crate) fn of(gpu: usize) -> Self {
-        Self(c_int::try_from(gpu).unwrap_or(c_int::MAX))
+        let seen = driver::machine().map(|machine| machine.visible()).unwrap_or_default();
+        let ordinal = seen.iter().position(|&index| index == gpu);
+        Self(ordinal.and_then(|ordinal| c_int::try_from(ordinal).ok()).unwrap_or(c_int::MAX))
+    }
+
+    /// What an application means by this ordinal.
+    pub(crate) fn at(ordinal: c_int) -> Self {
+        Self(ordinal)
     }
 }
 
 /// The index of a GPU that exists and is not lost.
 pub(crate) fn gpu(device: Device) -> Answer<usize> {
     let machine = driver::machine()?;
-    let index = usize::try_from(device.0).map_err(|_| Status::InvalidDevice)?;
-    let board = machine.world().gpus.get(index).ok_or(Status::InvalidDevice)?;
+    let ordinal = usize::try_from(device.0).map_err(|_| Status::InvalidDevice)?;
+    let index = *machine.visible().get(ordinal).ok_or(Status::InvalidDevice)?;
+    let board = &machine.world().gpus[index];
     if machine.is_lost(board) { Err(Status::DeviceUnavailable) } else { Ok(index) }
 }
 
@@ -54,7 +62,7 @@ pub(crate) fn usable_bytes(device: Device) -> Answer<u64> {
 
 export! {
     fn cuDeviceGetCount(count: Out<c_int>) {
-        count.set(Device::of(driver::machine()?.world().gpus.len()).0)
+        count.set(c_int::try_from(driver::machine()?.visible().len()).unwrap_or(c_int::MAX))
     }
 
     fn cuDeviceGet(device: Out<Device>, ordinal: c_int) {
@@ -93,8 +101,9 @@ export! {
 
     fn cuDeviceGetByPCIBusId(device: Out<Device>, id: In<c_char>) {
         let wanted = tessera_fake_world::PciAddress::parse(id.text()?).ok_or(Status::InvalidValue)?;
-        let found = driver::machine()?.world().gpus.iter().find(|gpu| gpu.pci == wanted);
-        device.set(Device::of(found.ok_or(Status::InvalidDevice)?.index))
+        let machine = driver::machine()?;
+        let found = machine.visible().iter().find(|&&gpu| machine.world().gpus[gpu].pci == wanted);
+        device.set(Device::of(*found.ok_or(Status::InvalidDevice)?))
     }
 
     fn cuDeviceCanAccessPeer(can: Out<c_int>, device: Device, peer: Device) {

@@ -52,7 +52,7 @@ export! {
             return Err(Status::InvalidValue);
         }
         let machine = open()?;
-        if machine.world().gpus.is_empty() {
+        if machine.visible().is_empty() {
             return Err(Status::NoDevice);
         }
         let me = std::process::id();

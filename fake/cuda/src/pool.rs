@@ -88,8 +88,7 @@ export! {
         if (kind, handle_types, location_type) != (1, 0, ON_DEVICE) {
             return Err(Status::NotSupported);
         }
-        let ordinal = usize::try_from(location).map_err(|_| Status::InvalidDevice)?;
-        let gpu = gpu(Device::of(ordinal))?;
+        let gpu = gpu(Device::at(location))?;
         let mut state = state::lock()?;
         let handle = state.new_handle();
         state.pools.insert(handle, Pool { gpu, default: false, release_threshold: 0 });

@@ -49,10 +49,7 @@ fn location(properties: In<Properties>) -> Answer<Option<usize>> {
         return Err(Status::InvalidValue);
     }
     match location_type {
-        ON_DEVICE => {
-            let ordinal = usize::try_from(location).map_err(|_| Status::InvalidDevice)?;
-            Ok(Some(gpu(Device::of(ordinal))?))
-        }
+        ON_DEVICE => Ok(Some(gpu(Device::at(location))?)),
         2..=4 => Ok(None),
         _ => Err(Status::InvalidValue),
     }

@@ -11,17 +11,16 @@ use crate::library::machine;
 /// Hands out the handle of the GPU that fits.
 fn find(device: Out<Handle>, fits: impl Fn(&Gpu) -> bool) -> Answer {
     let machine = machine()?;
-    let gpu = machine.world().gpus.iter().find(|gpu| fits(gpu)).ok_or(Code::NotFound)?;
-    let handle = Handle::of(gpu.index);
+    let gpu =
+        machine.visible().iter().find(|&&gpu| fits(&machine.world().gpus[gpu])).ok_or(Code::NotFound)?;
+    let handle = Handle::of(*gpu);
     handle.device()?;
     device.set(handle)
 }
 
 fn by_index(index: c_uint, device: Out<Handle>) -> Answer {
-    find(device, |gpu| gpu.index == index as usize).map_err(|code| match code {
-        Code::NotFound => Code::InvalidArgument,
-        other => other,
-    })
+    let seen = *machine()?.visible().get(index as usize).ok_or(Code::InvalidArgument)?;
+    find(device, |gpu| gpu.index == seen)
 }
 
 fn by_pci(bus_id: Text, device: Out<Handle>) -> Answer {
@@ -59,8 +58,8 @@ fn device_pci_info(device: Handle, pci: Out<nvmlPciInfo_t>) -> Answer {
 }
 
 export! {
-    fn nvmlDeviceGetCount(count: Out<c_uint>) { count.set(machine()?.world().gpus.len() as c_uint) }
-    fn nvmlDeviceGetCount_v2(count: Out<c_uint>) { count.set(machine()?.world().gpus.len() as c_uint) }
+    fn nvmlDeviceGetCount(count: Out<c_uint>) { count.set(machine()?.visible().len() as c_uint) }
+    fn nvmlDeviceGetCount_v2(count: Out<c_uint>) { count.set(machine()?.visible().len() as c_uint) }
     fn nvmlDeviceGetHandleByIndex(index: c_uint, device: Out<Handle>) { by_index(index, device) }
     fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, device: Out<Handle>) { by_index(index, device) }
     fn nvmlDeviceGetHandleByUUID(uuid: Text, device: Out<Handle>) {
@@ -74,7 +73,11 @@ export! {
     fn nvmlDeviceGetHandleByPciBusId(bus_id: Text, device: Out<Handle>) { by_pci(bus_id, device) }
     fn nvmlDeviceGetHandleByPciBusId_v2(bus_id: Text, device: Out<Handle>) { by_pci(bus_id, device) }
 
-    fn nvmlDeviceGetIndex(device: Handle, index: Out<c_uint>) { index.set(device.device()?.index as c_uint) }
+    fn nvmlDeviceGetIndex(device: Handle, index: Out<c_uint>) {
+        let device = device.device()?;
+        let seen = device.machine.visible().iter().position(|&gpu| gpu == device.index);
+        index.set(seen.ok_or(Code::InvalidArgument)? as c_uint)
+    }
     fn nvmlDeviceGetName(device: Handle, name: Out<c_char>, length: c_uint) {
         name.set_text(length, &device.device()?.model.name)
     }

@@ -71,12 +71,14 @@ export! {
         let near = world.gpus.iter().filter(|other| {
             other.index != device.index && world.pcie_level(device.index, other.index).nvml_value() == level
         });
+        let near = near.filter(|gpu| device.machine.visible().contains(&gpu.index));
         set_list(count, devices, near.map(|gpu| Handle::of(gpu.index)).collect())
     }
     fn nvmlSystemGetTopologyGpuSet(cpu: c_uint, count: Out<c_uint>, devices: Out<Handle>) {
         let machine = machine()?;
         let world = machine.world();
-        let near = world.gpus.iter().filter(|gpu| gpu_cpus(world, gpu.numa_node).contains(&(cpu as usize)));
+        let near = machine.visible().iter().map(|&gpu| &world.gpus[gpu]);
+        let near = near.filter(|gpu| gpu_cpus(world, gpu.numa_node).contains(&(cpu as usize)));
         set_list(count, devices, near.map(|gpu| Handle::of(gpu.index)).collect())
     }
     fn nvmlDeviceGetP2PStatus(one: Handle, other: Handle, index: c_uint, status: Out<c_uint>) {

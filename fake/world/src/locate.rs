@@ -33,6 +33,8 @@ pub struct Location {
     pub control: PathBuf,
     /// Where usage is kept.
     pub state: StatePlace,
+    /// Where the device nodes of the GPUs are: `dev` of the driver root that the world is in.
+    pub device_nodes: Option<PathBuf>,
 }
 
 /// Where usage is kept. Wherever it is, the fake NVML and the fake CUDA of one process agree about it, unless it is
@@ -79,8 +81,16 @@ impl Location {
                 writable.map_or(StatePlace::Process, StatePlace::Shared)
             }
         };
-        Ok(Self { world: world.to_owned(), control: world.with_file_name("control.yaml"), state })
+        let control = world.with_file_name("control.yaml");
+        Ok(Self { world: world.to_owned(), control, state, device_nodes: device_nodes_of(world) })
     }
+}
+
+/// `dev` of the driver root whose world file that is.
+fn device_nodes_of(world: &Path) -> Option<PathBuf> {
+    let depth = Path::new(WORLD_IN_DRIVER_ROOT).components().count();
+    let root = world.ancestors().nth(depth)?;
+    world.ends_with(WORLD_IN_DRIVER_ROOT).then(|| root.join("dev"))
 }
 
 /// A directory in `/dev/shm` that belongs to that world file.

@@ -1,5 +1,6 @@
 //! The world, what happens to it, and what processes hold, in one.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use crate::control::{Control, ControlFile};
@@ -27,6 +28,7 @@ pub struct Machine {
     world: World,
     control: ControlFile,
     usage: Usage,
+    visible: Vec<usize>,
 }
 
 /// Memory of one GPU in bytes. `used + free + reserved == total`.
@@ -58,7 +60,14 @@ impl Machine {
     pub fn open_at(location: &Location) -> Result<Self, MachineError> {
         let world = World::load(&location.world)?;
         let usage = Usage::open(&location.state, &world)?;
-        Ok(Self { world, control: ControlFile::new(&location.control), usage })
+        let visible = visible(&world, location.device_nodes.as_deref());
+        Ok(Self { world, control: ControlFile::new(&location.control), usage, visible })
+    }
+
+    /// Indices of the GPUs that this process may use, in order: as with the real driver, those whose device nodes it can
+    /// see. All of them where the driver root has no nodes at all.
+    pub fn visible(&self) -> &[usize] {
+        &self.visible
     }
 
     /// What the machine is.
@@ -112,5 +121,33 @@ impl Machine {
     /// Whether the GPU fell off the bus.
     pub fn is_lost(&self, gpu: &Gpu) -> bool {
         self.control().is_lost(&gpu.uuid)
+    }
+}
+
+/// A container gets the node of the driver itself, `nvidiactl`, and of each GPU that it is given.
+fn visible(world: &World, device_nodes: Option<&Path>) -> Vec<usize> {
+    let nodes = device_nodes.filter(|nodes| nodes.join("nvidiactl").exists());
+    let has_node = |gpu: &&Gpu| nodes.is_none_or(|nodes| nodes.join(format!("nvidia{}", gpu.minor)).exists());
+    world.gpus.iter().filter(has_node).map(|gpu| gpu.index).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shipped;
+
+    #[test]
+    fn a_process_sees_the_gpus_whose_device_nodes_it_has() {
+        let root = tempfile::tempdir().unwrap();
+        let nodes = root.path().join("dev");
+        std::fs::create_dir(&nodes).unwrap();
+        let world = World::parse(shipped::H100_8_NVSWITCH, "h100-8-nvswitch").unwrap();
+        assert_eq!(visible(&world, Some(&nodes)).len(), 8, "no nodes at all: nothing to go by");
+
+        for name in ["nvidiactl", "nvidia2", "nvidia5"] {
+            std::fs::write(nodes.join(name), "").unwrap();
+        }
+        assert_eq!(visible(&world, Some(&nodes)), [2, 5]);
+        assert_eq!(visible(&world, None).len(), 8);
     }
 }
