@@ -17,6 +17,9 @@ use tokio::process::{Child, Command};
 const PACKAGES: &str = "-p tessera-simcluster -p tessera-driver -p tessera-controller -p tessera-probe -p tessera-fake-world \
                         -p tessera-fake-nvml -p tessera-fake-cuda -p tessera-intercept";
 
+/// The container runtime of the stand-ins is no daemon that could be restarted.
+const NO_DAEMON: &str = "trial/containerd-restart";
+
 /// From nothing to a ready cluster takes two seconds; a debug build on a busy machine needs more.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -48,7 +51,9 @@ async fn run(selection: &Selection) -> anyhow::Result<Option<Report>> {
     let config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
     let operations = Operations::by(directory.path().join("node.sh"));
     let cluster = Cluster::new(config, Some(operations))?;
-    let report = Report::of(selection, everything(&cluster)?).await;
+    let mut trials = everything(&cluster)?;
+    trials.retain(|trial| trial.name != NO_DAEMON);
+    let report = Report::of(selection, trials).await;
     served.stop().await?;
     Ok(Some(report))
 }
@@ -66,8 +71,9 @@ fn program() -> anyhow::Result<PathBuf> {
 
 async fn no_namespaces(program: &Path) -> anyhow::Result<Option<String>> {
     let output = Command::new(program).arg("namespaces-try-out").stdin(Stdio::null()).output().await?;
-    let reason = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    Ok((!output.status.success()).then_some(reason))
+    let reason = String::from_utf8_lossy(&output.stderr);
+    let reason = reason.trim().trim_start_matches("tessera-simcluster: ");
+    Ok((!output.status.success()).then(|| reason.to_owned()))
 }
 
 struct Served {

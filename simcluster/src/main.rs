@@ -1,5 +1,6 @@
 //! `tessera-simcluster`: the demo, a cluster to play with, and the inside of the container stand-in.
 
+mod demo;
 mod serve;
 mod stage;
 
@@ -19,6 +20,8 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Shows the whole of Tessera in a few seconds, on fake GPUs.
+    Demo(demo::DemoArgs),
     /// Runs a cluster with two nodes and fake GPUs until it is interrupted.
     Serve(serve::ServeArgs),
     /// Acts on a node of a cluster that `serve` runs, in the words of e2e/cluster/node.sh: restart|stop|kill|start NODE
@@ -38,6 +41,7 @@ enum Command {
 /// No runtime here: namespaces are entered by the only thread of a process.
 fn main() -> ExitCode {
     let outcome = match Args::parse().command {
+        Command::Demo(args) => demo::demo(args),
         Command::Serve(args) => serve::serve(args),
         Command::Node(args) => serve::node(args),
         Command::ContainerInit { spec } => done(container::supervise(&spec)),

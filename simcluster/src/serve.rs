@@ -15,6 +15,9 @@ use crate::stage::{NODES, Stage, StageOptions, control, nest};
 /// Where the world files of the repository are.
 pub(crate) const WORLDS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../fake/world/worlds");
 
+/// The world of the first node.
+pub(crate) const NODE_WORLD: &str = NODES[0].1;
+
 /// The pause of the real cluster's kubelets in `e2e/cluster`.
 pub(crate) const SYNC_PERIOD: Duration = Duration::from_secs(5);
 
@@ -51,15 +54,17 @@ pub(crate) fn node(args: NodeArgs) -> anyhow::Result<ExitCode> {
 pub(crate) fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     let Some(directory) = nest::directory() else { return nest::run_inside() };
     nest::settle()?;
-    tracing_subscriber::fmt().with_env_filter(log_filter()).with_writer(std::io::stderr).init();
+    log_to_stderr();
     let reactor = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     reactor.block_on(run(args, directory))?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// What is logged without RUST_LOG: only what went wrong, and not that connections break when everything ends.
-pub(crate) fn log_filter() -> tracing_subscriber::EnvFilter {
-    tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "error,kube_client=off".into())
+/// Logs what RUST_LOG says; without it only what went wrong, and not that connections break when everything ends.
+pub(crate) fn log_to_stderr() {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env();
+    let filter = filter.unwrap_or_else(|_| "error,kube_client=off".into());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
 }
 
 async fn run(args: ServeArgs, directory: PathBuf) -> anyhow::Result<()> {

@@ -1,12 +1,15 @@
 //! The container stand-in, run for real: what a program sees inside.
 
+#![expect(clippy::unwrap_used, reason = "a test says by panicking where it stands")]
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::json;
 use tessera_simcluster::node::container::{
-    BindMount, Container, ContainerConfig, ContainerId, Image, ImageStore, RunAs, Runtime, RuntimeOptions, State,
+    BindMount, Container, ContainerConfig, ContainerId, Image, ImageStore, RunAs, Runtime, RuntimeOptions,
+    State,
 };
 use tessera_simcluster::node::namespaces;
 
@@ -62,7 +65,8 @@ impl Bench {
 
     async fn ended(&self, id: &ContainerId) -> Container {
         let mut changes = self.runtime.subscribe();
-        let exited = |container: &Container| container.id == *id && matches!(container.state, State::Exited { .. });
+        let exited =
+            |container: &Container| container.id == *id && matches!(container.state, State::Exited { .. });
         loop {
             if let Some(container) = self.runtime.containers(&id.pod_uid).into_iter().find(exited) {
                 return container;
@@ -93,7 +97,9 @@ fn script(text: &str) -> ContainerConfig {
 #[tokio::test]
 async fn a_container_has_a_root_a_pid_and_a_name_of_its_own() {
     let Some(bench) = Bench::set_up("container") else { return };
-    let (code, output) = bench.script(script("echo pid $$; cat /proc/sys/kernel/hostname; ls /; echo x >/tmp/x; exit 7")).await;
+    let (code, output) = bench
+        .script(script("echo pid $$; cat /proc/sys/kernel/hostname; ls /; echo x >/tmp/x; exit 7"))
+        .await;
     assert_eq!(code, 7, "{output}");
     assert!(output.starts_with("pid 1\npod-a\n"), "{output}");
     assert!(!output.contains("home"), "the machine's root shows: {output}");
@@ -164,7 +170,8 @@ async fn two_containers_share_a_file_that_is_mounted_into_both() {
     let with_share = |name: &str, text: &str| {
         let mut config = script(text);
         config.id.name = name.into();
-        config.mounts = vec![BindMount { source: shared.clone(), target: "/shared".into(), read_only: false }];
+        config.mounts =
+            vec![BindMount { source: shared.clone(), target: "/shared".into(), read_only: false }];
         config
     };
     bench.script(with_share("one", "echo one >>/shared")).await;

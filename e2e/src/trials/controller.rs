@@ -50,7 +50,7 @@ async fn waits(bench: &Bench) -> anyhow::Result<Vec<String>> {
 
 /// How the controller is stopped and started: as a Deployment, or as a process.
 enum Switch<'a> {
-    Deployment { api: Api<DynamicObject>, replicas: i64 },
+    Deployment { api: Box<Api<DynamicObject>>, replicas: i64 },
     Process(&'a Bench),
 }
 
@@ -61,7 +61,7 @@ impl<'a> Switch<'a> {
         match api.get_opt(DEPLOYMENT).await? {
             Some(deployment) => {
                 let replicas = deployment.data["spec"]["replicas"].as_i64().unwrap_or(1);
-                Ok(Self::Deployment { api, replicas })
+                Ok(Self::Deployment { api: Box::new(api), replicas })
             }
             None => {
                 bench.hands()?;

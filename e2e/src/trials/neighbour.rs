@@ -1,9 +1,9 @@
 //! A claim whose result names another node's pool: the kubelet does not look, the driver must refuse.
 
 use k8s_openapi::api::core::v1::Event;
-use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
-use kube::{Api, ResourceExt};
 use serde_json::json;
 
 use super::bench::{Bench, PATIENCE, holder, uid};
@@ -20,13 +20,18 @@ pub(super) async fn refused(bench: Bench) -> TrialOutcome {
     let other = bench.node_with("h100", 8).await?;
     let inventory = GpuInventory::read(&bench.client).await?;
     let device = inventory.first_of(&other).ok_or_else(|| anyhow::anyhow!("{other} publishes nothing"))?;
-    allocate(&bench, &node, &other, device).await?;
+    let claim = json!({
+        "metadata": {"name": "stray", "finalizers": ["resource.kubernetes.io/delete-protection"]},
+        "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": DRIVER}}]}},
+    });
+    bench.claims().create(&PostParams::default(), &serde_json::from_value(claim)?).await?;
     let mut pod = holder("stranger", json!({"name": "gpu", "resourceClaimName": "stray"}));
-    pod["spec"]["nodeName"] = node.clone().into();
+    // While it is gated, the controller leaves its claim to whoever gated it.
+    pod["spec"]["schedulingGates"] = json!([{"name": "e2e.tessera.dev/neighbour"}]);
     let pod = bench.pods().create(&PostParams::default(), &serde_json::from_value(pod)?).await?;
-    let consumer = json!({"resource": "pods", "name": pod.name_any(), "uid": uid(&pod)});
-    let reserve = json!({"status": {"reservedFor": [consumer]}});
-    bench.claims().patch_status("stray", &PatchParams::default(), &Patch::Merge(reserve)).await?;
+    allocate(&bench, &node, &other, device, &uid(&pod)).await?;
+    let open = json!({"spec": {"schedulingGates": null}});
+    bench.pods().patch("stranger", &PatchParams::default(), &Patch::Merge(open)).await?;
 
     let events: Api<Event> = Api::namespaced(bench.client.clone(), bench.namespace());
     let judge = |events: &[Event]| {
@@ -45,28 +50,23 @@ pub(super) async fn refused(bench: Bench) -> TrialOutcome {
     Ok(Outcome::Held(vec![]))
 }
 
-async fn allocate(bench: &Bench, node: &str, pool: &str, device: &str) -> anyhow::Result<()> {
-    let claim = json!({
-        "metadata": {"name": "stray", "finalizers": ["resource.kubernetes.io/delete-protection"]},
-        "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": DRIVER}}]}},
+/// Writes what no allocator of ours would: a device of `pool` for pods on `node`, reserved at once, so that nobody takes it
+/// back for being unused.
+async fn allocate(bench: &Bench, node: &str, pool: &str, device: &str, pod_uid: &str) -> anyhow::Result<()> {
+    let result = json!({
+        "driver": DRIVER, "pool": pool, "device": device, "request": "gpu",
+        "shareID": "6c0d3a52-36c8-4d4e-9a0f-9d2d0a3f7c11",
+        "consumedCapacity": {"memory": "10Gi", "cores": "0"},
     });
-    bench.claims().create(&PostParams::default(), &serde_json::from_value(claim)?).await?;
-    let result = DeviceRequestAllocationResult {
-        driver: DRIVER.into(),
-        pool: pool.into(),
-        device: device.into(),
-        request: "gpu".into(),
-        ..Default::default()
-    };
-    let mut result = serde_json::to_value(result)?;
-    result["shareID"] = "6c0d3a52-36c8-4d4e-9a0f-9d2d0a3f7c11".into();
-    result["consumedCapacity"] = json!({"memory": "10Gi", "cores": "0"});
     let terms = [json!({"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]})];
-    let status = json!({"status": {"allocation": {
-        "devices": {"results": [result]},
-        "nodeSelector": {"nodeSelectorTerms": terms},
-        "allocationTimestamp": jiff::Timestamp::now().to_string(),
-    }}});
+    let status = json!({"status": {
+        "allocation": {
+            "devices": {"results": [result]},
+            "nodeSelector": {"nodeSelectorTerms": terms},
+            "allocationTimestamp": jiff::Timestamp::now().to_string(),
+        },
+        "reservedFor": [{"resource": "pods", "name": "stranger", "uid": pod_uid}],
+    }});
     let claims: Api<ResourceClaim> = Api::namespaced(bench.client_of(CONTROLLER)?, bench.namespace());
     claims.patch_status("stray", &PatchParams::default(), &Patch::Merge(status)).await?;
     Ok(())

@@ -39,7 +39,10 @@ pub(crate) fn map(uid: u32, outer_uid: u32, gid: u32, outer_gid: u32) -> io::Res
     fs::write("/proc/self/gid_map", format!("{gid} {outer_gid} 1"))
 }
 
-#[expect(deprecated, reason = "its replacement is unsafe for the sake of CLONE_FILES, which nobody here asks for")]
+#[expect(
+    deprecated,
+    reason = "its replacement is unsafe for the sake of CLONE_FILES, which nobody here asks for"
+)]
 pub(crate) fn unshare(flags: UnshareFlags) -> io::Result<()> {
     rustix::thread::unshare(flags).map_err(io::Error::from)
 }
@@ -53,7 +56,9 @@ pub fn allowed(program: &Path) -> io::Result<()> {
     if output.status.success() {
         return Ok(());
     }
-    Err(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned()))
+    let said = String::from_utf8_lossy(&output.stderr);
+    let reason = said.trim().trim_start_matches("tessera-simcluster: ");
+    Err(io::Error::other(reason.to_owned()))
 }
 
 /// Enters all namespaces that are needed and mounts a tmpfs in them; for a process that does nothing else.

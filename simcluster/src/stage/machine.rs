@@ -195,7 +195,8 @@ async fn lay_out_gpus(programs: &Programs, world: &Path, directory: &Path) -> an
 /// The device nodes of the driver and of each GPU. Nobody but root makes nodes, so they are bind mounts of `/dev/null`: a
 /// character device like the real ones, and nothing of these GPUs is behind a node anyway.
 fn make_device_nodes(world: &Path, directory: &Path) -> anyhow::Result<()> {
-    let text = std::fs::read_to_string(world).with_context(|| format!("failed to read `{}`", world.display()))?;
+    let text =
+        std::fs::read_to_string(world).with_context(|| format!("failed to read `{}`", world.display()))?;
     let world: serde_json::Value = serde_saphyr::from_str(&text)?;
     let gpus = world["gpus"].as_array().map(Vec::as_slice).unwrap_or_default();
     let minors = gpus.iter().enumerate().map(|(index, gpu)| gpu["minor"].as_u64().unwrap_or(index as u64));

@@ -80,6 +80,24 @@ impl Stage {
         self.cluster.kubeconfig()
     }
 
+    /// Resolves when one of the programs has ended by itself, with what it said last.
+    pub(crate) async fn died(&mut self) -> anyhow::Error {
+        let drivers = self.machines.iter_mut().map(|machine| Box::pin(machine.driver.died()));
+        tokio::select! {
+            died = self.controller.died() => died,
+            (died, ..) = futures::future::select_all(drivers) => died,
+        }
+    }
+
+    /// Prints what the programs logged, for a failure that leaves nothing else behind.
+    pub(crate) fn print_logs(&self) {
+        let drivers = self.machines.iter().map(|machine| &machine.driver);
+        for process in [&self.controller].into_iter().chain(drivers) {
+            eprintln!("--- {}", process.log().display());
+            eprint!("{}", process.tail());
+        }
+    }
+
     /// Where logs are.
     pub(crate) fn directory(&self) -> &std::path::Path {
         &self.directory

@@ -13,6 +13,9 @@ use tokio::process::{Child, Command};
 /// Time for a program to end after SIGTERM: a driver that needs longer hangs.
 const PATIENCE: Duration = Duration::from_secs(15);
 
+/// Lines of a log that tell what went wrong.
+const TAIL: usize = 40;
+
 /// How to start a program.
 #[derive(Clone, Debug)]
 pub(crate) struct ProcessSpec {
@@ -97,26 +100,22 @@ impl Process {
         Ok(())
     }
 
-    /// Resolves when it has ended by itself, which none of ours should.
+    pub(crate) fn log(&self) -> &Path {
+        &self.spec.log
+    }
+
+    /// The last lines of its output.
+    pub(crate) fn tail(&self) -> String {
+        let said = std::fs::read_to_string(&self.spec.log).unwrap_or_default();
+        let lines: Vec<_> = said.lines().collect();
+        lines[lines.len().saturating_sub(TAIL)..].iter().map(|line| format!("{line}\n")).collect()
+    }
+
+    /// Resolves when it has ended by itself, which none of ours should; never for one that was stopped.
     pub(crate) async fn died(&mut self) -> anyhow::Error {
-        let name = self.spec.program.display().to_string();
-        let log = self.spec.log.clone();
-        match &mut self.child {
-            Some(child) => {
-                let status = child.wait().await;
-                let said = std::fs::read_to_string(&log).unwrap_or_default();
-                let last = said
-                    .lines()
-                    .rev()
-                    .take(5)
-                    .collect::<Vec<_>>()
-                    .into_iter()
-                    .rev()
-                    .collect::<Vec<_>>()
-                    .join("\n");
-                anyhow::anyhow!("`{name}` ended: {status:?}; the end of {}:\n{last}", log.display())
-            }
-            None => std::future::pending().await,
-        }
+        let Some(child) = &mut self.child else { return std::future::pending().await };
+        let status = child.wait().await;
+        let (name, log) = (self.spec.program.display(), self.spec.log.display());
+        anyhow::anyhow!("`{name}` ended: {status:?}; the end of {log}:\n{}", self.tail())
     }
 }

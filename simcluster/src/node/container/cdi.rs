@@ -143,7 +143,10 @@ fn merge(specs: &[SpecFile], ids: &[String]) -> Result<Edits, CdiError> {
 
 fn append(edits: &mut Edits, id: &str, more: &ContainerEdits) -> Result<(), CdiError> {
     if let Some(hook) = more.hooks.first() {
-        return Err(CdiError::Unsupported { id: id.to_owned(), what: format!("the hook `{}`", hook.hook_name) });
+        return Err(CdiError::Unsupported {
+            id: id.to_owned(),
+            what: format!("the hook `{}`", hook.hook_name),
+        });
     }
     for entry in &more.env {
         let (name, value) = entry.split_once('=').unwrap_or((entry, ""));
@@ -174,7 +177,11 @@ fn bind_mount(id: &str, mount: &Mount) -> Result<BindMount, CdiError> {
         let what = format!("a mount at `{}` without the option `bind`", mount.container_path.display());
         return Err(CdiError::Unsupported { id: id.to_owned(), what });
     }
-    Ok(BindMount { source: mount.host_path.clone(), target: mount.container_path.clone(), read_only: has("ro") })
+    Ok(BindMount {
+        source: mount.host_path.clone(),
+        target: mount.container_path.clone(),
+        read_only: has("ro"),
+    })
 }
 
 #[cfg(test)]

@@ -90,7 +90,9 @@ fn map_holds(map: &str, id: u32) -> bool {
     map.lines().any(|line| {
         let mut fields = line.split_whitespace().map(str::parse::<u64>);
         match (fields.next(), fields.next(), fields.next()) {
-            (Some(Ok(first)), Some(Ok(_)), Some(Ok(count))) => (first..first + count).contains(&u64::from(id)),
+            (Some(Ok(first)), Some(Ok(_)), Some(Ok(count))) => {
+                (first..first + count).contains(&u64::from(id))
+            }
             _ => false,
         }
     })

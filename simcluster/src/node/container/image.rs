@@ -43,7 +43,9 @@ pub enum ImageError {
         source: io::Error,
     },
     /// This process runs without glibc's loader, so the libraries cannot be found.
-    #[error("found no ld-linux loader among the libraries of this process; the container stand-in needs glibc")]
+    #[error(
+        "found no ld-linux loader among the libraries of this process; the container stand-in needs glibc"
+    )]
     NoLoader,
     /// The loader did not list the libraries.
     #[error("failed to list the libraries of `{path}`")]
@@ -67,7 +69,9 @@ impl Image {
         for program in programs {
             image.add_program(&loader, program.as_ref())?;
         }
-        image.env.insert("PATH".into(), "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".into());
+        image
+            .env
+            .insert("PATH".into(), "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".into());
         if !libc_is_multiarch(&image.files) {
             // Elsewhere the loader does not search the directory in which driver libraries are mounted.
             image.env.insert("LD_LIBRARY_PATH".into(), MULTIARCH.into());
@@ -77,8 +81,9 @@ impl Image {
 
     fn add_program(&mut self, loader: &Path, program: &Path) -> Result<(), ImageError> {
         let target = Path::new("/usr/local/bin").join(program.file_name().unwrap_or_default());
-        let source =
-            program.canonicalize().map_err(|source| ImageError::NoProgram { path: program.to_owned(), source })?;
+        let source = program
+            .canonicalize()
+            .map_err(|source| ImageError::NoProgram { path: program.to_owned(), source })?;
         for file in libraries(loader, &source)? {
             if !self.files.contains(&file) {
                 self.files.push(file);
@@ -159,10 +164,7 @@ mod tests {
         let paths: Vec<_> = parse_list(listing).into_iter().map(|file| file.target).collect();
         assert_eq!(
             paths,
-            [
-                PathBuf::from("/lib/x86_64-linux-gnu/libc.so.6"),
-                PathBuf::from("/lib64/ld-linux-x86-64.so.2")
-            ]
+            [PathBuf::from("/lib/x86_64-linux-gnu/libc.so.6"), PathBuf::from("/lib64/ld-linux-x86-64.so.2")]
         );
     }
 

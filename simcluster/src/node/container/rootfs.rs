@@ -70,13 +70,29 @@ pub enum SetupError {
 
 /// Directories of the empty image.
 const DIRECTORIES: [&str; 13] = [
-    "usr/bin", "usr/sbin", "usr/lib", "usr/lib64", "usr/local/bin", "usr/local/lib", "etc", "proc", "dev", "tmp",
-    "run", "root", "var",
+    "usr/bin",
+    "usr/sbin",
+    "usr/lib",
+    "usr/lib64",
+    "usr/local/bin",
+    "usr/local/lib",
+    "etc",
+    "proc",
+    "dev",
+    "tmp",
+    "run",
+    "root",
+    "var",
 ];
 
 /// Links of a merged `/usr`.
-const LINKS: [(&str, &str); 5] =
-    [("bin", "usr/bin"), ("sbin", "usr/sbin"), ("lib", "usr/lib"), ("lib64", "usr/lib64"), ("var/run", "../run")];
+const LINKS: [(&str, &str); 5] = [
+    ("bin", "usr/bin"),
+    ("sbin", "usr/sbin"),
+    ("lib", "usr/lib"),
+    ("lib64", "usr/lib64"),
+    ("var/run", "../run"),
+];
 
 /// Device nodes that every container has.
 const DEVICES: [&str; 5] = ["null", "zero", "full", "random", "urandom"];
@@ -105,18 +121,19 @@ pub(crate) fn become_program(spec: &InitSpec) -> Result<Infallible, SetupError> 
     make_working_dir(root, &spec.working_dir)?;
     pivot(root)?;
     if spec.read_only_root {
-        remount_read_only(Path::new("/"))
-            .map_err(|source| SetupError::Mount { what: "a read-only root".into(), target: "/".into(), source })?;
+        remount_read_only(Path::new("/")).map_err(|source| SetupError::Mount {
+            what: "a read-only root".into(),
+            target: "/".into(),
+            source,
+        })?;
     }
     identity::set_hostname(&spec.hostname)?;
     identity::exec(spec)
 }
 
 fn mount_tmpfs(at: &Path, target: &Path, options: &std::ffi::CStr) -> Result<(), SetupError> {
-    mount("tmpfs", at, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, options).map_err(|error| SetupError::Mount {
-        what: "tmpfs".into(),
-        target: target.to_owned(),
-        source: error.into(),
+    mount("tmpfs", at, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, options).map_err(|error| {
+        SetupError::Mount { what: "tmpfs".into(), target: target.to_owned(), source: error.into() }
     })
 }
 
@@ -131,7 +148,10 @@ fn lay_out(root: &Path) -> Result<(), SetupError> {
     let tmp = root.join("tmp");
     fs::set_permissions(&tmp, fs::Permissions::from_mode(0o1777))
         .map_err(|source| SetupError::Create { path: tmp, source })?;
-    write(&root.join("etc/passwd"), "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n")?;
+    write(
+        &root.join("etc/passwd"),
+        "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n",
+    )?;
     write(&root.join("etc/group"), "root:x:0:\nnogroup:x:65534:\n")?;
     write(&root.join("etc/nsswitch.conf"), "passwd: files\ngroup: files\nhosts: files\n")?;
     write(&root.join("etc/hosts"), "127.0.0.1 localhost\n")
@@ -250,7 +270,10 @@ mod tests {
     #[test]
     fn a_target_stays_inside_the_root() {
         let root = Path::new("/r");
-        assert_eq!(inside(root, Path::new("/dev/tessera/a/grant")).unwrap(), Path::new("/r/dev/tessera/a/grant"));
+        assert_eq!(
+            inside(root, Path::new("/dev/tessera/a/grant")).unwrap(),
+            Path::new("/r/dev/tessera/a/grant")
+        );
         for bad in ["relative", "/a/../../etc", "/", ""] {
             assert!(matches!(inside(root, Path::new(bad)), Err(SetupError::Target { .. })), "{bad}");
         }

@@ -251,7 +251,13 @@ impl Runtime {
     /// The containers of a pod, by name and attempt.
     pub fn containers(&self, pod_uid: &str) -> Vec<Container> {
         let containers = self.inner.lock();
-        containers.by_id.values().map(|entry| &entry.container).filter(|c| c.id.pod_uid == pod_uid).cloned().collect()
+        containers
+            .by_id
+            .values()
+            .map(|entry| &entry.container)
+            .filter(|c| c.id.pod_uid == pod_uid)
+            .cloned()
+            .collect()
     }
 
     /// The pods that have containers here, ended ones included.
@@ -345,7 +351,12 @@ impl Inner {
     }
 }
 
-fn init_spec(config: ContainerConfig, image: &Image, edits: Edits, root: PathBuf) -> Result<InitSpec, StartError> {
+fn init_spec(
+    config: ContainerConfig,
+    image: &Image,
+    edits: Edits,
+    root: PathBuf,
+) -> Result<InitSpec, StartError> {
     let mut command = if config.command.is_empty() { image.entrypoint.clone() } else { config.command };
     command.extend(config.args);
     if command.is_empty() {

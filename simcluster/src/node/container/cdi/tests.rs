@@ -72,7 +72,8 @@ fn a_later_mount_at_the_same_path_wins_and_deep_paths_come_last() {
     );
     let directory = directory(&[base(), ("claim.json", over)]);
     let edits =
-        resolve(&[directory.path().to_owned()], &ids(&["example.com/driver=GPU-1", "example.com/claim=a"])).unwrap();
+        resolve(&[directory.path().to_owned()], &ids(&["example.com/driver=GPU-1", "example.com/claim=a"]))
+            .unwrap();
     let targets: Vec<_> = edits.mounts.iter().map(|mount| mount.target.to_str().unwrap()).collect();
     assert_eq!(targets, ["/deep", "/deep/er/path", "/usr/lib/libcuda.so.1"]);
     assert_eq!(edits.mounts[2].source, Path::new("/proxy/libcuda.so.1"));
