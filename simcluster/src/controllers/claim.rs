@@ -31,7 +31,7 @@ enum Work {
 /// Why a piece of work has to be done again.
 #[derive(Debug, thiserror::Error)]
 enum SyncError {
-    #[error("resource claim template \"{0}\": not found")]
+    #[error("resource claim template \"{0}\": resourceclaimtemplate.resource.k8s.io \"{0}\" not found")]
     NoTemplate(String),
     #[error("the API server refused")]
     Api(#[from] kube::Error),

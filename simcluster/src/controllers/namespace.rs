@@ -66,23 +66,32 @@ impl Controller {
     async fn empty(&self, name: &str) -> Result<(), EmptyError> {
         let key = (String::new(), name.to_owned());
         let Some(namespace) = self.namespaces.get(&key) else { return Ok(()) };
-        let mut left = None;
-        for kind in KINDS
+        // Pods go first, and nothing else while one of them is left: what they use must outlive them.
+        let (pods, others): (Vec<&Kind>, Vec<&Kind>) = KINDS
             .iter()
             .filter(|kind| kind.namespaced && (kind.group.is_empty() || kind.plural != "events"))
-        {
-            let objects: Api<DynamicObject> =
-                Api::namespaced_with(self.client.clone(), name, &resource(kind));
-            objects.delete_collection(&DeleteParams::default(), &ListParams::default()).await?;
-            let count = objects.list_metadata(&ListParams::default()).await?.items.len();
-            if count > 0 {
-                left = left.or(Some(EmptyError::Left { what: kind.plural, count }));
+            .partition(|kind| kind.plural == "pods");
+        for kinds in [pods, others] {
+            let mut left = None;
+            for kind in kinds {
+                let count = self.delete_all(name, kind).await?;
+                if count > 0 {
+                    left = left.or(Some(EmptyError::Left { what: kind.plural, count }));
+                }
+            }
+            if let Some(left) = left {
+                return Err(left);
             }
         }
-        match left {
-            Some(left) => Err(left),
-            None => self.finalize(namespace).await,
-        }
+        self.finalize(namespace).await
+    }
+
+    /// Deletes all objects of a kind; tells how many are still there.
+    async fn delete_all(&self, namespace: &str, kind: &Kind) -> Result<usize, kube::Error> {
+        let objects: Api<DynamicObject> =
+            Api::namespaced_with(self.client.clone(), namespace, &resource(kind));
+        objects.delete_collection(&DeleteParams::default(), &ListParams::default()).await?;
+        Ok(objects.list_metadata(&ListParams::default()).await?.items.len())
     }
 
     async fn finalize(&self, namespace: &Namespace) -> Result<(), EmptyError> {

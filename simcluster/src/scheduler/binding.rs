@@ -28,6 +28,18 @@ pub(super) enum BindError {
     Bind(#[source] kube::Error),
 }
 
+impl BindError {
+    /// The message for the pod's condition, source included, as it stands on a real cluster.
+    pub(super) fn said(&self) -> String {
+        let plugin =
+            if matches!(self, Self::Bind(_)) { "" } else { "running PreBind plugin \"DynamicResources\": " };
+        match std::error::Error::source(self) {
+            Some(source) => format!("{plugin}{self}: {source}"),
+            None => format!("{plugin}{self}"),
+        }
+    }
+}
+
 /// A pod that has its node now.
 pub(super) struct Bound {
     /// The pod, or nothing where it is gone again.
@@ -75,11 +87,17 @@ impl Binder {
         let mut reserved = Vec::new();
         let done = self.reserve_and_bind(pod, claims, node, &mut reserved).await;
         match done {
-            // Later decisions count this pod on its node, before the watch tells.
-            Ok(()) => Ok(Bound {
-                pod: self.pods(pod).get_opt(&pod.name_any()).await.ok().flatten(),
-                claims: reserved,
-            }),
+            Ok(()) => {
+                let note = format!(
+                    "Successfully assigned {}/{} to {node}",
+                    pod.namespace().unwrap_or_default(),
+                    pod.name_any()
+                );
+                self.publish(pod, EventType::Normal, "Scheduled", "Binding", &note).await;
+                // Later decisions count this pod on its node, before the watch tells.
+                let pod = self.pods(pod).get_opt(&pod.name_any()).await.ok().flatten();
+                Ok(Bound { pod, claims: reserved })
+            }
             Err(error) => {
                 for claim in &reserved {
                     self.unreserve(pod, claim).await;
@@ -175,31 +193,29 @@ impl Binder {
         self.tell(pod, "Unschedulable", message).await
     }
 
-    /// Tells that binding failed.
-    pub(super) async fn failed(&self, pod: &Pod, error: &BindError) -> Result<Option<Pod>, kube::Error> {
-        let mut message = format!("running PreBind plugin \"DynamicResources\": {error}");
-        if let BindError::Bind(_) = error {
-            message = error.to_string();
-        }
-        if let Some(source) = std::error::Error::source(error) {
-            message = format!("{message}: {source}");
-        }
-        self.tell(pod, "SchedulerError", &message).await
+    /// Tells that the attempt ended with an error.
+    pub(super) async fn failed(&self, pod: &Pod, message: &str) -> Result<Option<Pod>, kube::Error> {
+        self.tell(pod, "SchedulerError", message).await
     }
 
-    async fn tell(&self, pod: &Pod, reason: &str, message: &str) -> Result<Option<Pod>, kube::Error> {
+    /// Writes an event; one that is lost is no reason to stop.
+    async fn publish(&self, pod: &Pod, type_: EventType, reason: &str, action: &str, note: &str) {
         let event = Event {
-            type_: EventType::Warning,
-            reason: "FailedScheduling".to_owned(),
+            type_,
+            reason: reason.to_owned(),
             // An event's note has at most 1024 bytes.
-            note: Some(message.chars().take(1000).collect()),
-            action: "Scheduling".to_owned(),
+            note: Some(note.chars().take(1000).collect()),
+            action: action.to_owned(),
             secondary: None,
         };
         let about: ObjectReference = pod.object_ref(&());
         if let Err(error) = self.recorder.publish(&event, &about).await {
             tracing::debug!(error = &error as &dyn std::error::Error, "event lost");
         }
+    }
+
+    async fn tell(&self, pod: &Pod, reason: &str, message: &str) -> Result<Option<Pod>, kube::Error> {
+        self.publish(pod, EventType::Warning, "FailedScheduling", "Scheduling", message).await;
         let Some(patch) = condition(pod, reason, message) else { return Ok(None) };
         let patched = self
             .pods(pod)

@@ -41,7 +41,11 @@ pub(super) struct World<'a> {
 /// What was decided.
 #[derive(Debug)]
 pub(super) enum Verdict {
-    Fits { node: String },
+    Fits {
+        node: String,
+    },
+    /// There is no node at all, which counts as an error.
+    NoNodes,
     NoFit(Failure),
 }
 
@@ -59,6 +63,9 @@ pub(super) struct Failure {
 
 pub(super) fn decide(pod: &Pod, claims: &[Arc<ResourceClaim>], world: &World<'_>) -> Verdict {
     let total = world.nodes.len();
+    if total == 0 {
+        return Verdict::NoNodes;
+    }
     if let Some(said) = missing_class(claims, &world.classes) {
         return Verdict::NoFit(Failure {
             message: format!("0/{total} nodes are available: {said}."),
@@ -183,9 +190,6 @@ fn load(pod: &Pod, node: &Node, used: &Usage) -> i128 {
 
 /// `0/3 nodes are available: 1 Insufficient cpu, 2 cannot allocate all claims.`
 fn message(total: usize, rejected: &[Vec<Reason>]) -> String {
-    if total == 0 {
-        return "no nodes available to schedule pods.".to_owned();
-    }
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     for reason in rejected.iter().flatten() {
         *counts.entry(&reason.text).or_default() += 1;

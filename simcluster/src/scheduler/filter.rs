@@ -19,8 +19,9 @@ pub(super) struct Reason {
 }
 
 impl Reason {
+    /// A reason that no eviction changes.
     pub(super) fn new(plugin: Plugin, text: impl Into<String>) -> Self {
-        Self { plugin, text: text.into(), preemption_helps: plugin == Plugin::NodeResourcesFit }
+        Self { plugin, text: text.into(), preemption_helps: false }
     }
 }
 
@@ -99,12 +100,14 @@ fn resources(pod: &Pod, node: &Node, used: &Usage) -> Vec<Reason> {
     let allocatable = allocatable(node);
     let pods = allocatable.get("pods").copied().unwrap_or_default();
     if (used.pods as i128 + 1) * 1_000_000_000 > pods {
-        reasons.push(Reason::new(Plugin::NodeResourcesFit, "Too many pods"));
+        let reason = Reason::new(Plugin::NodeResourcesFit, "Too many pods");
+        reasons.push(Reason { preemption_helps: true, ..reason });
     }
     for (name, wanted) in requests(pod) {
         let have = allocatable.get(&name).copied().unwrap_or_default();
         if wanted > 0 && used.amounts.get(&name).copied().unwrap_or_default() + wanted > have {
-            reasons.push(Reason::new(Plugin::NodeResourcesFit, format!("Insufficient {name}")));
+            let reason = Reason::new(Plugin::NodeResourcesFit, format!("Insufficient {name}"));
+            reasons.push(Reason { preemption_helps: wanted <= have, ..reason });
         }
     }
     reasons

@@ -260,6 +260,10 @@ impl Loop {
         };
         match verdict {
             Verdict::Fits { node } => self.bind(&key, &pod, &claims, &node).await,
+            Verdict::NoNodes => {
+                self.queue.failed(&key);
+                self.told(self.binder.failed(&pod, "no nodes available to schedule pods").await);
+            }
             Verdict::NoFit(failure) => {
                 let mut notes = Vec::new();
                 if let Some(claim) = failure.deallocate.and_then(|index| claims.get(index)) {
@@ -291,7 +295,7 @@ impl Loop {
             Err(error) => {
                 tracing::debug!(pod = key.1, error = &error as &dyn std::error::Error, "binding failed");
                 self.queue.failed(key);
-                self.told(self.binder.failed(pod, &error).await);
+                self.told(self.binder.failed(pod, &error.said()).await);
             }
         }
     }

@@ -22,7 +22,8 @@ use serde_json::{Value, json};
 use tessera_simcluster::api::{ApiOptions, ApiServer, User};
 
 /// A kubeconfig of a throw-away API server, to hold the stand-in to the real thing: tests that need nothing but an API
-/// server then run on that one. It needs no controllers; run them with `--test-threads 1`, and expect it to be emptied.
+/// server then run on that one. It runs without the admission plugin ServiceAccount and without controllers; run the tests
+/// with `--test-threads 1`, and expect its nodes and slices to go.
 const REAL: &str = "TESSERA_TEST_API_KUBECONFIG";
 
 /// A server of whatever kind, and its administrator in a namespace of the test's own.

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::{
     allocate, allocated, claim, cluster, consumers, create, generated, gone, node, patch, patch_status, pod,
-    present, template, until,
+    present, sim, template, until,
 };
 
 fn apis(client: &Client) -> (Api<Pod>, Api<ResourceClaim>) {
@@ -50,7 +50,7 @@ async fn a_missing_template_is_said_in_an_event_and_awaited() {
         }
         tokio::task::yield_now().await;
     };
-    let message = "PodResourceClaim gpu: resource claim template \"gpu\": not found";
+    let message = "PodResourceClaim gpu: resource claim template \"gpu\": resourceclaimtemplate.resource.k8s.io \"gpu\" not found";
     assert_eq!(seen.message.as_deref(), Some(message));
     template(&client, "gpu").await;
     generated(&pods, "p").await;
@@ -58,7 +58,8 @@ async fn a_missing_template_is_said_in_an_event_and_awaited() {
 
 #[tokio::test]
 async fn a_generated_claim_that_is_deleted_by_hand_is_made_again() {
-    let (_cluster, client) = cluster().await;
+    // The real controller does that too, but only after its cache of claims that it made has forgotten this one.
+    let (_cluster, client) = sim().await;
     let (pods, claims) = apis(&client);
     template(&client, "gpu").await;
     create(&pods, pod("p", with_template())).await;

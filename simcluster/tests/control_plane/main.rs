@@ -8,13 +8,15 @@ mod namespaces;
 mod scheduling;
 
 use std::fmt::Debug;
+use std::path::Path;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceClaimTemplate};
-use kube::api::{Api, Patch, PatchParams, PostParams};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::runtime::wait::{Condition, await_condition};
-use kube::{Client, Resource, ResourceExt};
+use kube::{Client, Config, Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -23,12 +25,54 @@ use tessera_simcluster::cluster::{ClusterOptions, SimCluster};
 /// Longer than anything here takes on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-async fn cluster() -> (SimCluster, Client) {
+/// A kubeconfig of a throw-away control plane, to hold the stand-ins to the real thing: API server (without the admission
+/// plugins ServiceAccount and TaintNodesByCondition), controller-manager (without the controllers of the node life cycle,
+/// there are no kubelets), scheduler. Run the tests with `--test-threads 1` there, and expect its nodes and pods to go.
+const REAL: &str = "TESSERA_TEST_CLUSTER_KUBECONFIG";
+
+/// A cluster of whatever kind, and its administrator in a namespace of the test's own.
+async fn cluster() -> (Option<SimCluster>, Client) {
+    match std::env::var_os(REAL) {
+        Some(kubeconfig) => (None, real(kubeconfig.as_ref()).await),
+        None => {
+            let (cluster, client) = sim().await;
+            (Some(cluster), client)
+        }
+    }
+}
+
+/// A stand-in, for tests that turn its screws.
+async fn sim() -> (SimCluster, Client) {
     let cluster = SimCluster::start(ClusterOptions::default()).await.unwrap();
     let client = cluster.client();
+    device_class(&client).await;
+    (cluster, client)
+}
+
+async fn device_class(client: &Client) {
     let class = json!({"metadata": {"name": "gpu.tessera.dev"}, "spec": {}});
     create::<DeviceClass>(&Api::all(client.clone()), class).await;
-    (cluster, client)
+}
+
+async fn real(kubeconfig: &Path) -> Client {
+    // The choice fails when somebody made it before, which is as good.
+    drop(rustls::crypto::ring::default_provider().install_default());
+    let kubeconfig = Kubeconfig::read_from(kubeconfig).unwrap();
+    let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
+    config.default_namespace = format!("test-{}", uuid::Uuid::new_v4().simple());
+    let client = Client::try_from(config.clone()).unwrap();
+    let (now, all) = (DeleteParams::default().grace_period(0), ListParams::default());
+    let pods: Api<Pod> = Api::all(client.clone());
+    for pod in pods.list(&all).await.unwrap() {
+        let inside: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace().unwrap());
+        drop(inside.delete(&pod.name_any(), &now).await);
+    }
+    Api::<Node>::all(client.clone()).delete_collection(&now, &all).await.unwrap();
+    Api::<DeviceClass>::all(client.clone()).delete_collection(&now, &all).await.unwrap();
+    let namespace = json!({"metadata": {"name": config.default_namespace}});
+    create::<Namespace>(&Api::all(client.clone()), namespace).await;
+    device_class(&client).await;
+    client
 }
 
 async fn create<K>(api: &Api<K>, object: Value) -> K

@@ -4,18 +4,20 @@ use kube::Client;
 use kube::api::{Api, DeleteParams};
 use serde_json::json;
 
-use crate::{cluster, create, gone, plain_pod, until};
+use crate::{cluster, create, gone, plain_pod, present, until};
+
+const NAME: &str = "goes-away";
 
 #[tokio::test]
 async fn a_namespace_goes_with_all_that_is_in_it() {
     let (_cluster, client) = cluster().await;
     let namespaces: Api<Namespace> = Api::all(client.clone());
-    create(&namespaces, json!({"metadata": {"name": "n"}})).await;
+    create(&namespaces, json!({"metadata": {"name": NAME}})).await;
     fn inside<K>(client: &Client) -> Api<K>
     where
         K: kube::Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
     {
-        Api::namespaced(client.clone(), "n")
+        Api::namespaced(client.clone(), NAME)
     }
     let maps: Api<ConfigMap> = inside(&client);
     let claims: Api<ResourceClaim> = inside(&client);
@@ -26,11 +28,12 @@ async fn a_namespace_goes_with_all_that_is_in_it() {
     let mut bound = plain_pod("p", "1");
     bound["spec"]["nodeName"] = "node-a".into();
     create(&pods, bound).await;
-    namespaces.delete("n", &DeleteParams::default()).await.unwrap();
+    namespaces.delete(NAME, &DeleteParams::default()).await.unwrap();
+    // A bound pod waits for its kubelet, and all the rest for the pod.
+    until(&pods, "p", present(|pod: &Pod| pod.metadata.deletion_timestamp.is_some())).await;
+    assert!(maps.get_opt("a").await.unwrap().is_some());
+    pods.delete("p", &DeleteParams::default().grace_period(0)).await.unwrap();
     until(&maps, "a", gone()).await;
     until(&claims, "c", gone()).await;
-    // A bound pod waits for its kubelet, and the namespace with it.
-    assert!(namespaces.get_opt("n").await.unwrap().is_some());
-    pods.delete("p", &DeleteParams::default().grace_period(0)).await.unwrap();
-    until(&namespaces, "n", gone()).await;
+    until(&namespaces, NAME, gone()).await;
 }

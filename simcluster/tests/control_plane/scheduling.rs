@@ -13,7 +13,7 @@ use tessera_simcluster::scheduler::SchedulerOptions;
 
 use crate::{
     PATIENCE, allocate, allocated, claim, cluster, consumers, create, generated, names, node, node_of, patch,
-    patch_status, plain_pod, pod, present, template, unschedulable, until,
+    patch_status, plain_pod, pod, present, sim, template, unschedulable, until,
 };
 
 fn apis(client: &Client) -> (Api<Pod>, Api<ResourceClaim>) {
@@ -51,8 +51,18 @@ async fn a_pod_is_bound_and_told_so() {
 }
 
 #[tokio::test]
+async fn a_pod_without_any_node_is_told_so_and_tried_again() {
+    let (_cluster, client) = cluster().await;
+    let (pods, _) = apis(&client);
+    create(&pods, plain_pod("p", "1")).await;
+    until_told(&pods, "p", "no nodes available to schedule pods").await;
+    node(&client, "node-a", "4").await;
+    assert_eq!(until_bound(&pods, "p").await, "node-a");
+}
+
+#[tokio::test]
 async fn pods_spread_by_load_and_then_by_name() {
-    let (mut cluster, client) = cluster().await;
+    let (mut cluster, client) = sim().await;
     let (pods, _) = apis(&client);
     cluster.stop_scheduler().await;
     node(&client, "node-b", "4").await;
@@ -90,17 +100,35 @@ async fn every_filter_says_why() {
     }
     patch(&nodes, "cordoned", json!({"spec": {"unschedulable": true}})).await;
     patch(&nodes, "tainted", json!({"spec": {"taints": [{"key": "a", "effect": "NoSchedule"}]}})).await;
-    patch_status(&nodes, "silent", json!({"conditions": [{"type": "Ready", "status": "Unknown"}]})).await;
+    let silent = json!({"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"});
+    patch(&nodes, "silent", json!({"spec": {"taints": [silent]}})).await;
     let mut wants = plain_pod("p", "2");
     wants["spec"]["nodeSelector"] = json!({"kubernetes.io/hostname": "small"});
     create(&pods, wants).await;
     let message = "0/4 nodes are available: 1 Insufficient cpu, 1 node(s) were unschedulable, 2 node(s) had untolerated taint(s). \
-        preemption: 0/4 nodes are available: 1 No preemption victims found for incoming pod, 3 Preemption is not helpful for scheduling.";
+        preemption: 0/4 nodes are available: 4 Preemption is not helpful for scheduling.";
     until_told(&pods, "p", message).await;
     patch(&nodes, "cordoned", json!({"spec": {"unschedulable": null}})).await;
     let message = "0/4 nodes are available: 1 Insufficient cpu, 1 node(s) didn't match Pod's node affinity/selector, 2 node(s) had untolerated taint(s). \
-        preemption: 0/4 nodes are available: 1 No preemption victims found for incoming pod, 3 Preemption is not helpful for scheduling.";
+        preemption: 0/4 nodes are available: 4 Preemption is not helpful for scheduling.";
     until_told(&pods, "p", message).await;
+}
+
+#[tokio::test]
+async fn a_node_that_is_not_ready_takes_no_pod_until_it_is() {
+    // On a real cluster the node life cycle controller puts a taint in between.
+    let (mut cluster, client) = sim().await;
+    cluster.stop_scheduler().await;
+    let (pods, _) = apis(&client);
+    let nodes: Api<Node> = Api::all(client.clone());
+    node(&client, "node-a", "4").await;
+    patch_status(&nodes, "node-a", json!({"conditions": [{"type": "Ready", "status": "Unknown"}]})).await;
+    cluster.start_scheduler(SchedulerOptions::default());
+    let message = "0/1 nodes are available: 1 node(s) had untolerated taint(s). preemption: 0/1 nodes are available: 1 Preemption is not helpful for scheduling.";
+    create(&pods, plain_pod("p", "1")).await;
+    until_told(&pods, "p", message).await;
+    patch_status(&nodes, "node-a", json!({"conditions": [{"type": "Ready", "status": "True"}]})).await;
+    assert_eq!(until_bound(&pods, "p").await, "node-a");
 }
 
 #[tokio::test]
@@ -121,8 +149,10 @@ async fn an_unallocated_claim_keeps_its_pod_pending_until_it_is_allocated() {
         (Some("Unschedulable"), Some(1))
     );
     let events: Api<Event> = Api::default_namespaced(client.clone());
-    let failed = events.list(&ListParams::default().fields("reason=FailedScheduling")).await.unwrap();
-    assert_eq!(failed.items[0].message.as_deref(), Some(message));
+    let failed = ListParams::default().fields("reason=FailedScheduling");
+    while !events.list(&failed).await.unwrap().iter().any(|event| event.message.as_deref() == Some(message)) {
+        tokio::task::yield_now().await;
+    }
     allocate(&client, &name, "node-b").await;
     assert_eq!(until_bound(&pods, "p").await, "node-b");
     assert_eq!(consumers(&claims.get(&name).await.unwrap()), ["p"]);
@@ -255,7 +285,7 @@ async fn a_claim_without_allocation_time_keeps_its_pod_from_binding() {
 
 #[tokio::test]
 async fn a_binding_that_fails_takes_the_reservation_back_and_is_tried_again() {
-    let (cluster, client) = cluster().await;
+    let (cluster, client) = sim().await;
     let (pods, claims) = apis(&client);
     node(&client, "node-a", "4").await;
     claim(&client, "shared").await;
