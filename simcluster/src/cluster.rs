@@ -136,13 +136,19 @@ impl SimCluster {
         self.scheduler = Some(Scheduler::start(&self.api, options));
     }
 
-    /// Stops everything: scheduler, controllers, then the API server.
+    /// Stops everything in order: scheduler, controllers, then the API server.
     pub async fn stop(mut self) {
         self.stop_scheduler().await;
         if let Some(controllers) = self.controllers.take() {
             controllers.stop().await;
         }
         self.api.stop().await;
+    }
+}
+
+impl Drop for SimCluster {
+    fn drop(&mut self) {
+        self.api.cancel();
     }
 }
 

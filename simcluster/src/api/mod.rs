@@ -222,9 +222,14 @@ impl ApiServer {
         self.shared.signals.bookmark.send_modify(|count| *count += 1);
     }
 
+    /// Begins to stop, without waiting.
+    pub(crate) fn cancel(&self) {
+        self.shared.signals.stop.cancel();
+    }
+
     /// Stops serving: watches end, requests under way are answered.
     pub async fn stop(&self) {
-        self.shared.signals.stop.cancel();
+        self.cancel();
         let serving = self.serving.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(mut serving) = serving {
             // Idle keep-alive connections of clients would hold a graceful end up for as long as the clients live.

@@ -29,7 +29,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim};
 use kube::{Api, Client, ResourceExt};
 use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use self::cycle::{Plugin, Verdict, World};
 use self::queue::{PodQueue, Rejection};
@@ -65,10 +65,10 @@ impl Default for SchedulerOptions {
     }
 }
 
-/// A running scheduler. Dropping it leaves its task to the runtime; [`Scheduler::stop`] ends it.
+/// A running scheduler. Dropping it ends it soon; [`Scheduler::stop`] waits for that.
 pub struct Scheduler {
     task: JoinHandle<()>,
-    stop: CancellationToken,
+    stop: DropGuard,
 }
 
 impl Scheduler {
@@ -77,13 +77,14 @@ impl Scheduler {
         let stop = CancellationToken::new();
         let client = api.client(&User::named("system:kube-scheduler"));
         let task = tokio::spawn(Loop::new(client, options).run(stop.clone()));
-        Self { task, stop }
+        Self { task, stop: stop.drop_guard() }
     }
 
     /// Ends it between two pods.
     pub async fn stop(self) {
-        self.stop.cancel();
-        if let Err(error) = self.task.await {
+        let Self { task, stop } = self;
+        drop(stop);
+        if let Err(error) = task.await {
             tracing::error!(%error, "the scheduler stand-in ended badly");
         }
     }
