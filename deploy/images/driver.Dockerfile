@@ -8,9 +8,10 @@ FROM docker.io/library/rust:1.95-bookworm AS build
 WORKDIR /src
 COPY . .
 RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/src/target \
-    cargo build --locked --release --package tessera-driver --package tessera-intercept \
+    cargo build --locked --release --package tessera-driver \
+    && cargo build --locked --profile intercept --package tessera-intercept \
     && install -D target/release/tessera-driver /out/usr/local/bin/tessera-driver \
-    && install -D --mode 644 target/release/libtessera_intercept.so /out/usr/local/lib/tessera/libtessera_intercept.so
+    && install -D --mode 644 target/intercept/libtessera_intercept.so /out/usr/local/lib/tessera/libtessera_intercept.so
 
 # A C runtime and nothing else; the same Debian release as above, so the same C library.
 FROM gcr.io/distroless/cc-debian12

@@ -16,8 +16,7 @@ source "$here/lib/cluster.sh"
 images=$rundir/images
 intercept_directory=/usr/local/lib/tessera
 
-cargo_packages=(tessera-driver tessera-controller tessera-intercept tessera-probe tessera-fake-world tessera-fake-nvml
-  tessera-fake-cuda)
+cargo_packages=(tessera-driver tessera-controller tessera-probe tessera-fake-world tessera-fake-nvml tessera-fake-cuda)
 
 build_pause() {
   local layer=$work/pause
@@ -48,12 +47,17 @@ build_base_layer() { # directory
 
 build_tessera() {
   local base=$work/base layer
-  (cd "$repository" && cargo build --locked --profile "$cargo_profile" "${cargo_packages[@]/#/--package=}")
+  (
+    cd "$repository"
+    cargo build --locked --profile "$cargo_profile" "${cargo_packages[@]/#/--package=}"
+    # As it ships.
+    cargo build --locked --profile intercept --package=tessera-intercept
+  )
   build_base_layer "$base"
 
   layer=$work/driver
   install -D "$cargo_output/tessera-driver" "$layer/usr/local/bin/tessera-driver"
-  install -D --mode 644 "$cargo_output/libtessera_intercept.so" "$layer$intercept_directory/libtessera_intercept.so"
+  install -D --mode 644 "$(dirname "$cargo_output")/intercept/libtessera_intercept.so" "$layer$intercept_directory/libtessera_intercept.so"
   strip --strip-debug "$layer/usr/local/bin/tessera-driver"
   strip --strip-unneeded "$layer$intercept_directory/libtessera_intercept.so"
   oci_archive "$images/driver.tar" tessera/driver:e2e '{"Entrypoint": ["/usr/local/bin/tessera-driver"]}' "$base" "$layer"

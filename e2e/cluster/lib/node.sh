@@ -101,12 +101,14 @@ node_install_gpus() { # node, directory of cargo's binaries
 }
 
 # The nodes through which a container is given GPUs, more of them than any world has GPUs. Behind them is what is behind
-# /dev/null: the fake driver asks only whether they are there.
+# /dev/null: the fake driver asks only whether they are there. They are at /dev as well: for a user-namespaced container runc
+# does not make nodes but bind-mounts the node's own, by the path that they have in the container.
 node_make_device_nodes() { # node
   local name
   machine_exec "$1" mkdir -p "$node_driver_root/dev"
   for name in nvidiactl nvidia-uvm nvidia{0..15}; do
     machine_exec "$1" mknod --mode=666 "$node_driver_root/dev/$name" c 1 3
+    machine_exec "$1" mknod --mode=666 "/dev/$name" c 1 3
   done
 }
 
