@@ -16,7 +16,9 @@ use serde_json::{Value, json};
 use crate::inventory::GpuInventory;
 use crate::leftovers::{self, LeftoverError};
 use crate::objects::{self, UnknownKind};
-use crate::scenario::{Apply, Delete, ObjectRef, Scenario, ScenarioError, ScenarioFile, Step, seconds};
+use crate::scenario::{
+    Apply, Delete, Event, ObjectRef, Scenario, ScenarioError, ScenarioFile, Step, seconds,
+};
 use crate::wait::{self, Verdict, WaitError};
 
 /// How long a namespace may take to go, with pods that end in their grace period.
@@ -121,6 +123,8 @@ struct Run<'a> {
     inventory: GpuInventory,
     /// Objects that outlive the namespace.
     cluster_scoped: Vec<ObjectRef>,
+    /// Events that are to be there once, to the end.
+    once: Vec<Event>,
     figures: Vec<Figure>,
 }
 
@@ -147,12 +151,16 @@ impl Runner {
             values.insert(format!("node.{word}"), node.to_owned());
         }
         let scenario = file.fill_in(&values)?;
+        // What an interrupted run left.
+        let gone = leftovers::delete_namespace(&self.client, &namespace, NAMESPACE_PATIENCE).await;
+        gone.map_err(|error| clean_up(error.into()))?;
         leftovers::none_allocated(&self.client).await.map_err(|error| clean_up(error.into()))?;
         let mut run = Run {
             client: &self.client,
             namespace,
             inventory,
             cluster_scoped: Vec::new(),
+            once: Vec::new(),
             figures: Vec::new(),
         };
         run.create_namespace().await.map_err(clean_up)?;
@@ -179,7 +187,7 @@ impl Run<'_> {
         for (index, step) in scenario.steps.iter().enumerate() {
             self.step(step).await.map_err(|source| ScenarioFailure::Step { number: index + 1, source })?;
         }
-        Ok(())
+        self.still_once().await.map_err(|source| ScenarioFailure::CleanUp { source })
     }
 
     async fn step(&mut self, step: &Step) -> Result<(), StepError> {

@@ -1,16 +1,41 @@
 //! Steps about events.
 
 use k8s_openapi::api::core::v1::Event as EventObject;
+use kube::api::ListParams;
 use kube::{Api, ResourceExt};
 
-use super::{Run, StepError};
+use super::{Run, StepError, api};
 use crate::scenario::{Event, seconds};
 use crate::wait::{self, Verdict};
 
 impl Run<'_> {
-    pub(super) async fn event(&self, step: &Event) -> Result<(), StepError> {
+    fn events_api(&self) -> Api<EventObject> {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// At the end of the scenario: what was to be said once was not said again since.
+    pub(super) async fn still_once(&self) -> Result<(), StepError> {
+        let events = self.events_api().list(&ListParams::default()).await;
+        let events = events.map_err(|error| api("list events", error))?;
+        for (step, name) in
+            self.once.iter().flat_map(|step| step.on.names.iter().map(move |name| (step, name)))
+        {
+            let about = events.iter().filter(|event| is_about(event, &step.on.kind, name));
+            let said: Vec<_> = about.filter(|event| holds(event, step)).map(words).collect();
+            if said.len() > 1 {
+                let of = format!("events on {} {name}", step.on.kind);
+                return Err(StepError::Differs { of, difference: format!("said more than once: {said:?}") });
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) async fn event(&mut self, step: &Event) -> Result<(), StepError> {
+        if step.once {
+            self.once.push(step.clone());
+        }
         for name in &step.on.names {
-            let events: Api<EventObject> = Api::namespaced(self.client.clone(), &self.namespace);
+            let events = self.events_api();
             let what = format!("an event on {} {name} that says {:?}", step.on.kind, step.says);
             let judge = |events: &[EventObject]| {
                 let about: Vec<_> =

@@ -53,6 +53,8 @@ impl Bench {
     where
         F: Future<Output = TrialOutcome>,
     {
+        // What an interrupted run left.
+        leftovers::delete_namespace(&self.client, &self.namespace, PATIENCE).await?;
         leftovers::none_allocated(&self.client).await?;
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
         let namespace = serde_json::from_value(json!({"metadata": {"name": self.namespace}}))?;

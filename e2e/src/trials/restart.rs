@@ -18,7 +18,8 @@ pub(super) async fn kubelet(bench: Bench) -> TrialOutcome {
 }
 
 pub(super) async fn containerd(bench: Bench) -> TrialOutcome {
-    around(&bench, async |node| Ok(bench.hands()?.run(&["restart", node, "containerd"]).await.map(drop)?)).await
+    around(&bench, async |node| Ok(bench.hands()?.run(&["restart", node, "containerd"]).await.map(drop)?))
+        .await
 }
 
 pub(super) async fn driver(bench: Bench) -> TrialOutcome {

@@ -15,6 +15,9 @@
 //!
 //! The runtime outlives the kubelet, so that a kubelet can be stopped and started under running containers.
 //!
+//! Kinder than runc in one point: in a user namespace, runc looks for a device node on the host at the path that it has
+//! in the container, whatever `hostPath` says.
+//!
 //! Simplified: no probes, no resource limits, no volumes but `emptyDir`, no network namespaces, no CDI hooks (a spec
 //! that has any is refused, loudly), restart back-off is short and constant.
 
