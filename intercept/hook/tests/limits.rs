@@ -188,3 +188,24 @@ fn a_ledger_that_a_tenant_wrote_over_gives_nobody_more() {
     let lines = container.probe(&["fill"]);
     assert_eq!((totals(&lines[0]), taken(&lines[1])), ((0, 0), 0));
 }
+
+#[test]
+fn nvml_agrees_in_both_forms_and_after_it_was_closed() {
+    if !can_contain("nvml_agrees_in_both_forms_and_after_it_was_closed") {
+        return;
+    }
+    let node = Node::new();
+    let share = node.share("claim-0", 0, 4 * GIB);
+    let container = node.contain(&[&share]);
+    let mut holder = container.start(container::probe(), &["hold", "--take", "1Gi"]);
+    holder.event("holding");
+    let lines = container.run_c("nvml", false, &[]);
+    assert_eq!(lines.len(), 3);
+    for line in lines {
+        assert_eq!(
+            (&line["total"], &line["used"], &line["free"]),
+            (&(4 * GIB).into(), &GIB.into(), &(3 * GIB).into())
+        );
+        assert_eq!(line["agree"], 1);
+    }
+}

@@ -4,6 +4,9 @@ mod container;
 
 use container::{GIB, MIB, Node, can_contain, program};
 
+/// Rounds of a race that is not to end by itself.
+const FOR_EVER: &str = "1000000000";
+
 #[test]
 fn processes_racing_for_one_grant_get_exactly_the_grant() {
     if !can_contain("processes_racing_for_one_grant_get_exactly_the_grant") {
@@ -15,8 +18,9 @@ fn processes_racing_for_one_grant_get_exactly_the_grant() {
     let race = program("race", false, node.path());
     let containers = [node.contain(&[&share]), node.contain(&[&share])];
     let mut racers: Vec<_> =
-        (0..6).map(|seed| containers[seed % 2].start(&race, &[&seed.to_string()])).collect();
-    let held: u64 = racers.iter_mut().map(|racer| racer.next()["held"].as_u64().expect("a number")).sum();
+        (0..6).map(|seed| containers[seed % 2].start(&race, &[&seed.to_string(), "3000"])).collect();
+    let held: u64 =
+        racers.iter_mut().map(|racer| racer.with("held")["held"].as_u64().expect("a number")).sum();
     assert_eq!(held, limit);
     share.ledger(|ledger| {
         assert_eq!((ledger.used_bytes(), ledger.peak_bytes()), (limit, limit));
@@ -38,17 +42,17 @@ fn processes_killed_while_they_race_leave_no_drift() {
     let share = node.share("claim-0", 0, limit);
     let race = program("race", false, node.path());
     let container = node.contain(&[&share]);
-    let mut survivor = container.start(&race, &["1000"]);
+    let mut survivor = container.start(&race, &["1000", FOR_EVER]);
     for seed in 0..12_u64 {
-        let mut victim = container.start(&race, &[&seed.to_string()]);
-        // It has begun: from here on the kill hits it anywhere in its race.
-        while share.ledger(|ledger| ledger.processes().count()) < 2 {
-            std::thread::yield_now();
+        let mut victim = container.start(&race, &[&seed.to_string(), FOR_EVER]);
+        assert_eq!(victim.next()["begun"], true);
+        // From here on the kill hits it anywhere in its race: a little later every time.
+        for _ in 0..seed * 20 {
+            assert!(share.ledger(|ledger| ledger.used_bytes()) <= limit);
         }
         victim.kill();
         assert!(share.ledger(|ledger| ledger.peak_bytes()) <= limit);
     }
-    survivor.next();
     survivor.kill();
     let lines = container.probe(&["fill"]);
     assert_eq!(

@@ -230,6 +230,11 @@ impl NodeShare {
         .expect("a string");
     }
 
+    /// Where its files are on the node.
+    pub(crate) fn path(&self) -> &Path {
+        &self.directory
+    }
+
     /// What the ledger says.
     pub(crate) fn ledger<T>(&self, read: impl FnOnce(&LedgerReport<'_>) -> T) -> T {
         let bytes = fs::read(self.directory.join("ledger")).expect("a ledger");
@@ -338,6 +343,16 @@ impl Running {
         serde_json::from_str(&line).unwrap_or_else(|_| panic!("`{line}` is JSON"))
     }
 
+    /// Waits for a line that has such a field.
+    pub(crate) fn with(&mut self, field: &str) -> Value {
+        loop {
+            let line = self.next();
+            if line.get(field).is_some() {
+                return line;
+            }
+        }
+    }
+
     /// Waits for an event of the probe.
     pub(crate) fn event(&mut self, name: &str) -> Value {
         loop {
@@ -351,16 +366,26 @@ impl Running {
 
     /// Kills it; it does nothing more.
     pub(crate) fn kill(&mut self) {
-        self.child.kill().expect("it runs");
-        self.child.wait().expect("it ends");
-        // The container's processes die with it; the last one to go closes the pipe.
+        self.end();
+        // The container's processes die with its first; the last one to go closes the pipe.
         self.lines.by_ref().for_each(drop);
+    }
+
+    /// Kills the container's first process, whose end `unshare` waits for; itself where there is none yet.
+    fn end(&mut self) {
+        let id = self.child.id();
+        let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap_or_default();
+        let killed =
+            children.split_whitespace().next().map(|first| Command::new("kill").args(["-9", first]).status());
+        if !matches!(killed, Some(Ok(status)) if status.success()) {
+            let _ = self.child.kill();
+        }
+        let _ = self.child.wait();
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.end();
     }
 }

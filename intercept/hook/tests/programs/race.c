@@ -3,12 +3,13 @@
 #include "driver.h"
 
 static void *primary;
+static long rounds;
 static uint64_t held;
 
 static void *racer(void *seed) {
     uint64_t mine[64] = {0}, sizes[64] = {0}, random = (uint64_t)seed * 2654435761u + 1;
     ok(CU(cuCtxSetCurrent, primary), "set current");
-    for (int round = 0; round < 3000; round++) {
+    for (long round = 0; round < rounds; round++) {
         random = random * 6364136223846793005ull + 1442695040888963407ull;
         int at = random >> 33 & 63;
         if (mine[at]) {
@@ -28,7 +29,9 @@ static void *racer(void *seed) {
 
 int main(int argc, char **argv) {
     pthread_t threads[2];
+    rounds = atol(argv[2]);
     primary = begin();
+    say("{\"begun\":true}");
     for (long t = 0; t < 2; t++) pthread_create(&threads[t], 0, racer, (void *)(t + 1 + 2 * atol(argv[1])));
     for (int t = 0; t < 2; t++) pthread_join(threads[t], 0);
     say("{\"held\":%lu}", held);

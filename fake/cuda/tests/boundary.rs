@@ -1,0 +1,70 @@
+//! The C boundary: every symbol of CUDA 12.9 is there, and nothing crashes.
+
+mod driver;
+
+use driver::{Driver, SUCCESS, out};
+use tessera_fake_world::shipped;
+
+const INVALID_VALUE: u32 = 1;
+const NOT_INITIALIZED: u32 = 3;
+const NO_DEVICE: u32 = 100;
+const NOT_FOUND: u32 = 500;
+const NOT_SUPPORTED: u32 = 801;
+
+fn symbols() -> impl Iterator<Item = &'static str> {
+    let rows = include_str!("../src/symbols.txt").lines().filter(|line| !line.starts_with('#'));
+    rows.map(|row| row.rsplit(' ').next().expect("a field"))
+}
+
+#[test]
+fn every_symbol_takes_nothing_for_an_answer() {
+    let driver = Driver::load(shipped::T4_1);
+    let known = |result| result < 1000;
+    for symbol in symbols() {
+        assert!(known(driver.call(symbol, [])), "{symbol} before cuInit");
+    }
+    driver.ok("cuInit", [0]);
+    for symbol in symbols() {
+        driver.context(0);
+        assert!(known(driver.call(symbol, [])), "{symbol}");
+    }
+}
+
+#[test]
+fn before_initialisation_nothing_works_but_asking_for_the_version() {
+    let driver = Driver::load(shipped::H100_8_NVSWITCH);
+    let mut number = 0_i32;
+    assert_eq!(driver.call("cuDeviceGetCount", [out(&mut number)]), NOT_INITIALIZED);
+    assert_eq!(driver.call("cuGraphCreate", []), NOT_INITIALIZED, "nor what is not modelled");
+    driver.ok("cuDriverGetVersion", [out(&mut number)]);
+    assert_eq!(number, 13_000);
+    driver.ok("cuInit", [0]);
+    assert_eq!(driver.call("cuGraphCreate", []), NOT_SUPPORTED);
+    assert_eq!(driver.call("cuInit", [1]), INVALID_VALUE);
+}
+
+#[test]
+fn a_machine_without_gpus_has_no_device() {
+    let driver = Driver::load("driver: {version: 580.95.05, cuda: \"13.0\"}\ngpus: []\n");
+    assert_eq!(driver.call("cuInit", [0]), NO_DEVICE);
+}
+
+#[test]
+fn private_tables_are_not_found() {
+    let driver = Driver::begin(shipped::T4_1);
+    let mut table = 1_usize;
+    let id = [0_u8; 16];
+    assert_eq!(driver.call("cuGetExportTable", [out(&mut table), id.as_ptr() as usize]), NOT_FOUND);
+    assert_eq!(table, 0);
+}
+
+#[test]
+fn errors_have_names() {
+    let driver = Driver::load(shipped::T4_1);
+    let mut text = std::ptr::null::<std::ffi::c_char>();
+    driver.ok("cuGetErrorName", [2, out(&mut text)]);
+    // SAFETY: the driver answered with a terminated string that lives for ever.
+    assert_eq!(unsafe { std::ffi::CStr::from_ptr(text) }, c"CUDA_ERROR_OUT_OF_MEMORY");
+    assert_eq!(driver.call("cuGetErrorName", [12_345, out(&mut text)]), INVALID_VALUE);
+    assert_eq!(SUCCESS, driver.call("cuGetErrorString", [0, out(&mut text)]));
+}

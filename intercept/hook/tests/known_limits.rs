@@ -1,0 +1,43 @@
+//! What the preload library does not hold, each shown so that nobody believes otherwise. A test that fails here is good news:
+//! then the documentation is out of date.
+
+mod container;
+
+use std::fs;
+use std::process::Command;
+
+use container::{GIB, Node, can_contain};
+
+#[test]
+fn a_tenant_who_may_mount_can_forge_a_grant() {
+    if !can_contain("a_tenant_who_may_mount_can_forge_a_grant") {
+        return;
+    }
+    let node = Node::new();
+    let (real, forged) = (node.share("claim-0", 0, GIB), node.share("forged", 0, 8 * GIB));
+    let from = forged.path().display();
+    let script = format!(
+        "unshare --user --map-root-user --mount sh -euc 'd=/dev/tessera/forged; mkdir $d; touch $d/grant $d/ledger; \
+         mount --bind {from}/grant $d/grant; mount -o remount,bind,ro $d/grant; mount --bind {from}/ledger $d/ledger; \
+         exec {} fill'",
+        container::probe().display()
+    );
+    let lines = container::lines_of(&node.contain(&[&real]).run("sh", &["-c", &script]));
+    assert_eq!(lines[1]["takenBytes"], 9 * GIB);
+}
+
+#[test]
+fn a_plugin_that_binds_deeply_finds_the_driver_itself() {
+    if !can_contain("a_plugin_that_binds_deeply_finds_the_driver_itself") {
+        return;
+    }
+    let node = Node::new();
+    let plugin = node.path().join("plugin.so");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/plugin.c");
+    let built =
+        Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&plugin).arg(source).arg("-ldl").status();
+    assert!(built.expect("a C compiler runs").success() && fs::exists(&plugin).expect("known"));
+    let container = node.contain(&[&node.share("claim-0", 0, GIB)]);
+    let lines = container.run_c("deepbind", false, &[plugin.to_str().expect("text")]);
+    assert_eq!(lines[0]["result"], 0);
+}
