@@ -6,7 +6,7 @@ use core::ptr;
 use crate::sys::{self, Map};
 
 /// What is remembered of a pointer, a handle or an array.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Cost {
     /// Bytes charged.
     pub(crate) bytes: u64,

@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use tessera_intercept_abi::ledger::{SLOT_LIVE, Total};
 use tessera_intercept_abi::{GpuUuid, Grant, LedgerPage};
-use tessera_intercept_limiter::{Account, Refused, reclaim};
+use tessera_intercept_limiter::{Account, Refused, adds_up, reclaim};
 
 use crate::grants::{self, NAME_ROOM};
 use crate::ledger_lock::{LedgerLocks, own_slot};
@@ -88,10 +88,14 @@ impl Share {
         self.ledger.slot.get(slot).map(|slot| &slot.launches)
     }
 
-    /// This process's part; begins it, and pays for the contexts of this process.
+    /// This process's part; begins it, if the ledger is in order.
     fn account(&mut self) -> Result<&mut Account, Refused> {
         if self.account.is_none() {
             let locks = self.locks().ok_or(Refused::Tampered)?;
+            reclaim(self.ledger, &locks);
+            if !adds_up(self.ledger) {
+                return Err(Refused::Tampered);
+            }
             let account = own_slot(self.ledger, &locks).ok_or(Refused::Limit)?;
             self.account = Some(account);
         }

@@ -126,7 +126,7 @@ pub(crate) enum Map<'a> {
     Private,
     /// New and zeroed; zeroed again in a forked child.
     WipedOnFork,
-    /// A file, to read.
+    /// A file, to read; not there in a forked child.
     Read(&'a Fd),
     /// A file, shared with all who map it so; not there in a forked child.
     Shared(&'a Fd),
@@ -139,11 +139,11 @@ pub(crate) fn map(how: Map<'_>, length: usize) -> Option<*mut c_void> {
     let anonymous = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     let both = libc::PROT_READ | libc::PROT_WRITE;
     let (protection, flags, fd, advice) = match how {
-        Map::Private => (both, anonymous, -1, Some(libc::MADV_DONTFORK)),
-        Map::WipedOnFork => (both, anonymous, -1, Some(libc::MADV_WIPEONFORK)),
-        Map::Read(fd) => (libc::PROT_READ, libc::MAP_SHARED, fd.0, None),
-        Map::Shared(fd) => (both, libc::MAP_SHARED, fd.0, Some(libc::MADV_DONTFORK)),
-        Map::Untouchable(fd) => (libc::PROT_NONE, libc::MAP_SHARED, fd.0, Some(libc::MADV_DONTFORK)),
+        Map::Private => (both, anonymous, -1, libc::MADV_DONTFORK),
+        Map::WipedOnFork => (both, anonymous, -1, libc::MADV_WIPEONFORK),
+        Map::Read(fd) => (libc::PROT_READ, libc::MAP_SHARED, fd.0, libc::MADV_DONTFORK),
+        Map::Shared(fd) => (both, libc::MAP_SHARED, fd.0, libc::MADV_DONTFORK),
+        Map::Untouchable(fd) => (libc::PROT_NONE, libc::MAP_SHARED, fd.0, libc::MADV_DONTFORK),
     };
     // SAFETY: a new mapping at a place of the kernel's choice touches no other memory.
     let at =
@@ -153,8 +153,7 @@ pub(crate) fn map(how: Map<'_>, length: usize) -> Option<*mut c_void> {
     }
     let at = at as *mut c_void;
     // SAFETY: advice about the mapping that was just made.
-    let unheard = advice.is_some_and(|advice| unsafe { libc::syscall(SYS_madvise, at, length, advice) } != 0);
-    if unheard {
+    if unsafe { libc::syscall(SYS_madvise, at, length, advice) } != 0 {
         // SAFETY: nobody knows of the mapping yet.
         unsafe { unmap(at, length) };
         return None;

@@ -190,6 +190,20 @@ fn a_ledger_that_a_tenant_wrote_over_gives_nobody_more() {
 }
 
 #[test]
+fn a_new_process_notices_a_total_that_was_zeroed() {
+    if !can_contain("a_new_process_notices_a_total_that_was_zeroed") {
+        return;
+    }
+    let node = Node::new();
+    let share = node.share("claim-0", 0, 4 * GIB);
+    let container = node.contain(&[&share]);
+    let mut running = container.start(container::probe(), &["hold", "--take", "4Gi"]);
+    running.event("holding");
+    share.scribble_ledger(std::mem::offset_of!(tessera_intercept_abi::LedgerPage, total), &[0; 8]);
+    assert_eq!(taken(&container.probe(&["fill"])[1]), 0);
+}
+
+#[test]
 fn nvml_agrees_in_both_forms_and_after_it_was_closed() {
     if !can_contain("nvml_agrees_in_both_forms_and_after_it_was_closed") {
         return;

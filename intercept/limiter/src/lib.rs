@@ -23,7 +23,7 @@ mod slots;
 pub use account::{Account, Refused};
 pub use book::{Book, SlotWords, Word};
 pub use shares::{Share, release_across, reserve_across};
-pub use slots::{Identity, SlotLocks, attach, reclaim};
+pub use slots::{Identity, SlotLocks, adds_up, attach, reclaim};
 
 #[cfg(test)]
 mod tests;

@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use tessera_intercept_abi::LedgerPage;
-use tessera_intercept_abi::ledger::{SLOT_FREE, SLOT_LIVE};
+use tessera_intercept_abi::ledger::{SLOT_FREE, SLOT_LIVE, Total};
 
 use crate::change;
 
@@ -50,6 +50,20 @@ pub fn reclaim(ledger: &LedgerPage, locks: &impl SlotLocks) -> u64 {
         }
     }
     freed
+}
+
+/// Whether the total covers what the slots say, as it does unless somebody wrote over either. Reclaim first: a process that
+/// died while giving back leaves the total lower than its slot.
+///
+/// A change lowers the total a moment before the slot, so one look may be unlucky; many are not.
+#[must_use]
+pub fn adds_up(ledger: &LedgerPage) -> bool {
+    const LOOKS: usize = 1000;
+    (0..LOOKS).any(|_| {
+        let held = ledger.slot.iter().map(|slot| slot.used_bytes.load(Ordering::SeqCst));
+        let held = held.fold(0, u64::saturating_add);
+        held <= Total::unpack(ledger.total.load(Ordering::SeqCst)).used_bytes
+    })
 }
 
 fn state(ledger: &LedgerPage, slot: usize) -> u32 {

@@ -158,6 +158,15 @@ fn a_ledger_that_was_written_over_gives_nothing() {
     assert_eq!(account.take(&ledger, 1, 1, 100), Err(Refused::Tampered));
 }
 
+#[test]
+fn a_total_below_what_the_slots_say_is_noticed() {
+    let (ledger, locks) = (fresh(), Locks::default());
+    account(&ledger, &locks).take(&ledger, 50, 50, 100).expect("room");
+    assert!(adds_up(&ledger));
+    ledger.total.store(0, Ordering::Relaxed);
+    assert!(!adds_up(&ledger));
+}
+
 /// A share over a ledger of its own.
 struct Own {
     ledger: Box<LedgerPage>,

@@ -1,0 +1,70 @@
+//! The table of costs against a model.
+
+#![allow(dead_code, reason = "the modules are the library's, and only the table is used")]
+
+#[path = "../src/pointers.rs"]
+mod pointers;
+#[path = "../src/sys.rs"]
+mod sys;
+
+use std::collections::HashMap;
+
+use pointers::{Cost, Table};
+use proptest::prelude::*;
+
+fn empty() -> Table {
+    // SAFETY: all zeroes is an empty table, by its contract.
+    unsafe { std::mem::zeroed() }
+}
+
+fn cost(bytes: u64, context: usize) -> Cost {
+    Cost { bytes, context, gpu: 0, holders: 1 }
+}
+
+proptest! {
+    #[test]
+    fn it_remembers_and_forgets_as_a_map_does(
+        steps in prop::collection::vec((0_u8..4, 0_u64..60, 1_usize..4), 0..400),
+    ) {
+        let (mut table, mut model) = (empty(), HashMap::new());
+        for (step, number, context) in steps {
+            // As the driver's pointers are: far apart, with the low bits alike; and some that fall on the same place.
+            let key = 0x7f00_0000_0000 + number * 0x20_0000;
+            match step {
+                0 | 1 => {
+                    prop_assert!(table.make_room());
+                    prop_assert_eq!(table.put(key, cost(number, context)), model.insert(key, cost(number, context)));
+                }
+                2 => prop_assert_eq!(table.remove(key), model.remove(&key)),
+                _ => {
+                    let mut gone = 0;
+                    while let Some(cost) = table.remove_of_context(context) {
+                        prop_assert_eq!(cost.context, context);
+                        gone += 1;
+                    }
+                    let before = model.len();
+                    model.retain(|_, cost| cost.context != context);
+                    prop_assert_eq!(gone, before - model.len());
+                }
+            }
+            for number in 0..60 {
+                let key = 0x7f00_0000_0000 + number * 0x20_0000;
+                prop_assert_eq!(table.get(key).copied(), model.get(&key).copied());
+            }
+        }
+    }
+}
+
+#[test]
+fn it_grows_and_shrinks_without_losing_anything() {
+    let mut table = empty();
+    for number in 1..=100_000_u64 {
+        assert!(table.make_room());
+        assert_eq!(table.put(number * 512, cost(number, 1)), None);
+    }
+    for number in (1..=100_000_u64).rev() {
+        assert_eq!(table.remove(number * 512), Some(cost(number, 1)));
+    }
+    assert_eq!(table.remove(512), None);
+    assert!(table.get(0).is_none() && table.remove(0).is_none());
+}
