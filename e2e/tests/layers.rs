@@ -1,5 +1,7 @@
 //! Holds the workspace to the table of docs/architecture.md: who may depend on whom.
 
+#![allow(clippy::unwrap_used, reason = "a test; what is missing is a failure")]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
