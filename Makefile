@@ -44,5 +44,6 @@ lint: ## Formatting, clippy, documentation, dependencies, shell scripts, the cha
 	e2e/cluster/lint.sh
 
 .PHONY: bench
-bench: build ## Print the figures: kubelet calls, start, memory (with the machine they were taken on)
+bench: ## Print the figures: kubelet calls, start, memory (with the machine they were taken on)
+	$(CARGO) build --locked --release --package tessera-fake-nvml
 	$(CARGO) bench --locked --package tessera-driver --bench node
