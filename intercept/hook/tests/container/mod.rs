@@ -77,18 +77,24 @@ pub(crate) fn program(name: &str, linked: bool, directory: &Path) -> PathBuf {
 
 /// The fake driver's libraries under their names.
 pub(crate) fn libraries() -> &'static Path {
-    static PLACE: OnceLock<TempDir> = OnceLock::new();
-    let place = PLACE.get_or_init(|| {
-        let directory = TempDir::new().expect("a directory");
-        for (library, name) in [
-            (artifact::cuda().expect("the fake CUDA builds"), "libcuda.so.1"),
-            (artifact::nvml().expect("the fake NVML builds"), "libnvidia-ml.so.1"),
-        ] {
-            fs::copy(library, directory.path().join(name)).expect("copied");
-        }
+    static PLACE: OnceLock<PathBuf> = OnceLock::new();
+    PLACE.get_or_init(|| {
+        let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("driver");
+        fs::create_dir_all(&directory).expect("made");
+        link(&artifact::cuda().expect("the fake CUDA builds"), &directory.join("libcuda.so.1"));
+        link(&artifact::nvml().expect("the fake NVML builds"), &directory.join("libnvidia-ml.so.1"));
         directory
-    });
-    place.path()
+    })
+}
+
+/// Makes a link, unless another test has made it.
+fn link(to: &Path, at: &Path) {
+    match std::os::unix::fs::symlink(to, at) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+            panic!("{}: {error}", at.display())
+        }
+        _ => assert_eq!(fs::read_link(at).expect("a link"), to),
+    }
 }
 
 /// Why containers cannot be made here.
@@ -184,7 +190,8 @@ impl Node {
 
     /// A container with those shares.
     pub(crate) fn container<'a>(&'a self, shares: &[(&NodeShare, Mount)]) -> Container<'a> {
-        let mut script = String::from("set -eu\ndev=$(mktemp -d)\nmount -t tmpfs tmpfs \"$dev\"\n");
+        let mut script = format!("set -eu\ndev=$(mktemp -d -p {})\n", self.path().display());
+        script.push_str("mount -t tmpfs tmpfs \"$dev\"\n");
         for device in ["null", "zero", "urandom"] {
             writeln!(script, "touch \"$dev/{device}\"; mount --bind /dev/{device} \"$dev/{device}\"")
                 .expect("a string");
