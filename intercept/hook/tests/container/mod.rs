@@ -79,10 +79,14 @@ pub(crate) fn program(name: &str, linked: bool, directory: &Path) -> PathBuf {
 pub(crate) fn libraries() -> &'static Path {
     static PLACE: OnceLock<PathBuf> = OnceLock::new();
     PLACE.get_or_init(|| {
-        let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("driver");
+        let cuda = artifact::cuda().expect("the fake CUDA builds");
+        let nvml = artifact::nvml().expect("the fake NVML builds");
+        // Each profile has libraries of its own.
+        let profile = cuda.parent().and_then(Path::file_name).expect("target/<profile>");
+        let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("driver").join(profile);
         fs::create_dir_all(&directory).expect("made");
-        link(&artifact::cuda().expect("the fake CUDA builds"), &directory.join("libcuda.so.1"));
-        link(&artifact::nvml().expect("the fake NVML builds"), &directory.join("libnvidia-ml.so.1"));
+        link(&cuda, &directory.join("libcuda.so.1"));
+        link(&nvml, &directory.join("libnvidia-ml.so.1"));
         directory
     })
 }
