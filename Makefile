@@ -40,7 +40,7 @@ lint: ## Formatting, clippy, documentation, dependencies, shell scripts, the cha
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --quiet
-	$(CARGO) deny --offline --locked check --hide-inclusion-graph bans licenses sources
+	$(CARGO) deny --locked check --hide-inclusion-graph bans licenses sources
 	e2e/cluster/lint.sh
 
 .PHONY: bench
