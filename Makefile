@@ -6,8 +6,8 @@ CARGO ?= cargo
 target := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 
 # What runs as a process of its own in the demo and in the tests.
-programs := tessera-driver tessera-controller tessera-intercept tessera-probe tessera-fake-world tessera-fake-nvml \
-            tessera-fake-cuda tessera-simcluster
+programs := tessera-driver tessera-controller tessera-probe tessera-fake-world tessera-fake-nvml tessera-fake-cuda \
+            tessera-simcluster
 
 .PHONY: help
 help: ## Show this menu
@@ -16,6 +16,7 @@ help: ## Show this menu
 .PHONY: build
 build: ## Build the programs that the demo and the tests run
 	$(CARGO) build --locked $(addprefix --package=,$(programs))
+	$(CARGO) build --locked --profile intercept --package tessera-intercept
 
 .PHONY: demo
 demo: build ## Show the whole of Tessera on this machine: no root, no GPU, no Kubernetes needed

@@ -12,6 +12,7 @@
 //! open. So it is sent again, the same to the letter, until there is an answer: it succeeds once, and after that its version
 //! is a conflict, which shows what was written.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
@@ -20,6 +21,12 @@ use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
 use tessera_api::names::DELETE_PROTECTION_FINALIZER;
 use tessera_api::quantity::Quantity;
+use tokio::sync::Semaphore;
+
+use crate::leadership::Tenure;
+
+/// Requests under way at once. An API server with default limits takes this without queueing.
+const REQUESTS: usize = 32;
 
 /// No request of ours may be under way longer than this. It is what a new leader waits for, and less than what lies between
 /// the renew deadline and the end of the lease.
@@ -72,12 +79,21 @@ pub enum CommitError {
 #[derive(Clone)]
 pub struct Writer {
     client: Client,
+    tenure: Tenure,
+    /// One is held while a request is under way, not between sendings: writes that get no answer do not hold up others.
+    slots: Arc<Semaphore>,
 }
 
 impl Writer {
-    /// A writer that uses `client`.
+    /// A writer that uses `client`. Clones share the number of requests that may be under way.
     pub fn new(client: Client) -> Self {
-        Self { client }
+        Self { client, tenure: Tenure::endless(), slots: Arc::new(Semaphore::new(REQUESTS)) }
+    }
+
+    /// The same writer, which sends nothing outside of `tenure`.
+    #[must_use]
+    pub fn during(self, tenure: Tenure) -> Self {
+        Self { tenure, ..self }
     }
 
     /// Writes an allocation to `claim`, which must be the object that it was decided on.
@@ -138,14 +154,32 @@ impl Writer {
             Api::namespaced(self.client.clone(), claim.namespace().as_deref().unwrap_or_default());
         let patch = Patch::Merge(patch);
         let mut pause = FIRST_PAUSE;
+        // Whether an earlier sending may have been carried out.
+        let mut open = false;
         loop {
-            match tokio::time::timeout(REQUEST_TIMEOUT, send(&api, &claim.name_any(), part, &patch)).await {
+            let slot = self.slots.acquire().await;
+            // Nothing is known about what was sent before, so this write has no outcome: the next leader finds out.
+            while self.tenure.is_over() {
+                tokio::time::sleep(LONGEST_PAUSE).await;
+            }
+            let answer =
+                tokio::time::timeout(REQUEST_TIMEOUT, send(&api, &claim.name_any(), part, &patch)).await;
+            drop(slot);
+            match answer {
                 Ok(Ok(written)) => return Ok(written),
                 Ok(Err(kube::Error::Api(status))) if matches!(status.code, 404 | 409) => {
                     return Err(CommitError::Conflict {
                         claim: name(claim),
                         now: self.read(claim, &api).await,
                     });
+                }
+                // Who may write is asked before versions are compared: this says nothing about an earlier sending.
+                Ok(Err(kube::Error::Api(status))) if open && matches!(status.code, 401 | 403) => {
+                    tracing::warn!(
+                        claim = name(claim),
+                        code = status.code,
+                        "refused after a write without an answer, sending it again"
+                    );
                 }
                 Ok(Err(kube::Error::Api(status))) if status.code < 500 && status.code != 429 => {
                     let source = Box::new(kube::Error::Api(status));
@@ -159,6 +193,7 @@ impl Writer {
                     tracing::warn!(claim = name(claim), "no answer to a write in time, sending it again")
                 }
             }
+            open = true;
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
         }

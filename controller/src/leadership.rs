@@ -18,6 +18,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client, ResourceExt};
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -78,42 +79,76 @@ pub fn decide(lease: Option<&LeaseSpec>, identity: &str, unchanged_since: Instan
     }
 }
 
+/// For how long writes may be sent. It ends by itself, also while the task that renews the lease gets no time to run: a process
+/// that slept wakes up without it.
+#[derive(Debug, Clone)]
+pub struct Tenure(Option<watch::Receiver<Instant>>);
+
+impl Tenure {
+    /// Without end: for a process that is the only one.
+    pub fn endless() -> Self {
+        Self(None)
+    }
+
+    /// Whether nothing may be sent any more. A request sent before ends before the lease can pass on.
+    pub fn is_over(&self) -> bool {
+        self.0.as_ref().is_some_and(|renewed| renewed.borrow().elapsed() >= RENEW_DEADLINE)
+    }
+}
+
 /// A candidate for leadership.
 pub struct Candidate {
     leases: Api<Lease>,
     identity: String,
     /// The lease as last read, and since when it reads so.
     seen: Option<(Lease, Instant)>,
+    /// Just before the last write of the lease that succeeded was sent. The others count from when it arrived, which is later
+    /// than this and may be much earlier than its answer.
+    renewed: watch::Sender<Instant>,
 }
 
 impl Candidate {
     /// A candidate named `identity` for the lease in `namespace`.
     pub fn new(client: Client, namespace: &str, identity: String) -> Self {
-        Self { leases: Api::namespaced(client, namespace), identity, seen: None }
+        let renewed = watch::Sender::new(Instant::now());
+        Self { leases: Api::namespaced(client, namespace), identity, seen: None, renewed }
+    }
+
+    /// How long this candidate, once it leads, may write.
+    pub fn tenure(&self) -> Tenure {
+        Tenure(Some(self.renewed.subscribe()))
     }
 
     /// Waits until this process leads. Afterwards it is safe to list and write.
     pub async fn acquire(&mut self) {
         loop {
-            match self.attempt().await {
-                Ok(Some(decision)) => {
-                    // A lease of our own name may be that of a process before us whose last requests are still under way.
-                    if matches!(decision, Decision::TakeOver | Decision::Renew) {
-                        tokio::time::sleep(REQUEST_TIMEOUT).await;
-                    }
+            if let Some(decision) = self.attempt_in(REQUEST_TIMEOUT).await.unwrap_or_default() {
+                // A lease of our own name may be that of a process before us whose last requests are still under way.
+                let waits = matches!(decision, Decision::TakeOver | Decision::Renew);
+                if waits {
+                    tokio::time::sleep(REQUEST_TIMEOUT).await;
+                }
+                // The work begins with a lease that is fresh.
+                if !waits || matches!(self.attempt_in(REQUEST_TIMEOUT).await, Some(Some(_))) {
                     tracing::info!(identity = self.identity, ?decision, "leading");
                     return;
-                }
-                Ok(None) => {}
-                Err(error) => {
-                    tracing::warn!(
-                        error = &error as &dyn std::error::Error,
-                        "cannot read or write the Lease, trying again"
-                    );
                 }
             }
             tokio::time::sleep(RETRY_PERIOD).await;
         }
+    }
+
+    /// [`attempt`](Self::attempt), given up after `limit`; none if it failed.
+    async fn attempt_in(&mut self, limit: Duration) -> Option<Option<Decision>> {
+        match tokio::time::timeout(limit, self.attempt()).await {
+            Ok(Ok(decision)) => return Some(decision),
+            Ok(Err(error)) => {
+                let error = &error as &dyn std::error::Error;
+                tracing::warn!(error, "cannot read or write the Lease, trying again");
+            }
+            Err(_) => tracing::warn!("no answer about the Lease in time, trying again"),
+        }
+        None
     }
 
     /// Renews until `stop`, then gives the lease back.
@@ -121,28 +156,20 @@ impl Candidate {
     /// # Errors
     /// Leadership is lost: the process has to end at once.
     pub async fn hold(&mut self, stop: CancellationToken) -> Result<(), LeadershipError> {
-        let mut renewed = Instant::now();
         loop {
+            let left = RENEW_DEADLINE.saturating_sub(self.renewed.borrow().elapsed());
             tokio::select! {
                 () = stop.cancelled() => {
                     self.give_back().await;
                     return Ok(());
                 }
-                () = tokio::time::sleep(RETRY_PERIOD) => {}
+                () = tokio::time::sleep(RETRY_PERIOD.min(left)) => {}
             }
-            let left = RENEW_DEADLINE.saturating_sub(renewed.elapsed());
-            match tokio::time::timeout(left, self.attempt()).await {
-                Ok(Ok(Some(_))) => renewed = Instant::now(),
-                Ok(Ok(None)) => return Err(LeadershipError::Taken { holder: self.holder() }),
-                Ok(Err(error)) => {
-                    tracing::warn!(
-                        error = &error as &dyn std::error::Error,
-                        "cannot renew the Lease, trying again"
-                    );
-                }
-                Err(_) => {}
+            let left = RENEW_DEADLINE.saturating_sub(self.renewed.borrow().elapsed());
+            if let Some(None) = self.attempt_in(left).await {
+                return Err(LeadershipError::Taken { holder: self.holder() });
             }
-            if renewed.elapsed() >= RENEW_DEADLINE {
+            if self.renewed.borrow().elapsed() >= RENEW_DEADLINE {
                 return Err(LeadershipError::NotRenewed);
             }
         }
@@ -171,6 +198,7 @@ impl Candidate {
         match written {
             Ok(lease) => {
                 self.seen = Some((lease, now));
+                self.renewed.send_replace(now);
                 Ok(Some(decision))
             }
             // Somebody was faster. If we lead, the next reading says who.

@@ -14,10 +14,14 @@ use tessera_api::reason::MAX_EVENT_BYTES;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-/// A pod is told at most this often: numbers change with every pod that comes and goes.
+/// Between two events on a pod lies at least this, doubled with each event of the same reason: numbers change with every pod
+/// that comes and goes, for each pod that waits.
 const INTERVAL: Duration = Duration::from_secs(2);
 
-/// Events that wait to be written; beyond this they are dropped (they are repeated when something changes).
+/// At most this.
+const LONGEST_INTERVAL: Duration = Duration::from_secs(300);
+
+/// Events that wait to be written; beyond this pods are told later.
 const QUEUE: usize = 1024;
 
 /// Something to say.
@@ -38,8 +42,19 @@ pub(crate) struct Notices {
 
 #[derive(Debug)]
 struct Told {
+    reason: &'static str,
     note: String,
+    /// How many events of this reason came before this one.
+    before: u32,
     at: Instant,
+}
+
+impl Told {
+    /// Before when nothing else of `reason` is told.
+    fn quiet_until(&self, reason: &str) -> Instant {
+        let before = if self.reason == reason { self.before } else { 0 };
+        self.at + INTERVAL.saturating_mul(1 << before.min(10)).min(LONGEST_INTERVAL)
+    }
 }
 
 impl Notices {
@@ -78,21 +93,23 @@ impl Notices {
             if told.note == notice.note {
                 return None;
             }
-            if now < told.at + INTERVAL {
-                return Some(told.at + INTERVAL);
+            let quiet_until = told.quiet_until(notice.reason);
+            if now < quiet_until {
+                return Some(quiet_until);
             }
         }
-        self.told.insert(pod.clone(), Told { note: notice.note.clone(), at: now });
+        let Ok(slot) = self.queue.try_reserve() else { return Some(now + INTERVAL) };
+        let before = self.told.get(pod).filter(|told| told.reason == notice.reason).map_or(0, |t| t.before + 1);
+        let told = Told { reason: notice.reason, note: notice.note.clone(), before, at: now };
+        self.told.insert(pod.clone(), told);
         truncate(&mut notice.note);
-        if self.queue.try_send(notice).is_err() {
-            tracing::debug!("too many events at once, one is left out");
-        }
+        slot.send(notice);
         None
     }
 
-    /// Forgets pods that need not be told anything any more.
-    pub(crate) fn retain(&mut self, is_waiting: impl Fn(&PodUid) -> bool) {
-        self.told.retain(|pod, _| is_waiting(pod));
+    /// Forgets pods that are not there any more.
+    pub(crate) fn retain(&mut self, is_there: impl Fn(&PodUid) -> bool) {
+        self.told.retain(|pod, _| is_there(pod));
     }
 }
 

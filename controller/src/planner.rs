@@ -12,11 +12,12 @@ use tessera_allocator::model::PodUid;
 use tessera_allocator::{Settings, plan};
 use tessera_api::names::ClaimUid;
 use tessera_index::Index;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::commit::{CommitError, REQUEST_TIMEOUT, Writer};
+use crate::leadership::Tenure;
 use crate::metrics::Metrics;
 use crate::notices::Notices;
 use crate::retries::Retries;
@@ -24,9 +25,6 @@ use crate::watch::{Change, Kind, Object, What};
 
 /// After a change, so long is waited for more of them: pods, claims and statuses of one cause come within moments.
 const DEBOUNCE: Duration = Duration::from_millis(2);
-
-/// Writes under way at once. An API server with default limits takes this without queueing.
-const WRITES: usize = 32;
 
 /// How often the running sums are checked.
 const AUDIT: Duration = Duration::from_secs(60);
@@ -43,7 +41,6 @@ pub struct Planner {
     listed: BTreeSet<Kind>,
     /// Claims that are being written, for which pod.
     writing: BTreeMap<ClaimUid, PodUid>,
-    slots: Arc<Semaphore>,
     outcomes: mpsc::UnboundedSender<Outcome>,
     finished: mpsc::UnboundedReceiver<Outcome>,
     /// When to look again although nothing has changed: back-off that ends, an event that was held back.
@@ -79,11 +76,16 @@ impl Planner {
             settings,
             listed: BTreeSet::new(),
             writing: BTreeMap::new(),
-            slots: Arc::new(Semaphore::new(WRITES)),
             outcomes,
             finished,
             wake: None,
         }
+    }
+
+    /// The same planner, which writes nothing outside of `tenure`.
+    #[must_use]
+    pub fn during(self, tenure: Tenure) -> Self {
+        Self { writer: self.writer.during(tenure), ..self }
     }
 
     /// Works until `stop`, then waits for the writes under way. Gives whether all of them have ended.
@@ -96,6 +98,8 @@ impl Planner {
                 biased;
                 () = stop.cancelled() => break,
                 Some(outcome) = self.finished.recv() => cause = self.conclude(outcome),
+                // Before the changes: in a cluster where something always changes it would never come.
+                _ = audit.tick() => self.audit(),
                 change = changes.recv() => match change {
                     Some(change) => {
                         cause = Some(change.at);
@@ -106,7 +110,6 @@ impl Planner {
                 () = tokio::time::sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {
                     cause = Some(Instant::now());
                 }
-                _ = audit.tick() => self.audit(),
             }
             if let Some(cause) = cause {
                 self.gather(&mut changes).await;
@@ -198,7 +201,7 @@ impl Planner {
         self.take_back(&plan.refusals, &taken_back, now);
         let waiting = self.index.unbound_pods();
         self.retries.retain(|pod| waiting.contains(pod));
-        self.notices.retain(|pod| waiting.contains(pod));
+        self.notices.retain(|pod| self.index.pod_object(pod).is_some());
         self.wake_at(self.retries.next_wake(now));
     }
 
@@ -251,6 +254,8 @@ impl Planner {
         now: Instant,
     ) -> Option<ResourceClaim> {
         let is_conflict = matches!(error, CommitError::Conflict { .. });
+        // Without the claim as it is now the next decision would be the same, until its watch catches up.
+        let is_news = matches!(error, CommitError::Conflict { now: Some(_), .. });
         if is_conflict {
             self.metrics.conflicts.inc();
             tracing::debug!(%error, ?write, "planning again");
@@ -259,7 +264,7 @@ impl Planner {
             tracing::warn!(error = &error as &dyn std::error::Error, ?write, "write failed");
         }
         if let Some(pod) = pod.filter(|_| write == Write::Allocation) {
-            self.retries.not_written(pod, !is_conflict, now);
+            self.retries.not_written(pod, !is_news, now);
             if matches!(error, CommitError::Dropped { .. }) {
                 self.tell_pod(pod, "AllocationNotKept", error.to_string(), now);
             }

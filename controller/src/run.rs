@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
 use crate::args::{Address, Args, LogFormat};
-use crate::leadership::Candidate;
+use crate::leadership::{Candidate, Tenure};
 use crate::metrics::Metrics;
 use crate::planner::Planner;
 use crate::{server, watch};
@@ -36,6 +36,10 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     });
     let worked = work(client, &namespace, identity, leader_elect, metrics, stop.clone()).await;
     stop.cancel();
+    if worked.is_err() {
+        // At once: tasks that write live as long as the process, and a scraper that reads slowly must not prolong it.
+        return worked;
+    }
     serving.await.context("the metrics server panicked")?.context("cannot serve metrics")?;
     worked
 }
@@ -59,7 +63,8 @@ async fn work(
     metrics.leading.set(1.0);
     // Only now: what a standby had seen could be older than the last writes of the leader before it.
     let changes = watch::start(&client);
-    let planner = Planner::new(client, &identity, Settings::default(), metrics);
+    let tenure = candidate.as_ref().map_or_else(Tenure::endless, Candidate::tenure);
+    let planner = Planner::new(client, &identity, Settings::default(), metrics).during(tenure);
     let planner = planner.run(changes, stop.clone());
     match &mut candidate {
         None => {

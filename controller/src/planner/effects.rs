@@ -1,7 +1,6 @@
 //! What comes out of a plan: writes, events, figures.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
@@ -36,12 +35,11 @@ impl Planner {
         let at = Time(now_in_seconds());
         let allocation =
             convert::allocation(allotment, &object, &self.index.class_objects(), at, fresh_share);
-        let (writer, slots) = (self.writer.clone(), Arc::clone(&self.slots));
+        let writer = self.writer.clone();
         let (claim, outcomes) = (allotment.claim.clone(), self.outcomes.clone());
         self.writing.insert(claim.clone(), pod.clone());
         let pod = Some(pod.clone());
         tokio::spawn(async move {
-            let _slot = slots.acquire().await;
             let result = writer.allocate(&object, &allocation).await;
             // The planner ends only after it has heard of every write, so it is there to hear.
             let _ = outcomes.send(Outcome { claim, pod, write: Write::Allocation, result, cause });
@@ -101,13 +99,12 @@ impl Planner {
             return;
         }
         let Some(object) = self.index.claim_object(claim).cloned() else { return };
-        let (writer, slots) = (self.writer.clone(), Arc::clone(&self.slots));
+        let writer = self.writer.clone();
         let (claim, outcomes) = (claim.clone(), self.outcomes.clone());
         self.writing.insert(claim.clone(), pod.cloned().unwrap_or_else(|| PodUid::new("")));
         let pod = pod.cloned();
         tracing::info!(claim = %claim, "taking an unused allocation back");
         tokio::spawn(async move {
-            let _slot = slots.acquire().await;
             let result = writer.release(&object).await;
             let _ = outcomes.send(Outcome { claim, pod, write: Write::Release, result, cause });
         });

@@ -16,7 +16,8 @@ pub(crate) struct Programs {
 }
 
 impl Programs {
-    /// The files beside this program, where cargo puts all of them.
+    /// The files beside this program, where cargo puts all of them; but the interceptor as it ships, from the directory of
+    /// its own profile.
     pub(crate) fn beside_this() -> anyhow::Result<Self> {
         let simcluster = std::env::current_exe()?;
         let directory = simcluster.parent().unwrap_or(Path::new("/")).to_owned();
@@ -35,14 +36,14 @@ impl Programs {
             fake_world: find("tessera-fake-world", "tessera-fake-world"),
             fake_nvml: find("libnvidia_ml.so", "tessera-fake-nvml"),
             fake_cuda: find("libcuda.so", "tessera-fake-cuda"),
-            intercept: find("libtessera_intercept.so", "tessera-intercept"),
+            intercept: find("../intercept/libtessera_intercept.so", "tessera-intercept --profile intercept"),
             simcluster,
         };
         anyhow::ensure!(
             missing.is_empty(),
-            "not built in {}: run `cargo build -p {}` (`make demo` does)",
+            "not built in {}: {}; run `make build`",
             directory.display(),
-            missing.join(" -p ")
+            missing.join(", ")
         );
         Ok(programs)
     }
