@@ -39,6 +39,8 @@ pub struct Metrics {
     pub pending: Family<ReasonLabel, Gauge>,
     /// Devices of which more is allocated than there is.
     pub overcommitted: Gauge,
+    /// Claims of bound pods that are not on the pod's node.
+    pub misplaced: Gauge,
     /// Times that the running sums were found to be wrong.
     pub drift: Counter,
     /// 1 while this process leads.
@@ -57,6 +59,7 @@ impl Metrics {
             plan_time: Histogram::new(BUCKETS),
             pending: Family::default(),
             overcommitted: Gauge::default(),
+            misplaced: Gauge::default(),
             drift: Counter::default(),
             leading: Gauge::default(),
         };
@@ -81,6 +84,11 @@ impl Metrics {
             "overcommitted_devices",
             "Devices of which more is allocated than there is",
             metrics.overcommitted.clone(),
+        );
+        registry.register(
+            "misplaced_claims",
+            "Claims of bound pods that are not on the node of the pod",
+            metrics.misplaced.clone(),
         );
         registry.register(
             "usage_drift",

@@ -99,7 +99,8 @@ impl Notices {
             }
         }
         let Ok(slot) = self.queue.try_reserve() else { return Some(now + INTERVAL) };
-        let before = self.told.get(pod).filter(|told| told.reason == notice.reason).map_or(0, |t| t.before + 1);
+        let before =
+            self.told.get(pod).filter(|told| told.reason == notice.reason).map_or(0, |t| t.before + 1);
         let told = Told { reason: notice.reason, note: notice.note.clone(), before, at: now };
         self.told.insert(pod.clone(), told);
         truncate(&mut notice.note);

@@ -11,7 +11,7 @@ use kube::Client;
 use tessera_allocator::model::PodUid;
 use tessera_allocator::{Settings, plan};
 use tessera_api::names::ClaimUid;
-use tessera_index::Index;
+use tessera_index::{Index, Misplaced};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -43,6 +43,8 @@ pub struct Planner {
     writing: BTreeMap<ClaimUid, PodUid>,
     outcomes: mpsc::UnboundedSender<Outcome>,
     finished: mpsc::UnboundedReceiver<Outcome>,
+    /// Misplaced claims that the last audit saw.
+    suspects: BTreeSet<Misplaced>,
     /// When to look again although nothing has changed: back-off that ends, an event that was held back.
     wake: Option<Instant>,
 }
@@ -78,6 +80,7 @@ impl Planner {
             writing: BTreeMap::new(),
             outcomes,
             finished,
+            suspects: BTreeSet::new(),
             wake: None,
         }
     }

@@ -14,6 +14,7 @@ use tessera_controller::metrics::Metrics;
 use tessera_controller::planner::Planner;
 use tessera_controller::watch;
 use tokio::task::JoinHandle;
+use tokio::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 /// A controller at work.
@@ -392,5 +393,85 @@ async fn a_restart_takes_over_what_is_allocated() {
     api.until("an allocation", |api| allocation(api, "small")).await;
     assert_eq!(allocation(&api, "c"), None, "19Gi do not fit beside 70Gi");
     assert_eq!(allocation(&api, "large"), Some(before));
+    controller.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_is_gone_before_its_watch_says_so_is_not_written_over_and_over() {
+    let api = cluster(1);
+    api.put("resourceclaims", claim("c", "19Gi"));
+    let controller = Controller::start(&api);
+    api.put("resourceclaims", claim("other", "19Gi"));
+    api.put("pods", pod("other", &["other"]));
+    api.until("proof that the claims were seen", |api| allocation(api, "other")).await;
+    api.vanish("resourceclaims", "default", "c");
+    api.put("pods", pod("p", &["c"]));
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let tries = api.writes().iter().filter(|w| w.path.contains("resourceclaims/c")).count();
+    assert!((1..=3).contains(&tries), "{tries}");
+    controller.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn writes_that_get_no_answer_do_not_hold_up_others() {
+    let api = cluster(11);
+    let stuck = |i: usize| format!("stuck{i}");
+    for i in 0..40 {
+        api.put("resourceclaims", claim(&stuck(i), "1Gi"));
+        api.put("pods", pod(&stuck(i), &[&stuck(i)]));
+    }
+    // As an admission webhook that is away, for the objects that it is asked about.
+    api.fault(|_, request| request.path.contains("stuck").then(|| stand_in::failure(500, "InternalError")));
+    let controller = Controller::start(&api);
+    api.put("resourceclaims", claim("z", "1Gi"));
+    api.put("pods", pod("z", &["z"]));
+    api.until("an allocation", |api| allocation(api, "z")).await;
+    controller.stop.cancel();
+    assert!(!controller.task.await.unwrap(), "the others are still without an answer");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_waits_long_is_told_less_and_less_often_and_the_last_state_in_the_end() {
+    let api = cluster(1);
+    api.put("resourceclaims", claim("c", "90Gi"));
+    api.put("pods", pod("p", &["c"]));
+    let controller = Controller::start(&api);
+    for i in 0..100 {
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        api.put("nodes", node(&format!("more-{i}")));
+        api.put("resourceslices", slice(&format!("more-{i}"), 1));
+    }
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    let notes: Vec<String> =
+        api.list("events").iter().map(|e| e["note"].as_str().unwrap().to_owned()).collect();
+    assert!((3..=12).contains(&notes.len()), "{notes:#?}");
+    assert!(notes.iter().any(|n| n.contains("101 devices on 101 nodes")), "{notes:#?}");
+    controller.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_is_bound_to_another_node_than_its_claim_is_told_once_and_counted() {
+    let api = cluster(1);
+    api.put("nodes", node("node-b"));
+    api.put("resourceclaims", claim("c", "19Gi"));
+    api.put("resourceclaims", claim("never", "19Gi"));
+    api.put("pods", pod("p", &["c"]));
+    let controller = Controller::start(&api);
+    api.until("an allocation", |api| allocation(api, "c")).await;
+    let before = allocation(&api, "c");
+    api.put("pods", bound(pod("p", &["c"]), "node-b"));
+    api.put("pods", bound(pod("q", &["never"]), "node-b"));
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    let note = event(&api, "p", "ClaimElsewhere").unwrap();
+    assert!(note.contains("bound to node node-b") && note.contains("allocated on node node-a"), "{note}");
+    let note = event(&api, "q", "ClaimElsewhere").unwrap();
+    assert!(note.contains("not allocated"), "{note}");
+    assert_eq!(api.list("events").len(), 2, "{:#?}", api.list("events"));
+    assert_eq!(controller.metrics.misplaced.get(), 2);
+    assert_eq!(allocation(&api, "c"), before, "what a bound pod uses is not touched");
+    api.delete("pods", "default", "p");
+    api.delete("pods", "default", "q");
+    tokio::time::sleep(Duration::from_secs(120)).await;
+    assert_eq!(controller.metrics.misplaced.get(), 0);
     controller.stop().await;
 }

@@ -27,4 +27,4 @@ mod work;
 
 pub use index::{Audit, Index};
 pub use scope::Scope;
-pub use work::{Blocked, Obstacle, Waiting, Work};
+pub use work::{Blocked, Misplaced, Obstacle, Waiting, Work};

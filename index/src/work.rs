@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use tessera_allocator::model::{DeviceId, PendingPod, PodClaim, PodUid};
-use tessera_api::names::{ClaimName, ClaimUid, NodeName};
+use tessera_api::names::{ClaimName, ClaimUid, DRIVER_NAME, NodeName};
 
 use crate::claims::ClaimEntry;
 use crate::index::Index;
@@ -51,6 +51,20 @@ pub struct Waiting {
     pub nominated: bool,
     /// Condition `PodScheduled` is `False` with reason `Unschedulable`: its message.
     pub unschedulable: Option<String>,
+}
+
+/// A bound pod with a claim of ours that is not where the pod is. Nothing of ours makes one; others can, by clearing a claim
+/// in use or by binding a pod past kube-scheduler.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Misplaced {
+    /// The pod.
+    pub pod: PodUid,
+    /// The claim.
+    pub claim: ClaimUid,
+    /// Where the pod is.
+    pub node: NodeName,
+    /// Where the claim is; none if it is not allocated.
+    pub allocated: Option<NodeName>,
 }
 
 impl Index {
@@ -185,6 +199,28 @@ impl Index {
         let holding = self.claims.values().filter(|c| c.booked().iter().any(|r| r.device == *device));
         let keys = holding.map(|c| (c.claim.namespace.clone(), c.claim.name.clone()));
         keys.flat_map(|key| self.pods_by_claim.get(&key).into_iter().flatten().cloned()).collect()
+    }
+
+    /// Bound pods that cannot have the devices of one of their claims where they are.
+    pub fn misplaced(&self) -> Vec<Misplaced> {
+        let running = self.pods.values().filter(|pod| pod.is_running());
+        running.flat_map(|pod| pod.links.values().filter_map(|claim| self.misplaced_of(pod, claim))).collect()
+    }
+
+    fn misplaced_of(&self, pod: &PodEntry, claim: &ClaimUid) -> Option<Misplaced> {
+        let entry = self.claims.get(claim).filter(|entry| !entry.is_deleting())?;
+        let node = pod.node.clone()?;
+        let allocated = match &entry.observed {
+            Some(allocation) => {
+                let ours = allocation.results.iter().any(|r| r.device.pool.driver.as_str() == DRIVER_NAME);
+                let elsewhere = allocation.nodes.as_ref()?.single_node().filter(|n| *n != node.as_str());
+                Some(NodeName::new(elsewhere.filter(|_| ours)?).ok()?)
+            }
+            // What a pod that is going away had may have been taken back.
+            None if pod.deleting || self.scope(claim) != Some(Scope::Ours) => return None,
+            None => None,
+        };
+        Some(Misplaced { pod: pod.uid.clone(), claim: claim.clone(), node, allocated })
     }
 
     /// Claims that hold devices of ours although no living pod needs them and nobody ever reserved them. Nobody else gives

@@ -9,7 +9,7 @@ use kube::runtime::events::EventType;
 use tessera_allocator::model::PodUid;
 use tessera_allocator::{Allotment, Decision, Refusal};
 use tessera_api::names::{ClaimUid, ShareId};
-use tessera_index::{Blocked, Obstacle, Scope, Waiting, convert};
+use tessera_index::{Blocked, Misplaced, Obstacle, Scope, Waiting, convert};
 use tokio::time::Instant;
 
 use super::{Outcome, Planner, Write};
@@ -166,6 +166,27 @@ impl Planner {
                 );
                 self.tell_pod(&pod, "Overcommitted", note, Instant::now());
             }
+        }
+        self.audit_places();
+    }
+
+    /// Reports claims of bound pods that are elsewhere. Pods and claims come over different watches, so what only one audit
+    /// sees may be a moment between two events.
+    fn audit_places(&mut self) {
+        let seen: BTreeSet<Misplaced> = self.index.misplaced().into_iter().collect();
+        let before = std::mem::replace(&mut self.suspects, seen);
+        let confirmed: Vec<Misplaced> = self.suspects.intersection(&before).cloned().collect();
+        self.metrics.misplaced.set(i64::try_from(confirmed.len()).unwrap_or(i64::MAX));
+        for Misplaced { pod, claim, node, allocated } in confirmed {
+            let place = allocated
+                .map_or_else(|| "not allocated".to_owned(), |node| format!("allocated on node {node}"));
+            let claim = self.claim_name(&claim);
+            tracing::error!(%pod, claim, %node, place, "a bound pod cannot have its devices");
+            let note = format!(
+                "the pod is bound to node {node}, but ResourceClaim {claim} is {place}; it cannot have its devices there, \
+                 delete the pod to start over"
+            );
+            self.tell_pod(&pod, "ClaimElsewhere", note, Instant::now());
         }
     }
 }

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -45,11 +46,13 @@ pub(crate) struct Store {
 pub(crate) struct StandIn {
     store: Arc<Mutex<Store>>,
     changed: watch::Sender<u64>,
+    /// So long after a write was served is it answered.
+    lag: Arc<Mutex<Duration>>,
 }
 
 impl StandIn {
     pub(crate) fn new() -> Self {
-        Self { store: Arc::default(), changed: watch::Sender::new(0) }
+        Self { store: Arc::default(), changed: watch::Sender::new(0), lag: Arc::default() }
     }
 
     pub(crate) fn client(&self) -> Client {
@@ -89,6 +92,26 @@ impl StandIn {
         self.store.lock().unwrap().faults.push(Box::new(fault));
     }
 
+    /// From now on writes are answered so long after they were served.
+    pub(crate) fn answer_late(&self, lag: Duration) {
+        *self.lag.lock().unwrap() = lag;
+    }
+
+    /// Removes an object without telling those who watch.
+    pub(crate) fn vanish(&self, resource: &str, namespace: &str, name: &str) {
+        self.store.lock().unwrap().objects.remove(&key(resource, namespace, name));
+    }
+
+    async fn answer(&self, request: Request, query: &BTreeMap<String, String>) -> Response {
+        let is_write = request.method != Method::GET;
+        let response = self.serve(request, query);
+        let lag = *self.lag.lock().unwrap();
+        if is_write && !lag.is_zero() {
+            tokio::time::sleep(lag).await;
+        }
+        response
+    }
+
     /// Waits until `condition` holds; every change of the store is looked at.
     pub(crate) async fn until<T>(&self, what: &str, condition: impl Fn(&Self) -> Option<T>) -> T {
         let mut changed = self.changed.subscribe();
@@ -100,7 +123,7 @@ impl StandIn {
                 changed.changed().await.unwrap();
             }
         };
-        let limit = std::time::Duration::from_secs(30);
+        let limit = Duration::from_secs(30);
         tokio::time::timeout(limit, wait).await.unwrap_or_else(|_| panic!("never came: {what}"))
     }
 
@@ -294,7 +317,7 @@ async fn grouped(
     method: Method,
     body: Bytes,
 ) -> Response {
-    api.serve(Request { method, path, body: parse(&body) }, &query)
+    api.answer(Request { method, path, body: parse(&body) }, &query).await
 }
 
 async fn core(
@@ -304,7 +327,7 @@ async fn core(
     method: Method,
     body: Bytes,
 ) -> Response {
-    api.serve(Request { method, path, body: parse(&body) }, &query)
+    api.answer(Request { method, path, body: parse(&body) }, &query).await
 }
 
 fn parse(body: &Bytes) -> Value {
