@@ -36,12 +36,10 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     });
     let worked = work(client, &namespace, identity, leader_elect, metrics, stop.clone()).await;
     stop.cancel();
-    if worked.is_err() {
-        // At once: tasks that write live as long as the process, and a scraper that reads slowly must not prolong it.
-        return worked;
-    }
-    serving.await.context("the metrics server panicked")?.context("cannot serve metrics")?;
-    worked
+    // If leadership was lost, at once: tasks that write live as long as the process, and a scraper that reads slowly must not
+    // prolong it.
+    worked?;
+    serving.await.context("the metrics server panicked")?.context("cannot serve metrics")
 }
 
 /// Leads, if it has to, and plans until `stop` or until leadership is lost.

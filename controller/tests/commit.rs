@@ -9,6 +9,8 @@ use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
 use serde_json::{Value, json};
 use stand_in::{StandIn, failure};
 use tessera_controller::commit::{CommitError, Writer};
+use tessera_controller::leadership::Candidate;
+use tokio::time::Duration;
 
 fn allocation() -> AllocationResult {
     serde_json::from_value(json!({
@@ -203,4 +205,45 @@ async fn releasing_clears_the_allocation_at_the_version_it_was_seen() {
     assert!(released.status.unwrap_or_default().allocation.is_none());
     let stale = writer.release(&allocated).await.unwrap_err();
     assert!(matches!(stale, CommitError::Conflict { .. }), "{stale}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_after_a_lost_answer_does_not_mean_that_nothing_was_written() {
+    let api = StandIn::new();
+    let claim = stored(&api);
+    let mut sent = 0;
+    api.fault(move |store, request| {
+        if !request.path.ends_with("/status") {
+            return None;
+        }
+        sent += 1;
+        match sent {
+            1 => {
+                let mut object = store.get("resourceclaims", "default", "c").unwrap().clone();
+                object["status"] = request.body["status"].clone();
+                store.put("resourceclaims", object);
+                Some(failure(504, "Timeout"))
+            }
+            2 => Some(failure(401, "Unauthorized")),
+            _ => None,
+        }
+    });
+    let written = Writer::new(api.client()).allocate(&claim, &allocation()).await.unwrap();
+    assert!(written.status.unwrap().allocation.is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_sent_after_the_tenure() {
+    let api = StandIn::new();
+    let mut leader = Candidate::new(api.client(), "tessera-system", "a".to_owned());
+    leader.acquire().await;
+    let writer = Writer::new(api.client()).during(leader.tenure());
+    let claim = stored(&api);
+    // As after the process was stopped for a while: the lease was not renewed, and nobody has noticed yet.
+    tokio::time::advance(Duration::from_secs(10)).await;
+    let (claims, given) =
+        (|| api.writes().iter().filter(|w| w.path.contains("claims")).count(), allocation());
+    let write = tokio::time::timeout(Duration::from_secs(60), writer.allocate(&claim, &given)).await;
+    assert!(write.is_err(), "it is not known how it ends");
+    assert_eq!(claims(), 0);
 }

@@ -94,3 +94,57 @@ async fn of_two_candidates_that_see_a_dead_leader_one_wins() {
     };
     assert_eq!(holder(&api), first);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_is_answered_late_counts_from_when_it_was_sent() {
+    let api = StandIn::new();
+    let mut leader = candidate(&api, "a");
+    leader.acquire().await;
+    let tenure = leader.tenure();
+    let mut renewals = 0;
+    api.answer_late(Duration::from_secs(7));
+    api.fault(move |_, _| {
+        renewals += 1;
+        (renewals > 1).then(|| failure(500, "InternalError"))
+    });
+    // Others see the renewal served after 2 s, so the lease can pass on after 17 s.
+    let start = Instant::now();
+    let error = leader.hold(CancellationToken::new()).await.unwrap_err();
+    assert!(matches!(error, LeadershipError::NotRenewed), "{error}");
+    let took = start.elapsed();
+    assert!(took > Duration::from_secs(10), "the renewal counts: {took:?}");
+    assert!(
+        took < Duration::from_secs(17 - 4),
+        "the last request must end before the lease can pass on: {took:?}"
+    );
+    assert!(tenure.is_over());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_time_waited_after_taking_over_does_not_lengthen_the_tenure() {
+    let api = StandIn::new();
+    candidate(&api, "dead").acquire().await;
+    let mut leader = candidate(&api, "a");
+    leader.acquire().await;
+    let leases = || api.writes().into_iter().filter(|w| w.path.contains("leases")).count();
+    let before = leases();
+    let first = api.get("leases", "tessera-system", "tessera-controller").unwrap();
+    api.fault(|_, _| Some(failure(500, "InternalError")));
+    let start = Instant::now();
+    leader.hold(CancellationToken::new()).await.unwrap_err();
+    assert!(start.elapsed() <= Duration::from_secs(10), "{:?}", start.elapsed());
+    assert_eq!(before, 3, "the dead one's, the take-over, and once more before the work begins");
+    assert_eq!(first, api.get("leases", "tessera-system", "tessera-controller").unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_candidate_that_gets_no_answer_tries_again() {
+    let api = StandIn::new();
+    api.answer_late(Duration::from_secs(3600));
+    let mut leader = candidate(&api, "a");
+    let hung = tokio::time::timeout(Duration::from_secs(30), leader.acquire()).await;
+    assert!(hung.is_err());
+    assert!(api.writes().len() > 2, "{:?}", api.writes());
+    api.answer_late(Duration::ZERO);
+    tokio::time::timeout(Duration::from_secs(30), leader.acquire()).await.unwrap();
+}
