@@ -32,6 +32,8 @@ impl Cluster {
     /// # Errors
     /// The configuration makes no client.
     pub fn new(config: Config, operations: Option<Operations>) -> Result<Self, kube::Error> {
+        // With several linked in, rustls does not choose. An error means that the process has chosen already.
+        let _ = rustls::crypto::ring::default_provider().install_default();
         let client = Client::try_from(config.clone())?;
         Ok(Self { config, client, operations })
     }

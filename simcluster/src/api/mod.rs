@@ -117,6 +117,9 @@ impl ApiServer {
     /// # Errors
     /// [`StartError`] when no port is free or a namespace of the options is invalid.
     pub async fn start(options: ApiOptions) -> Result<Self, StartError> {
+        // Its clients need one, TLS or not; with several linked in (a test of the workspace may), rustls does not choose. An
+        // error means that the process has chosen already.
+        let _ = rustls::crypto::ring::default_provider().install_default();
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.map_err(StartError::Listen)?;
         let address = listener.local_addr().map_err(StartError::Listen)?;
         let stop = CancellationToken::new();
