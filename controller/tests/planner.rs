@@ -461,7 +461,10 @@ async fn a_pod_that_is_bound_to_another_node_than_its_claim_is_told_once_and_cou
     let before = allocation(&api, "c");
     api.put("pods", bound(pod("p", &["c"]), "node-b"));
     api.put("pods", bound(pod("q", &["never"]), "node-b"));
-    tokio::time::sleep(Duration::from_secs(600)).await;
+    for _ in 0..10 {
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        api.put("nodes", node("node-a"));
+    }
     let note = event(&api, "p", "ClaimElsewhere").unwrap();
     assert!(note.contains("bound to node node-b") && note.contains("allocated on node node-a"), "{note}");
     let note = event(&api, "q", "ClaimElsewhere").unwrap();
@@ -473,5 +476,25 @@ async fn a_pod_that_is_bound_to_another_node_than_its_claim_is_told_once_and_cou
     api.delete("pods", "default", "q");
     tokio::time::sleep(Duration::from_secs(120)).await;
     assert_eq!(controller.metrics.misplaced.get(), 0);
+    controller.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_lacks_something_else_does_not_take_a_shared_claim_from_one_that_can_run() {
+    let api = cluster(1);
+    api.put("resourceclaims", claim("shared", "19Gi"));
+    api.put("resourceclaims", claim("huge", "90Gi"));
+    // Of the same age, so that the first by UID counts as the older.
+    api.put("pods", pod("a", &["shared", "huge"]));
+    api.put("pods", pod("b", &["shared"]));
+    let controller = Controller::start(&api);
+    let first = api.until("an allocation", |api| allocation(api, "shared")).await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let writes = api.writes().iter().filter(|w| w.path.ends_with("resourceclaims/shared/status")).count();
+    assert_eq!(writes, 1);
+    assert_eq!(allocation(&api, "shared"), Some(first));
+    // The younger one cannot run there: its failure counts.
+    api.put("pods", unschedulable(pod("b", &["shared"]), "0/1 nodes are available: 1 Insufficient cpu."));
+    api.until("its end", |api| allocation(api, "shared").is_none().then_some(())).await;
     controller.stop().await;
 }

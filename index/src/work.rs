@@ -170,18 +170,28 @@ impl Index {
     }
 
     /// Whether the allocation may be taken back for the sake of `pod`: nobody has reserved it, it is not in the middle of
-    /// being written, and no other pod is bound to it or older than this one (its failure is then not ours to answer).
+    /// being written, no other pod is bound to it, and of the pods that wait for it `pod` is the first.
     fn is_movable(&self, entry: &ClaimEntry, pod: &PodEntry) -> bool {
         let key = (entry.claim.namespace.clone(), entry.claim.name.clone());
         let others = self.pods_by_claim.get(&key).into_iter().flatten().filter(|uid| **uid != pod.uid);
-        let mut others = others.filter_map(|uid| self.pods.get(uid));
+        let mut others = others.filter_map(|uid| self.pods.get(uid)).filter(|other| other.is_waiting());
         entry.assumed.is_none()
             && entry.observed.is_some()
             && entry.users.is_empty()
             && !entry.is_reserved()
             && !entry.is_deleting()
-            && !others
-                .any(|other| other.is_waiting() && (other.created, &other.uid) < (pod.created, &pod.uid))
+            && !others.any(|other| self.turn(other) < self.turn(pod))
+    }
+
+    /// Whose failure counts among pods that wait for the same claim. The older comes first, but after all those that could be
+    /// bound where the claim is: a pod that lacks something else would otherwise take the claim from them again and again.
+    fn turn<'p>(&self, pod: &'p PodEntry) -> (bool, i64, &'p PodUid) {
+        let lacks = |entry: &&ClaimEntry| {
+            entry.allocation().is_none()
+                && matches!(self.scope(&entry.claim.uid), Some(Scope::Ours | Scope::Any | Scope::Mixed))
+        };
+        let complete = !pod.gated && self.claims_of(pod).is_some_and(|entries| !entries.iter().any(lacks));
+        (!complete, pod.created, &pod.uid)
     }
 
     /// The pods with claims that wait for a node.
