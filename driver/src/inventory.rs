@@ -18,7 +18,7 @@ use tessera_api::{
     gpu::{Health, UnpublishedReason},
     names::{GpuUuid, PoolName},
 };
-use tessera_gpu::{GpuLibrary, HealthEvent, HealthEventKind, HealthWatch};
+use tessera_gpu::{GpuLibrary, HealthEvent, HealthEventKind, HealthWatch, LibraryError};
 use tokio::sync::watch;
 
 use crate::{
@@ -81,6 +81,8 @@ pub struct Watcher {
     /// What events have said against GPUs since the driver's start. Only a restart of the driver forgets it, as an operator does
     /// after a reset of the GPU.
     verdicts: BTreeMap<GpuUuid, Health>,
+    /// The watch for events, with the GPUs that it is on. It outlives looks: what happens during one is delivered after it.
+    watch: Option<(Vec<GpuUuid>, Box<dyn HealthWatch>)>,
     /// What was last logged, so that a state that lasts is said once.
     said: BTreeSet<String>,
 }
@@ -109,7 +111,7 @@ impl Watcher {
         outlets: Outlets,
     ) -> Self {
         let (verdicts, said) = (BTreeMap::new(), BTreeSet::new());
-        Self { library, pool, base, journal, metrics, outlets, verdicts, said }
+        Self { library, pool, base, journal, metrics, outlets, verdicts, watch: None, said }
     }
 
     /// Starts the thread. It is never joined: a call into the library can hang as long as the kernel driver does.
@@ -127,9 +129,11 @@ impl Watcher {
             let pause = match self.library.inventory() {
                 Ok(inventory) => {
                     let gpus = self.found(inventory);
-                    self.wait_for_events(&gpus, stop)
+                    self.wait_for_events(gpus, stop)
                 }
                 Err(error) => {
+                    // It may be a watch of a library that is to be loaded anew.
+                    self.watch = None;
                     self.unknown(&chain(&error));
                     RETRY_EVERY
                 }
@@ -142,17 +146,10 @@ impl Watcher {
     }
 
     /// Waits until another look is due; returns how long to pause before it.
-    fn wait_for_events(&mut self, gpus: &[GpuUuid], stop: &mpsc::Receiver<()>) -> Duration {
-        let mut watch: Box<dyn HealthWatch> = match self.library.watch(gpus) {
-            Ok(watch) => watch,
-            Err(error) => {
-                self.say(format!("GPU events cannot be watched: {}", chain(&error)));
-                return RETRY_EVERY;
-            }
-        };
+    fn wait_for_events(&mut self, gpus: Vec<GpuUuid>, stop: &mpsc::Receiver<()>) -> Duration {
         let due = Instant::now() + LOOK_EVERY;
         while Instant::now() < due {
-            match watch.wait(WAIT) {
+            match self.next_events(&gpus) {
                 Ok(events) => {
                     self.still_healthy();
                     if self.take(&events) {
@@ -160,6 +157,7 @@ impl Watcher {
                     }
                 }
                 Err(error) => {
+                    self.watch = None;
                     self.say(format!("GPU events cannot be watched: {}", chain(&error)));
                     return RETRY_EVERY;
                 }
@@ -171,19 +169,37 @@ impl Watcher {
         Duration::ZERO
     }
 
-    /// Remembers what events say against GPUs. Returns whether the GPUs are to be looked at again.
+    /// Waits for events of these GPUs. A watch on just them goes on: one that is made anew misses what happened in between.
+    fn next_events(&mut self, gpus: &[GpuUuid]) -> Result<Vec<HealthEvent>, LibraryError> {
+        if let Some((watched, watch)) = &mut self.watch
+            && watched == gpus
+        {
+            return watch.wait(WAIT);
+        }
+        let mut watch = self.library.watch(gpus)?;
+        let events = match self.watch.take() {
+            // What the old one has collected, of GPUs that are still there and of those that are not.
+            Some((_, mut old)) => old.wait(Duration::ZERO).unwrap_or_default(),
+            None => watch.wait(WAIT)?,
+        };
+        self.watch = Some((gpus.to_vec(), watch));
+        Ok(events)
+    }
+
+    /// Remembers what events say against GPUs. Returns whether the GPUs are to be looked at again: not for what tenants can bring
+    /// about as often as they like.
     fn take(&mut self, events: &[HealthEvent]) -> bool {
+        let mut look = false;
         for event in events {
             tracing::warn!(gpu = %event.gpu, event = ?event.kind, "a GPU reports");
             // That a GPU is lost, or back, the next look sees by itself.
             if matches!(event.kind, HealthEventKind::Lost | HealthEventKind::Back) {
-                continue;
-            }
-            if let Some(health) = event.kind.health() {
-                self.verdicts.insert(event.gpu.clone(), health);
+                look = true;
+            } else if let Some(health) = event.kind.health() {
+                look |= self.verdicts.insert(event.gpu.clone(), health.clone()) != Some(health);
             }
         }
-        !events.is_empty()
+        look
     }
 
     /// Tells everybody what a look found. Returns the GPUs to watch.

@@ -1,4 +1,7 @@
-use std::sync::Mutex;
+use std::sync::{
+    Mutex,
+    atomic::{AtomicUsize, Ordering},
+};
 
 use tessera_api::gpu::{ComputeCapability, CudaVersion, Gpu, Unpublished};
 use tessera_cdi::SpecStore;
@@ -37,6 +40,8 @@ fn gpu(uuid_text: &str) -> Gpu {
 struct Machine {
     inventory: Mutex<Result<Inventory, ()>>,
     events: Arc<Mutex<mpsc::Receiver<HealthEvent>>>,
+    /// How many watches were started.
+    watches: AtomicUsize,
 }
 
 struct Events(Arc<Mutex<mpsc::Receiver<HealthEvent>>>);
@@ -61,6 +66,7 @@ impl GpuLibrary for Machine {
     }
 
     fn watch(&self, _: &[GpuUuid]) -> Result<Box<dyn HealthWatch>, LibraryError> {
+        self.watches.fetch_add(1, Ordering::Relaxed);
         Ok(Box::new(Events(Arc::clone(&self.events))))
     }
 }
@@ -83,8 +89,8 @@ fn bench() -> Bench {
     let (health_sender, health) = watch::channel(Arc::default());
     let (journal, journal_receiver) = watch::channel(Arc::default());
     let (events, receiver) = mpsc::channel();
-    let machine =
-        Arc::new(Machine { inventory: Mutex::new(Err(())), events: Arc::new(Mutex::new(receiver)) });
+    let (inventory, events_of_machine) = (Mutex::new(Err(())), Arc::new(Mutex::new(receiver)));
+    let machine = Arc::new(Machine { inventory, events: events_of_machine, watches: AtomicUsize::new(0) });
     let watcher = Watcher::new(
         machine.clone(),
         PoolName::new("node-a").expect("a pool"),
@@ -135,9 +141,33 @@ fn an_xid_makes_a_gpu_unhealthy_until_the_driver_restarts() {
 #[test]
 fn an_application_s_own_error_is_not_held_against_the_gpu() {
     let mut bench = bench();
-    bench.watcher.take(&[HealthEvent { gpu: uuid(GPU), kind: HealthEventKind::Xid(Xid(31)) }]);
+    let event = HealthEvent { gpu: uuid(GPU), kind: HealthEventKind::Xid(Xid(31)) };
+    assert!(!bench.watcher.take(&[event]), "a tenant could keep the driver looking");
     bench.watcher.found(inventory(&[GPU]));
     assert_eq!(healths(&bench), [(GPU.to_lowercase(), Some(true))]);
+}
+
+#[test]
+fn a_verdict_that_is_known_already_is_no_reason_to_look_again() {
+    let mut bench = bench();
+    let event = HealthEvent { gpu: uuid(GPU), kind: HealthEventKind::Xid(Xid(74)) };
+    assert!(bench.watcher.take(std::slice::from_ref(&event)));
+    assert!(!bench.watcher.take(&[event]));
+}
+
+#[test]
+fn a_watch_goes_on_over_looks_that_find_the_same_gpus() {
+    let mut bench = bench();
+    let mut events_of = |gpus: &[&str], xid| {
+        let event = HealthEvent { gpu: uuid(GPU), kind: HealthEventKind::Xid(Xid(xid)) };
+        bench.events.send(event.clone()).expect("the machine listens");
+        let gpus: Vec<_> = gpus.iter().map(|gpu| uuid(gpu)).collect();
+        assert_eq!(bench.watcher.next_events(&gpus).expect("watched"), [event]);
+        bench.machine.watches.load(Ordering::Relaxed)
+    };
+    assert_eq!(events_of(&[GPU, OTHER], 45), 1);
+    assert_eq!(events_of(&[GPU, OTHER], 48), 1, "a new watch would have missed what came during the look");
+    assert_eq!(events_of(&[OTHER], 79), 2, "what the old watch has collected is delivered");
 }
 
 #[test]
