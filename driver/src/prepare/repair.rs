@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     report::chain,
-    state::journal::{ClaimRecord, JournalError, State},
+    state::journal::{ClaimRecord, Journal, JournalError, State},
 };
 
 /// What repair found and did.
@@ -88,8 +88,8 @@ impl Node {
         }
     }
 
-    /// Writes the journal anew, from the claims that are allocated to this node's `pool` and have files here. What the API does not know
-    /// is not put back, so that repair removes its files.
+    /// Writes an unreadable journal anew, from the claims that are allocated to this node's `pool` and have files here. What the API does
+    /// not know is not put back, so that repair removes its files. Dying in it leaves the journal unreadable, for the next start to rebuild.
     ///
     /// # Errors
     /// [`PrepareError`].
@@ -97,7 +97,7 @@ impl Node {
         &self,
         claims: &[k8s_openapi::api::resource::v1::ResourceClaim],
         pool: &PoolName,
-    ) -> Result<usize, PrepareError> {
+    ) -> Result<(), PrepareError> {
         let on_disk = self.executor.files().claims().map_err(StepError::from)?;
         let mut records = BTreeMap::new();
         for claim in claims {
@@ -108,12 +108,12 @@ impl Node {
             record.state = State::Completed;
             records.insert(checked.uid, record);
         }
-        let mut journal = self.journal.lock()?;
-        let count = records.len();
-        for (claim, record) in records {
-            journal.put(claim, record)?;
+        let claims = records.len();
+        match self.journal.replace_unreadable(Journal { claims: records })? {
+            Some(aside) => tracing::warn!(aside = %aside.display(), claims, "the journal is rebuilt"),
+            None => tracing::warn!("another instance of the driver has rebuilt the journal"),
         }
-        Ok(count)
+        Ok(())
     }
 }
 
@@ -156,9 +156,7 @@ pub async fn repair(
     };
     let (worker, pool) = (Arc::clone(node), pool.clone());
     tokio::task::spawn_blocking(move || {
-        let aside = worker.journal.set_aside()?;
-        let claims = worker.rebuild(&claims, &pool)?;
-        tracing::warn!(aside = %aside.display(), claims, "the journal is rebuilt");
+        worker.rebuild(&claims, &pool)?;
         worker.repair()
     })
     .await?

@@ -142,17 +142,29 @@ impl JournalStore {
         Ok(LockedJournal { store: self, cache, _lock: lock })
     }
 
-    /// Renames an unreadable journal, so that it can be looked at, and starts an empty one.
+    /// Writes `journal` in place of an unreadable one, of which a copy is kept, so that it can be looked at; returns where. `None` if the
+    /// journal can be read after all: another instance has rebuilt it, and knows better.
+    ///
+    /// # Guarantees
+    /// At no instant is there no journal, or one with a part of the claims: whoever starts then would take the rest for nobody's.
     ///
     /// # Errors
-    /// [`JournalError::Io`].
-    pub fn set_aside(&self) -> Result<PathBuf, JournalError> {
-        let _cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+    /// [`JournalError`]; the unreadable file is still there.
+    pub fn replace_unreadable(&self, journal: Journal) -> Result<Option<PathBuf>, JournalError> {
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         let _lock = self.flock()?;
         let path = self.paths.journal();
+        match read(&path) {
+            Ok(_) => return Ok(None),
+            Err(JournalError::Unreadable { .. }) => {}
+            Err(error) => return Err(error),
+        }
         let aside = path.with_extension("json.unreadable");
-        fs::rename(&path, &aside).map_err(io_error("set aside", &path))?;
-        Ok(aside)
+        fs::copy(&path, &aside).map_err(io_error("copy", &path))?;
+        let identity = write(&path, &journal)?;
+        *cache = Cache { identity: Some(identity), journal: Arc::new(journal) };
+        self.tell(&cache.journal);
+        Ok(Some(aside))
     }
 
     fn flock(&self) -> Result<File, JournalError> {

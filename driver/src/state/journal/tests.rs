@@ -83,7 +83,7 @@ fn a_watcher_hears_of_changes_and_only_of_changes() {
 }
 
 #[test]
-fn an_unreadable_journal_is_refused_and_can_be_set_aside() {
+fn an_unreadable_journal_is_refused_and_replaced_by_a_whole_one() {
     let directory = tempfile::tempdir().expect("a directory");
     let store = store(&directory);
     let path = directory.path().join("journal.json");
@@ -92,9 +92,35 @@ fn an_unreadable_journal_is_refused_and_can_be_set_aside() {
         let error = store.lock().expect_err("unreadable");
         assert!(matches!(error, JournalError::Unreadable { .. }), "{content:?}: {error}");
     }
-    let aside = store.set_aside().expect("set aside");
-    assert!(aside.exists());
-    assert!(store.lock().expect("locked").journal().claims.is_empty());
+    let mut rebuilt = Journal::default();
+    rebuilt.claims.insert(uid("a"), record(GPU, 10, 20));
+    let aside = store.replace_unreadable(rebuilt.clone()).expect("replaced").expect("it was unreadable");
+    assert_eq!(fs::read_to_string(aside).expect("kept"), r#"{"version":1,"claims":{},"more":1}"#);
+    assert_eq!(*store.lock().expect("locked").journal(), rebuilt);
+}
+
+#[test]
+fn a_journal_that_cannot_be_replaced_stays_unreadable_and_is_not_lost() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("journal.json");
+    fs::write(&path, "{").expect("written");
+    // Nothing can be written under the temporary name: it is a directory.
+    fs::create_dir(directory.path().join("journal.json.new")).expect("made");
+    store(&directory).replace_unreadable(Journal::default()).expect_err("not replaced");
+    let error = store(&directory).lock().expect_err("as before");
+    assert!(matches!(error, JournalError::Unreadable { .. }), "{error}");
+}
+
+#[test]
+fn a_journal_that_another_instance_has_rebuilt_is_not_replaced() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (one, two) = (store(&directory), store(&directory));
+    fs::write(directory.path().join("journal.json"), "{").expect("written");
+    one.replace_unreadable(Journal::default()).expect("replaced").expect("it was unreadable");
+    one.lock().expect("locked").put(uid("new"), record(GPU, 1, 2)).expect("written");
+
+    assert_eq!(two.replace_unreadable(Journal::default()).expect("looked at"), None);
+    assert!(two.lock().expect("locked").get(&uid("new")).is_some());
 }
 
 #[test]
