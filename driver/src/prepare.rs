@@ -47,7 +47,7 @@ use crate::{
     state::{
         StatePaths,
         journal::{JournalError, JournalStore, State},
-        library::InstalledLibrary,
+        library::{InstalledLibrary, LibraryError},
     },
 };
 
@@ -86,6 +86,9 @@ pub enum PrepareError {
     /// A grant cannot say it.
     #[error("the claim cannot be granted")]
     Grant(#[from] GrantTextError),
+    /// There is nothing that could hold its containers to it.
+    #[error("the interceptor library is not installed")]
+    Library(#[from] LibraryError),
     /// A change to the node failed; those before it were taken back.
     #[error("preparing the node failed")]
     Step(#[from] StepError),
@@ -292,6 +295,7 @@ impl Node {
             self.executor.undo(&undo_steps(&claim.uid, left))?;
         }
         let steps = steps(&claim.uid, &record, &self.paths)?;
+        self.library.ensure(&self.paths)?;
         journal.put(claim.uid.clone(), record.clone())?;
         if let Err(error) = self.executor.execute(&steps) {
             if let Err(error) = journal.remove(&claim.uid) {

@@ -201,6 +201,27 @@ async fn an_upgrade_keeps_the_library_of_prepared_claims() {
 }
 
 #[tokio::test]
+async fn the_old_instance_of_an_update_still_prepares_with_its_own_library() {
+    let node = Node::with_gpus(1);
+    let newer = node.path("newer.so");
+    fs::write(&newer, "a newer library").expect("written");
+    let instance = |uid: &str| Settings { pod_uid: Some(uid.to_owned()), ..node.settings() };
+    let old = node.start_with(instance("old"), Arc::new(node.mounts.clone())).await.expect("it starts");
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    let new = Settings { intercept_library: newer, ..instance("new") };
+    let new = node.start_with(new, Arc::new(node.mounts.clone())).await.expect("it starts");
+
+    assert_eq!(kubelet.info.endpoint, old.sockets().plugin.display().to_string());
+    kubelet.prepare(node.allocate("a", &[(0, 1, 0)])).await.expect("prepared");
+    let spec = fs::read(node.path(&format!("cdi/k8s.gpu.tessera.dev-claim_{}.json", uid("a"))));
+    let spec: tessera_cdi::Spec = serde_json::from_slice(&spec.expect("a spec")).expect("a CDI spec");
+    for mount in &spec.container_edits.mounts {
+        assert!(mount.host_path.exists(), "{} is not there", mount.host_path.display());
+    }
+    new.stop().await;
+}
+
+#[tokio::test]
 async fn what_is_missing_of_a_prepared_claim_is_made_again_and_what_belongs_to_none_is_removed() {
     let node = Node::with_gpus(1);
     let driver = node.start().await;

@@ -35,6 +35,12 @@ pub enum LibraryError {
         /// What the operating system said.
         source: io::Error,
     },
+    /// It is another one than at the driver's start.
+    #[error("the interceptor library `{path}` was replaced while the driver runs: restart the driver", path = .path.display())]
+    Replaced {
+        /// Where it is.
+        path: PathBuf,
+    },
     /// The operating system said no.
     #[error("failed to {operation} `{path}`", path = .path.display())]
     Io {
@@ -55,6 +61,8 @@ pub enum LibraryError {
 pub struct InstalledLibrary {
     /// SHA-256 of its content, in hexadecimal.
     pub hash: String,
+    /// What it was installed from.
+    source: PathBuf,
 }
 
 impl InstalledLibrary {
@@ -63,13 +71,28 @@ impl InstalledLibrary {
     /// # Errors
     /// [`LibraryError`]. Without the library nothing can be enforced, so nothing can be prepared.
     pub fn install(source: &Path, paths: &StatePaths, mounts: &dyn Mounts) -> Result<Self, LibraryError> {
-        let content = fs::read(source)
-            .map_err(|error| LibraryError::Missing { path: source.to_owned(), source: error })?;
-        let hash = hex(&Sha256::digest(&content));
+        let (content, hash) = read(source)?;
         make_executable_directory(&paths.libraries(), content.len(), mounts)?;
         write_once(&path(paths, &hash), &content)?;
         write_once(&paths.preload(), format!("{CONTAINER_PATH}\n").as_bytes())?;
-        Ok(Self { hash })
+        Ok(Self { hash, source: source.to_owned() })
+    }
+
+    /// Installs it again if it is gone: during an update of the driver, the new instance removes libraries that no claim uses while
+    /// the old one may still prepare claims. Callers hold the journal's lock, and so does who removes.
+    ///
+    /// # Errors
+    /// [`LibraryError`].
+    pub fn ensure(&self, paths: &StatePaths) -> Result<(), LibraryError> {
+        let installed = path(paths, &self.hash);
+        if installed.try_exists().map_err(io_error("look at", &installed))? {
+            return Ok(());
+        }
+        let (content, hash) = read(&self.source)?;
+        if hash != self.hash {
+            return Err(LibraryError::Replaced { path: self.source.clone() });
+        }
+        write_once(&installed, &content)
     }
 
     /// Removes libraries that no prepared claim uses, except this one.
@@ -94,6 +117,14 @@ impl InstalledLibrary {
 #[must_use]
 pub fn path(paths: &StatePaths, hash: &str) -> PathBuf {
     paths.libraries().join(hash).join(FILE_NAME)
+}
+
+/// A library's content and hash.
+fn read(source: &Path) -> Result<(Vec<u8>, String), LibraryError> {
+    let content =
+        fs::read(source).map_err(|error| LibraryError::Missing { path: source.to_owned(), source: error })?;
+    let hash = hex(&Sha256::digest(&content));
+    Ok((content, hash))
 }
 
 /// Some distributions mount `/run` with `noexec`, which a user-namespaced container cannot take off the mount that it gets:
@@ -163,6 +194,26 @@ mod tests {
         two.remove_others(&paths, &BTreeSet::new()).expect("removed");
         assert!(!before.exists());
         assert!(path(&paths, &two.hash).exists());
+    }
+
+    #[test]
+    fn a_library_that_was_removed_is_installed_again_and_never_another_in_its_place() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let paths = StatePaths::new(directory.path().join("state"));
+        let source = directory.path().join("source.so");
+        fs::write(&source, "one").expect("written");
+        let library = InstalledLibrary::install(&source, &paths, &KernelMounts).expect("installed");
+        let remove = || fs::remove_dir_all(paths.libraries().join(&library.hash)).expect("removed");
+
+        remove();
+        library.ensure(&paths).expect("installed again");
+        assert_eq!(fs::read_to_string(path(&paths, &library.hash)).expect("there"), "one");
+
+        remove();
+        fs::write(&source, "two").expect("written");
+        let error = library.ensure(&paths).expect_err("not the library of that hash");
+        assert!(matches!(error, LibraryError::Replaced { .. }), "{error}");
+        assert!(!path(&paths, &library.hash).exists());
     }
 
     #[test]
