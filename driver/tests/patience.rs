@@ -99,13 +99,15 @@ async fn what_does_not_pass_by_itself_is_answered_at_once() {
 }
 
 #[tokio::test]
-async fn a_claim_that_was_allocated_anew_waits_for_the_unprepare_of_the_old_allocation() {
+async fn a_claim_that_was_allocated_anew_does_not_stand_in_the_way_of_its_own_unprepare() {
     let (node, driver) = paused(2).await;
     let claim = node.allocate("a", &[(0, 1, 0)]);
     let old = prepare(&driver, claim.clone()).await.expect("prepared");
     node.allocate("a", &[(1, 1, 0)]);
+    let begun = Instant::now();
     let error = prepare(&driver, claim.clone()).await.expect_err("still prepared for the old allocation");
     assert!(error.contains("earlier allocation"), "{error}");
+    assert!(begun.elapsed() < Duration::from_secs(1), "an unprepare would have waited {:?}", begun.elapsed());
     driver.claims().unprepare(AskedClaim::from(claim.clone())).await.expect("unprepared");
     assert_ne!(prepare(&driver, claim).await.expect("prepared anew"), old);
 }

@@ -72,14 +72,15 @@ pub enum PlanError {
 }
 
 impl PlanError {
-    /// Whether it can pass without anybody's doing: what is taken is given back when the kubelet unprepares another claim.
+    /// Whether it can pass while this claim is waited for: what is taken is given back when the kubelet unprepares another claim.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::PreparedDifferently => true,
             // More than the whole GPU fits never.
             Self::Memory { asked_bytes, total_bytes, .. } => asked_bytes <= total_bytes,
             Self::Cores { asked, .. } => *asked <= WHOLE_GPU_PERCENT,
+            // That claim's own Unprepare would wait for us: it gets the claim's lock only when this Prepare has ended.
+            Self::PreparedDifferently => false,
             Self::NotAGpu { .. } | Self::Gone { .. } => false,
         }
     }

@@ -123,12 +123,12 @@ fn a_prepared_claim_is_repeated_even_if_its_gpu_is_gone() {
 }
 
 #[test]
-fn a_claim_that_was_allocated_anew_waits_for_its_unprepare() {
+fn a_claim_that_was_allocated_anew_is_refused_until_its_unprepare() {
     let journal = journal(&[claim("a", vec![share(0, 0, GIB, 0)])]);
     let moved = claim("a", vec![share(0, 1, GIB, 0)]);
     let error = plan(&moved, &inventory(), &journal, "lib").expect_err("refused");
     assert_eq!(error, PlanError::PreparedDifferently);
-    assert!(error.is_transient());
+    assert!(!error.is_transient(), "its own unprepare would wait for this prepare");
 }
 
 #[test]
