@@ -10,7 +10,7 @@ use tessera_api::{
 };
 use tessera_cdi::SpecStore;
 use tessera_gpu::GpuLibrary;
-use tokio::sync::watch;
+use tokio::{sync::watch, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -82,6 +82,7 @@ pub struct Driver {
     metrics: Arc<Metrics>,
     journal: Arc<JournalStore>,
     claims: Arc<DetachedClaims>,
+    publisher: JoinHandle<()>,
     _watcher: WatcherHandle,
 }
 
@@ -125,8 +126,8 @@ impl Driver {
         let stop = CancellationToken::new();
         let slices = SliceSource::new(node_name, settings.device_order);
         let publisher = Publisher::new(client, slices, hardware, journal.watch(), Arc::clone(&metrics));
-        tokio::spawn(publisher.run(stop.clone()));
-        Ok(Self { servers, stop, sockets, metrics, journal, claims, _watcher: watcher })
+        let publisher = tokio::spawn(publisher.run(stop.clone()));
+        Ok(Self { servers, stop, sockets, metrics, journal, claims, publisher, _watcher: watcher })
     }
 
     /// Its sockets.
@@ -165,7 +166,14 @@ impl Driver {
 
     /// Ends, with the reason, when the driver cannot go on.
     pub async fn failed(&mut self) -> String {
-        self.servers.failed().await
+        tokio::select! {
+            failure = self.servers.failed() => failure,
+            // It ends by itself too when nobody watches the GPUs any more.
+            result = &mut self.publisher => match result {
+                Ok(()) => "the thread that watches the GPUs ended: see the log before this".to_owned(),
+                Err(error) => format!("publishing ResourceSlices failed: {error}"),
+            },
+        }
     }
 
     /// Stops: the kubelet is let go first, its sockets are removed. Slices and everything prepared stay: running pods are not touched.

@@ -2,13 +2,16 @@
 
 mod stand_in;
 
+use std::sync::Arc;
+
 use serde_json::{Value, json};
 use stand_in::{
     gpus::{Machine, uuid},
     node::Node,
 };
-use tessera_api::slice::DeviceOrder;
-use tessera_driver::driver::Settings;
+use tessera_api::{Inventory, names::GpuUuid, slice::DeviceOrder};
+use tessera_driver::driver::{Driver, Edges, Settings};
+use tessera_gpu::{GpuLibrary, GpuMemory, GpuProcess, HealthWatch, LibraryError};
 
 /// Names of the devices of all slices.
 fn devices(slices: &[Value]) -> Vec<String> {
@@ -143,4 +146,36 @@ async fn the_order_of_devices_can_follow_their_use() {
     node.api
         .wait_for("the GPU in use first", |api| (devices(&api.slices()) == names([2, 0, 1])).then_some(()))
         .await;
+}
+
+/// A library with a defect.
+struct Broken;
+
+impl GpuLibrary for Broken {
+    fn inventory(&self) -> Result<Inventory, LibraryError> {
+        panic!("a defect");
+    }
+
+    fn memory(&self, gpu: &GpuUuid) -> Result<GpuMemory, LibraryError> {
+        Err(LibraryError::Lost { gpu: gpu.clone() })
+    }
+
+    fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, LibraryError> {
+        Err(LibraryError::Lost { gpu: gpu.clone() })
+    }
+
+    fn watch(&self, _: &[GpuUuid]) -> Result<Box<dyn HealthWatch>, LibraryError> {
+        Err(LibraryError::Lost { gpu: uuid(0) })
+    }
+}
+
+#[tokio::test]
+async fn a_driver_that_nobody_tells_of_the_gpus_any_more_ends_and_is_not_left_half_alive() {
+    let node = Node::with_gpus(1);
+    let mounts = Arc::new(node.mounts.clone());
+    let edges = Edges { client: node.api.client(), gpus: Arc::new(Broken), mounts };
+    let mut driver = Driver::start(node.settings(), edges).await.expect("it starts");
+    let failure = driver.failed().await;
+    assert!(failure.contains("watches the GPUs"), "{failure}");
+    driver.stop().await;
 }
