@@ -16,7 +16,7 @@ pub struct Args {
     #[arg(long, env = "NODE_NAME")]
     pub node_name: NodeName,
 
-    /// How to reach the API server; otherwise the pod's service account, then ~/.kube/config.
+    /// How to reach the API server; otherwise the file that KUBECONFIG names or ~/.kube/config, then the pod's service account.
     #[arg(long, env = "TESSERA_KUBECONFIG")]
     pub kubeconfig: Option<PathBuf>,
 
