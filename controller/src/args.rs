@@ -9,7 +9,7 @@ use clap::{Parser, ValueEnum};
 #[derive(Debug, Parser)]
 #[command(name = "tessera-controller", version)]
 pub struct Args {
-    /// How to reach the API server; without it the pod's service account, then ~/.kube/config.
+    /// How to reach the API server; without it the file that KUBECONFIG names or ~/.kube/config, then the pod's service account.
     #[arg(long, env = "TESSERA_KUBECONFIG")]
     pub kubeconfig: Option<PathBuf>,
     /// Namespace of the Lease.
