@@ -1,6 +1,6 @@
 # The image tessera-controller. Build it from the repository's root:
 #
-#   docker build --file deploy/images/controller.Dockerfile --tag ghcr.io/tessera-gpu/tessera-controller .
+#   docker build --file deploy/images/controller.Dockerfile --tag ghcr.io/tessera-gpu/tessera-controller:0.1.0 .
 #
 # e2e/cluster/images.sh makes the same image without a container engine.
 FROM docker.io/library/rust:1.95-bookworm AS build

@@ -1,7 +1,7 @@
 # The image tessera-driver: the node agent, and the library that it puts into containers. Build it from the repository's
 # root:
 #
-#   docker build --file deploy/images/driver.Dockerfile --tag ghcr.io/tessera-gpu/tessera-driver .
+#   docker build --file deploy/images/driver.Dockerfile --tag ghcr.io/tessera-gpu/tessera-driver:0.1.0 .
 #
 # e2e/cluster/images.sh makes the same image without a container engine.
 FROM docker.io/library/rust:1.95-bookworm AS build
