@@ -1,6 +1,8 @@
 //! Work to do: each key once, failures again after a growing delay.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::error::Error;
+use std::fmt::Debug;
 use std::hash::Hash;
 use std::time::Duration;
 
@@ -35,6 +37,20 @@ impl<T: Clone + Eq + Ord + Hash> WorkQueue<T> {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.ready.is_empty()
+    }
+
+    /// The work on this key came to an end: well, or it comes again later. `who` is for the log.
+    pub(crate) fn settle<E: Error + 'static>(&mut self, key: T, outcome: Result<(), E>, who: &'static str)
+    where
+        T: Debug,
+    {
+        match outcome {
+            Ok(()) => self.done(&key),
+            Err(error) => {
+                tracing::debug!(who, ?key, error = &error as &dyn Error, "tries again");
+                self.retry(key);
+            }
+        }
     }
 
     /// The work on this key is done; its next failure is a first one.

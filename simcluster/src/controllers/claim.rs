@@ -83,17 +83,7 @@ impl Controller {
             Work::Pod(key) => self.sync_pod(key).await,
             Work::Claim(key) => self.sync_claim(key).await,
         };
-        match done {
-            Ok(()) => self.work.done(&work),
-            Err(error) => {
-                tracing::debug!(
-                    ?work,
-                    error = &error as &dyn std::error::Error,
-                    "claim controller tries again"
-                );
-                self.work.retry(work);
-            }
-        }
+        self.work.settle(work, done, "claim controller");
     }
 
     fn pod_changed(&mut self, change: &Change<Pod>) {

@@ -127,17 +127,7 @@ impl Controller {
             Work::Dependent(place) => self.sync_dependent(place).await,
             Work::Owner(place) => self.sync_owner(place).await,
         };
-        match done {
-            Ok(()) => self.work.done(&work),
-            Err(error) => {
-                tracing::debug!(
-                    ?work,
-                    error = &error as &dyn std::error::Error,
-                    "garbage collector tries again"
-                );
-                self.work.retry(work);
-            }
-        }
+        self.work.settle(work, done, "garbage collector");
     }
 
     fn api(&self, kind: &Kind, namespace: &str) -> Api<DynamicObject> {

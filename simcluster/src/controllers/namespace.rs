@@ -50,17 +50,8 @@ impl Controller {
 
     async fn work_once(&mut self) {
         let Some(name) = self.work.pop() else { return };
-        match self.empty(&name).await {
-            Ok(()) => self.work.done(&name),
-            Err(error) => {
-                tracing::debug!(
-                    namespace = name,
-                    error = &error as &dyn std::error::Error,
-                    "namespace not empty yet"
-                );
-                self.work.retry(name);
-            }
-        }
+        let done = self.empty(&name).await;
+        self.work.settle(name, done, "namespace controller");
     }
 
     async fn empty(&self, name: &str) -> Result<(), EmptyError> {
