@@ -1,0 +1,39 @@
+//! Arming points from outside.
+
+use std::collections::BTreeMap;
+
+use axum::extract::Path;
+use axum::http::StatusCode;
+use axum::routing::{delete, get, put};
+use axum::{Json, Router};
+
+use crate::{Fault, FaultPoints, Point, Undeclared};
+
+impl FaultPoints {
+    /// The routes described at the top of this crate, to be merged into a server of the program's own.
+    pub fn routes(&'static self) -> Router {
+        let list = move || async move { Json(self.all()) };
+        let arm = move |Path((name, fault)): Path<(String, String)>| async move {
+            let fault = match fault.as_str() {
+                "kill" => Fault::Kill,
+                "hold" => Fault::Hold,
+                other => {
+                    return Err((StatusCode::BAD_REQUEST, format!("`{other}` is neither kill nor hold\n")));
+                }
+            };
+            self.answer(self.arm(&name, fault))
+        };
+        let disarm = move |Path(name): Path<String>| async move { self.answer(self.disarm(&name)) };
+        Router::new()
+            .route("/fault-points", get(list))
+            .route("/fault-points/{name}/{fault}", put(arm))
+            .route("/fault-points/{name}", delete(disarm))
+    }
+
+    fn answer(
+        &self,
+        done: Result<(), Undeclared>,
+    ) -> Result<Json<BTreeMap<&'static str, Point>>, (StatusCode, String)> {
+        done.map(|()| Json(self.all())).map_err(|error| (StatusCode::NOT_FOUND, format!("{error}\n")))
+    }
+}
