@@ -72,13 +72,15 @@ fn scenario_trials(runner: &Runner) -> anyhow::Result<Vec<Trial<'static>>> {
     Ok(ScenarioFile::read_all(&scenarios())?.into_iter().map(trial).collect())
 }
 
-/// Everything that there is to run against one cluster.
+/// Everything that there is to run against any cluster, with `more` that this one can do.
 ///
 /// # Errors
 /// A scenario file cannot be read or is no scenario.
-pub fn everything(cluster: &Cluster) -> anyhow::Result<Vec<Trial<'static>>> {
+pub fn everything(cluster: &Cluster, more: Vec<Trial<'static>>) -> anyhow::Result<Vec<Trial<'static>>> {
     let mut trials = scenario_trials(&Runner::new(cluster.client().clone()))?;
     trials.extend(trials::all(cluster));
+    trials.extend(more);
+    trials.extend(trials::last(cluster));
     Ok(trials)
 }
 

@@ -5,6 +5,7 @@ mod controller;
 mod crowd;
 mod gpu;
 mod neighbour;
+mod overcommit;
 mod residue;
 mod restart;
 mod room;
@@ -44,27 +45,37 @@ impl Cluster {
     }
 }
 
-/// All trials against one cluster.
+/// One trial in a namespace of its own.
+macro_rules! trial {
+    ($cluster:expr, $name:literal, $run:expr) => {{
+        let bench = Bench::new($cluster, $name);
+        Trial {
+            name: concat!("trial/", $name).to_owned(),
+            run: Box::pin(async move { bench.run($run).await }),
+        }
+    }};
+}
+
+/// The trials that any cluster can do, the stand-ins too.
 pub fn all(cluster: &Cluster) -> Vec<Trial<'static>> {
-    let bench = |name: &str| Bench::new(cluster, name);
-    macro_rules! trial {
-        ($name:literal, $run:expr) => {{
-            let bench = bench($name);
-            Trial {
-                name: concat!("trial/", $name).to_owned(),
-                run: Box::pin(async move { bench.run($run).await }),
-            }
-        }};
-    }
     vec![
-        trial!("driver-restart", restart::driver),
-        trial!("kubelet-restart", restart::kubelet),
-        trial!("containerd-restart", restart::containerd),
-        trial!("controller-stopped", controller::stopped),
-        trial!("lost-gpu", gpu::lost),
-        trial!("neighbours-pool", neighbour::refused),
-        trial!("room", room::measured),
-        trial!("hundred-pods", crowd::hundred),
-        trial!("no-residue", residue::none),
+        trial!(cluster, "driver-restart", restart::driver),
+        trial!(cluster, "kubelet-restart", restart::kubelet),
+        trial!(cluster, "containerd-restart", restart::containerd),
+        trial!(cluster, "controller-stopped", controller::stopped),
+        trial!(cluster, "lost-gpu", gpu::lost),
+        trial!(cluster, "neighbours-pool", neighbour::refused),
+        trial!(cluster, "room", room::measured),
+        trial!(cluster, "hundred-pods", crowd::hundred),
     ]
+}
+
+/// The trials that need a real Kubernetes: what they are about is left out of the stand-ins.
+pub fn on_real_cluster(_cluster: &Cluster) -> Vec<Trial<'static>> {
+    vec![]
+}
+
+/// What has to come after everything else.
+pub fn last(cluster: &Cluster) -> Vec<Trial<'static>> {
+    vec![trial!(cluster, "no-residue", residue::none)]
 }

@@ -51,7 +51,7 @@ async fn run(selection: &Selection) -> anyhow::Result<Option<Report>> {
     let config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
     let operations = Operations::by(directory.path().join("node.sh"));
     let cluster = Cluster::new(config, Some(operations))?;
-    let mut trials = everything(&cluster)?;
+    let mut trials = everything(&cluster, vec![])?;
     trials.retain(|trial| trial.name != NO_DAEMON);
     let report = Report::of(selection, trials).await;
     served.stop().await?;

@@ -2,18 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use futures::TryStreamExt;
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::api::resource::v1::ResourceClaim;
-use kube::Api;
 use kube::api::DeleteParams;
-use kube::runtime::{WatchStreamExt, watcher};
 use serde_json::json;
 
 use super::bench::{Bench, phase};
-use super::ledger::DeviceLedger;
+use super::overcommit;
 use crate::harness::TrialOutcome;
-use crate::inventory::{DRIVER, GpuInventory};
+use crate::inventory::DRIVER;
 use crate::runner::{Figure, Outcome};
 use crate::wait::{self, Verdict};
 
@@ -27,14 +23,7 @@ pub(super) async fn hundred(bench: Bench) -> TrialOutcome {
     bench.node_with("a100", 4).await?;
     // Nine fit an H100 and ten an A100, 112 in all: little room to waste.
     bench.template("share", DRIVER, json!({"memory": "8Gi", "cores": "10"})).await?;
-    let ledger = DeviceLedger::new(&GpuInventory::read(&bench.client).await?);
-    tokio::select! {
-        seen = watch_over(&bench, ledger) => {
-            seen?;
-            anyhow::bail!("the watch over the devices ended")
-        }
-        outcome = crowd(&bench) => outcome,
-    }
+    overcommit::never_during(&bench, crowd(&bench)).await
 }
 
 async fn crowd(bench: &Bench) -> TrialOutcome {
@@ -61,24 +50,4 @@ async fn crowd(bench: &Bench) -> TrialOutcome {
     };
     wait::until(bench.pods(), Default::default(), "all pods to be gone", PATIENCE, judge).await?;
     Ok(Outcome::Held(vec![Figure { of: "100 pods created -> all running".into(), took }]))
-}
-
-/// Looks at every change of every claim. Ends only with an error.
-async fn watch_over(bench: &Bench, mut ledger: DeviceLedger) -> anyhow::Result<()> {
-    let claims: Api<ResourceClaim> = Api::all(bench.client.clone());
-    let mut stream = Box::pin(watcher(claims, watcher::Config::default()).default_backoff());
-    while let Some(event) = stream.try_next().await? {
-        match event {
-            watcher::Event::Apply(claim) | watcher::Event::InitApply(claim) => {
-                ledger.see(&claim).map_err(|error| anyhow::anyhow!("over-committed: {error}"))?;
-            }
-            watcher::Event::Delete(claim) => ledger.forget(&claim),
-            // A second listing would have missed moments.
-            watcher::Event::Init if ledger.holding() > 0 => {
-                anyhow::bail!("the watch over the devices was interrupted")
-            }
-            watcher::Event::Init | watcher::Event::InitDone => {}
-        }
-    }
-    Ok(())
 }
