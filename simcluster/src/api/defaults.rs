@@ -2,6 +2,7 @@
 //!
 //! The service account admission sets the account's name but mounts no token, and does not ask whether the account exists.
 
+use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
 use super::kind::Kind;
@@ -18,13 +19,13 @@ fn each(list: &mut Value) -> impl Iterator<Item = &mut Value> {
 }
 
 /// Fills in what is absent. Called for every write of the main resource.
-pub(crate) fn fill(kind: &Kind, object: &mut Value) {
+pub(crate) fn fill(kind: &Kind, object: &mut Value, now: Timestamp) {
     match kind.plural {
         "pods" => pod(&mut object["spec"]),
         "namespaces" => namespace(object),
         "resourceclaims" => claim_spec(&mut object["spec"]),
         "resourceclaimtemplates" => claim_spec(&mut object["spec"]["spec"]),
-        "resourceslices" => slice(&mut object["spec"]),
+        "resourceslices" => slice(&mut object["spec"], now),
         _ => {}
     }
 }
@@ -124,11 +125,11 @@ fn device_request(request: &mut Value) {
     }
 }
 
-fn slice(spec: &mut Value) {
+fn slice(spec: &mut Value, now: Timestamp) {
     let Some(devices) = spec.get_mut("devices") else { return };
     for device in each(devices) {
         if let Some(taints) = device.get_mut("taints") {
-            each(taints).for_each(|taint| default(taint, "timeAdded", meta::now()));
+            each(taints).for_each(|taint| default(taint, "timeAdded", meta::seconds(now)));
         }
     }
 }

@@ -1,6 +1,10 @@
-//! Faults that tests inject: a hook sees every request before it is served.
+//! Faults that tests inject: one hook sees every request before it is served, another every event of a watch before it is
+//! sent.
 
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
 
 use super::error::ApiError;
 use super::user::User;
@@ -25,7 +29,7 @@ pub struct RequestInfo {
 }
 
 /// What happens to a request.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub enum Fault {
     /// It is served.
     None,
@@ -33,14 +37,35 @@ pub enum Fault {
     Refuse(ApiError),
     /// It is served, but the client gets this answer instead of the real one.
     LoseAnswer(ApiError),
+    /// Somebody else writes the object first, an annotation only; then it is served. What it brings of the object is stale.
+    Overtake,
+    /// It is served once the token is cancelled, if the client is still there.
+    Hold(CancellationToken),
+}
+
+/// What happens to an event of a watch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WatchFault {
+    /// It is sent.
+    None,
+    /// It is sent so long after it happened. Later events of the same watch wait for it.
+    Delay(Duration),
+    /// The connection breaks instead.
+    Break,
+    /// The watch ends with 410 instead, and its client has to list.
+    Expire,
 }
 
 /// Decides over requests.
 pub type FaultHook = Arc<dyn Fn(&RequestInfo) -> Fault + Send + Sync>;
 
+/// Decides over the events of watches; it is shown the request that began the watch.
+pub type WatchFaultHook = Arc<dyn Fn(&RequestInfo) -> WatchFault + Send + Sync>;
+
 #[derive(Default)]
 pub(crate) struct Faults {
     hook: RwLock<Option<FaultHook>>,
+    watch_hook: RwLock<Option<WatchFaultHook>>,
 }
 
 impl Faults {
@@ -51,5 +76,14 @@ impl Faults {
     pub(crate) fn decide(&self, request: &RequestInfo) -> Fault {
         let hook = self.hook.read().unwrap_or_else(PoisonError::into_inner).clone();
         hook.map_or(Fault::None, |hook| hook(request))
+    }
+
+    pub(crate) fn set_for_watches(&self, hook: Option<WatchFaultHook>) {
+        *self.watch_hook.write().unwrap_or_else(PoisonError::into_inner) = hook;
+    }
+
+    pub(crate) fn decide_event(&self, watch: &RequestInfo) -> WatchFault {
+        let hook = self.watch_hook.read().unwrap_or_else(PoisonError::into_inner).clone();
+        hook.map_or(WatchFault::None, |hook| hook(watch))
     }
 }

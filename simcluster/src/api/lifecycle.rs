@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::admission::{Attempt, Policies};
@@ -19,6 +20,7 @@ pub(crate) struct Request<'a> {
     pub(crate) namespace: &'a str,
     pub(crate) user: &'a User,
     pub(crate) policies: Policies,
+    pub(crate) now: Timestamp,
 }
 
 impl Request<'_> {
@@ -72,14 +74,14 @@ impl Request<'_> {
             metadata.remove(field);
         }
         metadata.insert("uid".into(), meta::new_uid().into());
-        metadata.insert("creationTimestamp".into(), meta::now().into());
+        metadata.insert("creationTimestamp".into(), meta::seconds(self.now).into());
         if self.kind.generation {
             metadata.insert("generation".into(), 1.into());
         }
         if self.kind.namespaced {
             metadata.insert("namespace".into(), self.namespace.into());
         }
-        defaults::fill(self.kind, &mut object);
+        defaults::fill(self.kind, &mut object, self.now);
         initial_status(self.kind, &mut object);
         let mut errors = validate::create(self.kind, &object);
         self.check_admin_access(state, &object, &mut errors);
@@ -160,7 +162,7 @@ impl Request<'_> {
             self.check_identity(&object, current)?;
             prepare(self.kind, part, &mut object, current);
             if part == Part::Main {
-                defaults::fill(self.kind, &mut object);
+                defaults::fill(self.kind, &mut object, self.now);
             }
             let errors = validate::update(self.kind, part, &object, current);
             if !errors.is_empty() {
@@ -234,7 +236,7 @@ impl Request<'_> {
             return Write::Keep(current.clone());
         }
         let metadata = meta::metadata_mut(&mut object);
-        metadata.insert("deletionTimestamp".into(), meta::now_plus(grace).into());
+        metadata.insert("deletionTimestamp".into(), meta::later(self.now, grace).into());
         metadata.insert("deletionGracePeriodSeconds".into(), grace.into());
         if self.kind.generation {
             bump_generation(&mut object);

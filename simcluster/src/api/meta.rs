@@ -3,18 +3,13 @@
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
-/// The present, in the precision that `metadata` has.
-pub(crate) fn now() -> String {
-    seconds(Timestamp::now())
-}
-
-/// Some seconds from now.
-pub(crate) fn now_plus(seconds_ahead: i64) -> String {
-    let now = Timestamp::now();
+/// Some seconds after `now`.
+pub(crate) fn later(now: Timestamp, seconds_ahead: i64) -> String {
     seconds(now.checked_add(jiff::SignedDuration::from_secs(seconds_ahead)).unwrap_or(now))
 }
 
-fn seconds(time: Timestamp) -> String {
+/// A time in the precision that `metadata` has.
+pub(crate) fn seconds(time: Timestamp) -> String {
     time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 

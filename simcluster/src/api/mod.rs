@@ -13,8 +13,10 @@
 //! deletion, immutable fields, `Status` errors, the pruning of unknown fields.
 
 mod admission;
+mod clock;
 mod defaults;
 mod discovery;
+mod door;
 mod error;
 mod event;
 mod fault;
@@ -38,6 +40,7 @@ mod watch;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -49,7 +52,7 @@ use tokio_util::sync::CancellationToken;
 pub use self::admission::Policies;
 pub use self::discovery::VERSION;
 pub use self::error::{ApiError, FieldError};
-pub use self::fault::{Fault, FaultHook, RequestInfo};
+pub use self::fault::{Fault, FaultHook, RequestInfo, WatchFault, WatchFaultHook};
 pub(crate) use self::kind::find_by_kind;
 pub use self::kind::{KINDS, Kind, Status};
 use self::server::Shared;
@@ -103,11 +106,23 @@ pub enum StartError {
     },
 }
 
+/// What a server that comes back still knows of the past.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WatchCache {
+    /// Watches go on where they broke off.
+    Kept,
+    /// As after a real server's start: nothing from before can be continued, watches get 410.
+    Fresh,
+}
+
 /// A running server. Clones are handles to the same one.
 #[derive(Clone)]
 pub struct ApiServer {
     shared: Arc<Shared>,
     address: SocketAddr,
+    /// An entrance that is always open and knows no faults, for whoever watches over the test.
+    observers: SocketAddr,
+    door: tokio::sync::watch::Sender<door::Position>,
     serving: Arc<std::sync::Mutex<Option<JoinHandle<()>>>>,
 }
 
@@ -122,6 +137,8 @@ impl ApiServer {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.map_err(StartError::Listen)?;
         let address = listener.local_addr().map_err(StartError::Listen)?;
+        let back = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.map_err(StartError::Listen)?;
+        let observers = back.local_addr().map_err(StartError::Listen)?;
         let stop = CancellationToken::new();
         let shared = Arc::new(Shared {
             store: Arc::new(store::Store::new(options.kept_changes)),
@@ -131,8 +148,10 @@ impl ApiServer {
                 close: tokio::sync::watch::Sender::new(0),
                 bookmark: tokio::sync::watch::Sender::new(0),
                 stop: stop.clone(),
+                forgotten: AtomicU64::new(0),
             }),
-            faults: fault::Faults::default(),
+            faults: Arc::default(),
+            clock: clock::Clock::default(),
             applied: std::sync::Mutex::default(),
             bookmark_every: options.bookmark_every,
             watch_timeout: options.watch_timeout,
@@ -141,13 +160,17 @@ impl ApiServer {
             first_namespace(&shared, name)?;
         }
         let router = Router::new().fallback(server::handle).with_state(shared.clone());
+        let unharmed = router.clone().layer(axum::Extension(server::Observer));
+        let (door, mover) = door::Door::new(listener, address);
         let serving = tokio::spawn(async move {
-            let served = axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned()).await;
-            if let Err(error) = served {
+            let front = axum::serve(door, router).with_graceful_shutdown(stop.clone().cancelled_owned());
+            let back = axum::serve(back, unharmed).with_graceful_shutdown(stop.cancelled_owned());
+            if let Err(error) = tokio::try_join!(front.into_future(), back.into_future()) {
                 tracing::error!(%error, "the API server stand-in ended");
             }
         });
-        Ok(Self { shared, address, serving: Arc::new(std::sync::Mutex::new(Some(serving))) })
+        let serving = Arc::new(std::sync::Mutex::new(Some(serving)));
+        Ok(Self { shared, address, observers, door: mover, serving })
     }
 
     /// Where it listens.
@@ -163,13 +186,21 @@ impl ApiServer {
     /// A kubeconfig (YAML) whose token stands for this user. kubectl sends no token over plain HTTP and is the
     /// administrator unless it is called with `--as`.
     pub fn kubeconfig(&self, user: &User) -> String {
+        self.kubeconfig_by(self.address, user)
+    }
+
+    /// The same by the observers' entrance: it stays open, and no fault applies there.
+    pub fn observer_kubeconfig(&self, user: &User) -> String {
+        self.kubeconfig_by(self.observers, user)
+    }
+
+    fn kubeconfig_by(&self, address: SocketAddr, user: &User) -> String {
         let token = self.shared.tokens.issue(user);
         format!(
             "apiVersion: v1\nkind: Config\ncurrent-context: sim\n\
-             clusters:\n- name: sim\n  cluster:\n    server: {}\n\
+             clusters:\n- name: sim\n  cluster:\n    server: http://{address}\n\
              users:\n- name: sim\n  user:\n    token: {token}\n\
-             contexts:\n- name: sim\n  context:\n    cluster: sim\n    user: sim\n    namespace: default\n",
-            self.url()
+             contexts:\n- name: sim\n  context:\n    cluster: sim\n    user: sim\n    namespace: default\n"
         )
     }
 
@@ -183,7 +214,16 @@ impl ApiServer {
 
     /// A client for this user, without client-side rate limits.
     pub fn client(&self, user: &User) -> kube::Client {
-        let url = self.url().parse().expect("invariant: an address makes a URL");
+        self.client_by(self.address, user)
+    }
+
+    /// The administrator by the observers' entrance: it stays open, and no fault applies there.
+    pub fn observer(&self) -> kube::Client {
+        self.client_by(self.observers, &User::admin())
+    }
+
+    fn client_by(&self, address: SocketAddr, user: &User) -> kube::Client {
+        let url = format!("http://{address}").parse().expect("invariant: an address makes a URL");
         let mut config = kube::Config::new(url);
         config.auth_info.token = Some(self.shared.tokens.issue(user).into());
         kube::Client::try_from(config)
@@ -198,6 +238,38 @@ impl ApiServer {
     /// Lets a hook decide over every request from now on; `None` ends that.
     pub fn set_fault_hook(&self, hook: Option<FaultHook>) {
         self.shared.faults.set(hook);
+    }
+
+    /// Lets a hook decide over every event of a watch from now on; `None` ends that.
+    pub fn set_watch_fault_hook(&self, hook: Option<WatchFaultHook>) {
+        self.shared.faults.set_for_watches(hook);
+    }
+
+    /// Sets the clock by which objects are stamped so many seconds ahead of the machine's, or behind it.
+    pub fn set_clock_ahead(&self, seconds: i64) {
+        self.shared.clock.set_ahead(seconds);
+    }
+
+    /// Goes away as a crash would: nobody listens any more, and every connection breaks at once. Objects stay. A request under
+    /// way may or may not be served; nobody hears of it.
+    pub fn go_down(&self) {
+        if let Some(open) = self.door.send_replace(None) {
+            open.cancel();
+        }
+    }
+
+    /// Comes back after [`Self::go_down`], on the same port, with the objects and versions of before.
+    pub fn come_back(&self, cache: WatchCache) {
+        if cache == WatchCache::Fresh {
+            self.forget_past();
+        }
+        self.door.send_replace(Some(CancellationToken::new()));
+    }
+
+    /// From now on no watch can be continued from before this moment; running ones go on.
+    pub fn forget_past(&self) {
+        // The first version that can be continued is one that was handed out after this moment.
+        self.shared.signals.forgotten.store(self.shared.store.skip_revision(), Ordering::Relaxed);
     }
 
     /// The newest resource version.
@@ -251,6 +323,7 @@ fn first_namespace(shared: &Shared, name: &str) -> Result<(), StartError> {
         namespace: "",
         user: &user,
         policies: Policies::none(),
+        now: shared.clock.now(),
     };
     let namespace = serde_json::json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
     match request.create(namespace) {

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde_json::Value;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::error::ApiError;
 use super::meta;
@@ -27,6 +28,7 @@ pub(crate) enum ChangeType {
 #[derive(Debug)]
 pub(crate) struct Change {
     pub(crate) revision: u64,
+    pub(crate) at: Instant,
     pub(crate) what: ChangeType,
     pub(crate) key: Key,
     /// The object after the change; for a deletion its last state, with the revision of the deletion.
@@ -194,6 +196,16 @@ impl Store {
         self.revision.send_modify(|newest| *newest = revision.max(*newest));
     }
 
+    /// Goes on by one revision, as when something else is written; gives it.
+    pub(crate) fn skip_revision(&self) -> u64 {
+        let mut state = self.lock();
+        state.revision += 1;
+        let revision = state.revision;
+        drop(state);
+        self.revision.send_modify(|newest| *newest = revision.max(*newest));
+        revision
+    }
+
     /// Reads one object, decides, and writes, as one step.
     pub(crate) fn transact(
         &self,
@@ -224,7 +236,14 @@ impl Store {
         } else {
             shelf.objects.insert(key.clone(), object.clone());
         }
-        let change = Change { revision, what, key: key.clone(), object: object.clone(), previous: current };
+        let change = Change {
+            revision,
+            at: Instant::now(),
+            what,
+            key: key.clone(),
+            object: object.clone(),
+            previous: current,
+        };
         shelf.changes.push_back(Arc::new(change));
         while shelf.changes.len() > self.kept_changes {
             shelf.compacted = shelf.changes.pop_front().map_or(shelf.compacted, |gone| gone.revision);

@@ -49,9 +49,12 @@ fn bind(call: &Call<'_>, name: &str) -> Result<Response<Body>, ApiError> {
     if node.is_empty() {
         return Err(ApiError::bad_request("target.name: Required value"));
     }
-    call.request().update(name, Part::Binding, false, |pod| {
-        let pod = pod.ok_or_else(|| ApiError::not_found(call.route.kind, name))?;
-        bound(call.route.kind, pod, &binding, node)
+    let request = call.request();
+    request.update(name, Part::Binding, false, |pod| {
+        let pod = pod.ok_or_else(|| ApiError::not_found(request.kind, name))?;
+        let mut pod = bound(request.kind, pod, &binding, node)?;
+        set_scheduled(&mut pod, meta::seconds(request.now));
+        Ok(pod)
     })?;
     success()
 }
@@ -86,7 +89,12 @@ fn bound(kind: &Kind, pod: &Value, binding: &Value, node: &str) -> Result<Value,
             pod["metadata"][field][key] = value.clone();
         }
     }
-    let scheduled = json!({"type": "PodScheduled", "status": "True", "lastTransitionTime": meta::now(), "lastProbeTime": null});
+    Ok(pod)
+}
+
+fn set_scheduled(pod: &mut Value, now: String) {
+    let scheduled =
+        json!({"type": "PodScheduled", "status": "True", "lastTransitionTime": now, "lastProbeTime": null});
     match pod["status"]["conditions"].as_array_mut() {
         Some(conditions) => {
             conditions.retain(|condition| condition["type"] != "PodScheduled");
@@ -94,7 +102,6 @@ fn bound(kind: &Kind, pod: &Value, binding: &Value, node: &str) -> Result<Value,
         }
         None => pod["status"]["conditions"] = json!([scheduled]),
     }
-    Ok(pod)
 }
 
 /// Deletes the pod; there are no disruption budgets here.

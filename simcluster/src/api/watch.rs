@@ -1,6 +1,7 @@
 //! Watches: initial events, changes, bookmarks, 410.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use axum::body::Bytes;
@@ -10,6 +11,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::error::ApiError;
+use super::fault::{Faults, RequestInfo, WatchFault};
 use super::kind::Kind;
 use super::selector::Selector;
 use super::store::{Change, ChangeType, Store};
@@ -26,6 +28,8 @@ pub(crate) struct Signals {
     pub(crate) bookmark: watch::Sender<u64>,
     /// The server stops.
     pub(crate) stop: CancellationToken,
+    /// The watch cache knows nothing of what happened up to this revision: who continues from before it gets 410.
+    pub(crate) forgotten: AtomicU64,
 }
 
 /// What a client asked for.
@@ -39,23 +43,32 @@ pub(crate) struct Wanted {
     pub(crate) bookmarks: bool,
     pub(crate) bookmark_every: Duration,
     pub(crate) timeout: Duration,
+    /// What may happen to its events, and the request that it is told by; none for observers.
+    pub(crate) faults: Option<(Arc<Faults>, RequestInfo)>,
 }
 
 /// Starts a watch; its lines arrive on the receiver until either side goes away.
 pub(crate) fn start(store: Arc<Store>, signals: &Arc<Signals>, wanted: Wanted) -> mpsc::Receiver<Bytes> {
     let (lines, receiver) = mpsc::channel(WAITING_LINES);
-    let watcher = Watcher { lines, position: 0, store, wanted };
-    let close = signals.close.subscribe();
+    let forgotten = signals.forgotten.load(Ordering::Relaxed);
+    let watcher = Watcher { lines, position: 0, store, wanted, forgotten };
+    let mut close = signals.close.subscribe();
     let bookmark = signals.bookmark.subscribe();
     let stop = signals.stop.clone();
     tokio::spawn(async move {
-        // An error means that the client went away: nothing is left to do.
-        drop(watcher.run(close, bookmark, stop).await);
+        let lines = watcher.lines.clone();
+        tokio::select! {
+            // An error means that the client went away: nothing is left to do.
+            _ = watcher.run(bookmark) => {}
+            _ = close.changed() => {}
+            () = lines.closed() => {}
+            () = stop.cancelled() => {}
+        }
     });
     receiver
 }
 
-/// The client went away.
+/// The client went away, or its connection broke.
 struct Gone;
 
 struct Watcher {
@@ -64,21 +77,18 @@ struct Watcher {
     position: u64,
     store: Arc<Store>,
     wanted: Wanted,
+    forgotten: u64,
 }
 
 impl Watcher {
-    async fn run(
-        mut self,
-        mut close: watch::Receiver<u64>,
-        mut bookmark: watch::Receiver<u64>,
-        stop: CancellationToken,
-    ) -> Result<(), Gone> {
+    async fn run(mut self, mut bookmark: watch::Receiver<u64>) -> Result<(), Gone> {
         let mut revisions = self.store.subscribe();
-        self.begin().await?;
+        if !self.begin().await? {
+            return Ok(());
+        }
         let end = Instant::now() + self.wanted.timeout;
         let mut ticks = tokio::time::interval(self.wanted.bookmark_every);
         ticks.tick().await;
-        let lines = self.lines.clone();
         loop {
             revisions.mark_unchanged();
             if !self.follow().await? {
@@ -89,19 +99,20 @@ impl Watcher {
                 _ = ticks.tick() => self.send_bookmark().await?,
                 _ = bookmark.changed() => self.send_bookmark().await?,
                 () = tokio::time::sleep_until(end) => return self.send_bookmark().await,
-                _ = close.changed() => return Ok(()),
-                () = lines.closed() => return Ok(()),
-                () = stop.cancelled() => return Ok(()),
             }
         }
     }
 
-    /// Sends what is there already, where the client wants that.
-    async fn begin(&mut self) -> Result<(), Gone> {
+    /// Sends what is there already, where the client wants that; false when the watch is over.
+    async fn begin(&mut self) -> Result<bool, Gone> {
         let from_start = matches!(self.wanted.resource_version, None | Some(0));
         if !from_start && !self.wanted.send_initial_events {
             self.position = self.wanted.resource_version.unwrap_or_default();
-            return Ok(());
+            if self.wanted.faults.is_some() && self.position < self.forgotten {
+                self.send("ERROR", &ApiError::expired(self.position, self.forgotten).status()).await?;
+                return Ok(false);
+            }
+            return Ok(true);
         }
         let listed = self.store.list(self.wanted.kind.shelf, self.wanted.selector.namespace.as_deref());
         for object in listed.objects.iter().filter(|object| self.wanted.selector.matches(object)) {
@@ -113,7 +124,7 @@ impl Watcher {
             let bookmark = self.wanted.view.bookmark(self.wanted.kind, self.position, true);
             self.send("BOOKMARK", &bookmark).await?;
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Sends what changed since; false when the watch is over.
@@ -121,10 +132,19 @@ impl Watcher {
         match self.store.changes_after(self.wanted.kind.shelf, self.position) {
             Ok((changes, position)) => {
                 for change in changes {
-                    if let Some((what, object)) = self.visible(&change) {
-                        let object = self.wanted.view.object(self.wanted.kind, object);
-                        self.send(what, &object).await?;
+                    let Some((what, object)) = self.visible(&change) else { continue };
+                    match self.fault() {
+                        WatchFault::None => {}
+                        WatchFault::Delay(lag) => tokio::time::sleep_until(change.at + lag).await,
+                        WatchFault::Break => return Err(Gone),
+                        WatchFault::Expire => {
+                            self.send("ERROR", &ApiError::expired(self.position, change.revision).status())
+                                .await?;
+                            return Ok(false);
+                        }
                     }
+                    let object = self.wanted.view.object(self.wanted.kind, object);
+                    self.send(what, &object).await?;
                 }
                 self.position = position;
                 Ok(true)
@@ -134,6 +154,11 @@ impl Watcher {
                 Ok(false)
             }
         }
+    }
+
+    fn fault(&self) -> WatchFault {
+        let faults = self.wanted.faults.as_ref();
+        faults.map_or(WatchFault::None, |(faults, request)| faults.decide_event(request))
     }
 
     /// How a change looks through the selector: an object that stops matching is deleted for this client, one that

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod deletion;
+mod faults;
 mod kubectl;
 mod objects;
 mod patches;
