@@ -23,6 +23,7 @@ use tessera_api::names::DELETE_PROTECTION_FINALIZER;
 use tessera_api::quantity::Quantity;
 use tokio::sync::Semaphore;
 
+use crate::fault;
 use crate::leadership::Tenure;
 
 /// Requests under way at once. An API server with default limits takes this without queueing.
@@ -107,12 +108,14 @@ impl Writer {
         claim: &ResourceClaim,
         allocation: &AllocationResult,
     ) -> Result<ResourceClaim, CommitError> {
+        fault::point_async("allocation-decided").await;
         let mut version = claim.resource_version();
         if !claim.finalizers().iter().any(|f| f == DELETE_PROTECTION_FINALIZER) {
             let mut finalizers = claim.finalizers().to_vec();
             finalizers.push(DELETE_PROTECTION_FINALIZER.to_owned());
             let patch = json!({"metadata": {"resourceVersion": version, "finalizers": finalizers}});
             version = self.patch(claim, Part::Object, patch).await?.resource_version();
+            fault::point_async("finalizer-written").await;
         }
         let patch = json!({"metadata": {"resourceVersion": version}, "status": {"allocation": allocation}});
         let written = match self.patch(claim, Part::Status, patch).await {
@@ -122,6 +125,7 @@ impl Writer {
             }
             written => written?,
         };
+        fault::point_async("allocation-written").await;
         match difference(allocation, &written) {
             None => Ok(written),
             Some(field) => {
@@ -136,11 +140,14 @@ impl Writer {
     /// # Errors
     /// As [`allocate`](Self::allocate).
     pub async fn release(&self, claim: &ResourceClaim) -> Result<ResourceClaim, CommitError> {
+        fault::point_async("release-decided").await;
         let patch = json!({
             "metadata": {"resourceVersion": claim.resource_version()},
             "status": {"allocation": null, "devices": null},
         });
-        self.patch(claim, Part::Status, patch).await
+        let released = self.patch(claim, Part::Status, patch).await?;
+        fault::point_async("release-written").await;
+        Ok(released)
     }
 
     /// Sends a patch until there is an answer to it.

@@ -29,6 +29,10 @@ pub mod retries;
 pub mod watch;
 
 mod args;
+#[cfg(feature = "fault-points")]
+pub mod fault;
+#[cfg(not(feature = "fault-points"))]
+mod fault;
 mod message;
 mod notices;
 mod run;

@@ -1,4 +1,4 @@
-//! `/metrics` and `/healthz`.
+//! `/metrics` and `/healthz`; in a build for crash tests also `/fault-points`.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -24,6 +24,8 @@ pub(crate) async fn serve(
     let router = Router::new()
         .route("/metrics", get(move || metrics(Arc::clone(&registry))))
         .route("/healthz", get(|| async { "ok\n" }));
+    #[cfg(feature = "fault-points")]
+    let router = router.merge(crate::fault::POINTS.routes());
     let listener = TcpListener::bind(address).await?;
     tracing::info!(address = %listener.local_addr()?, "serving metrics");
     axum::serve(listener, router).with_graceful_shutdown(async move { stop.cancelled().await }).await

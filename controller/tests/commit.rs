@@ -1,13 +1,11 @@
 //! What is written for a decision, in which order, and what happens when it fails half-way.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-#[path = "stand_in/objects.rs"]
-mod objects;
 mod stand_in;
 
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
 use serde_json::{Value, json};
-use stand_in::{StandIn, failure};
+use stand_in::{StandIn, failure, objects};
 use tessera_controller::commit::{CommitError, Writer};
 use tessera_controller::leadership::Candidate;
 use tokio::time::Duration;

@@ -1,77 +1,13 @@
 //! The whole controller but for leadership, against an API server in this process.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-#[path = "stand_in/objects.rs"]
-mod objects;
 mod stand_in;
 
-use objects::{bound, claim, class, node, pod, slice, unschedulable};
-use prometheus_client::registry::Registry;
-use serde_json::{Value, json};
+use serde_json::json;
 use stand_in::StandIn;
-use tessera_allocator::Settings;
-use tessera_controller::metrics::Metrics;
-use tessera_controller::planner::Planner;
-use tessera_controller::watch;
-use tokio::task::JoinHandle;
+use stand_in::controller::{Controller, allocation, cluster, event, reserve_and_bind};
+use stand_in::objects::{bound, claim, class, node, pod, slice, unschedulable};
 use tokio::time::Duration;
-use tokio_util::sync::CancellationToken;
-
-/// A controller at work.
-struct Controller {
-    stop: CancellationToken,
-    task: JoinHandle<bool>,
-    metrics: Metrics,
-}
-
-impl Controller {
-    fn start(api: &StandIn) -> Self {
-        let stop = CancellationToken::new();
-        let metrics = Metrics::new(&mut Registry::default());
-        let changes = watch::start(&api.client());
-        let planner = Planner::new(api.client(), "test", Settings::default(), metrics.clone());
-        let task = tokio::spawn(planner.run(changes, stop.clone()));
-        Self { stop, task, metrics }
-    }
-
-    async fn stop(self) {
-        self.stop.cancel();
-        assert!(self.task.await.unwrap(), "no write is left without an answer");
-    }
-}
-
-fn cluster(gpus: usize) -> StandIn {
-    let api = StandIn::new();
-    api.put("deviceclasses", class());
-    api.put("nodes", node("node-a"));
-    api.put("resourceslices", slice("node-a", gpus));
-    api
-}
-
-fn allocation(api: &StandIn, claim: &str) -> Option<Value> {
-    let object = api.get("resourceclaims", "default", claim)?;
-    Some(object["status"]["allocation"].clone()).filter(|a| !a.is_null())
-}
-
-fn event(api: &StandIn, pod: &str, reason: &str) -> Option<String> {
-    let events = api.list("events");
-    let event = events.iter().find(|e| e["regarding"]["name"] == pod && e["reason"] == reason)?;
-    Some(event["note"].as_str().unwrap().to_owned())
-}
-
-/// Does what kube-scheduler does with a pod whose claims are allocated.
-fn reserve_and_bind(api: &StandIn, pod_name: &str, claims: &[&str]) {
-    for name in claims {
-        let mut object = api.get("resourceclaims", "default", name).unwrap();
-        let entry = json!({"resource": "pods", "name": pod_name, "uid": format!("uid-{pod_name}")});
-        match object["status"]["reservedFor"].as_array_mut() {
-            Some(list) => list.push(entry),
-            None => object["status"]["reservedFor"] = json!([entry]),
-        }
-        api.put("resourceclaims", object);
-    }
-    api.put("pods", bound(pod(pod_name, claims), "node-a"));
-}
 
 #[tokio::test]
 async fn a_pending_pod_gets_its_claim_allocated() {

@@ -2,6 +2,9 @@
 //! preconditions, create. It knows nothing of DRA.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
+pub(crate) mod controller;
+pub(crate) mod objects;
+
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};

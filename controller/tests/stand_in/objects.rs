@@ -62,6 +62,28 @@ pub(crate) fn claim(name: &str, memory: &str) -> Value {
     })
 }
 
+/// An allocation of a share of one device.
+pub(crate) fn given(node: &str, device: &str, memory: &str) -> Value {
+    json!({
+        "allocationTimestamp": "2026-11-21T00:00:00Z",
+        "devices": {"results": [{
+            "request": "gpu", "driver": "gpu.tessera.dev", "pool": node, "device": device,
+            "shareID": "1f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77",
+            "consumedCapacity": {"memory": memory, "cores": "25"},
+        }]},
+        "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [
+            {"key": "metadata.name", "operator": "In", "values": [node]},
+        ]}]},
+    })
+}
+
+/// The claim with that allocation, as somebody else wrote it.
+pub(crate) fn allocated(mut claim: Value, allocation: Value) -> Value {
+    claim["metadata"]["finalizers"] = json!(["resource.kubernetes.io/delete-protection"]);
+    claim["status"] = json!({"allocation": allocation});
+    claim
+}
+
 /// A pod that names claims.
 pub(crate) fn pod(name: &str, claims: &[&str]) -> Value {
     let entry = |claim: &&str| json!({"name": claim, "resourceClaimName": claim});

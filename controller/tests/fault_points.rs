@@ -1,0 +1,52 @@
+//! The fault points of a build for crash tests lie where their names say. Run with `--features fault-points`.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod stand_in;
+
+use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
+use stand_in::StandIn;
+use stand_in::objects::{claim, given};
+use tessera_controller::commit::Writer;
+use tessera_controller::fault::POINTS;
+use tessera_fault_points::Fault;
+
+/// Waits until somebody is held at the point.
+async fn until_held(point: &str) {
+    while POINTS.all()[point].waiting == 0 {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn a_claim_is_held_at_each_point_with_just_what_was_written_before_it() {
+    let api = StandIn::new();
+    let object: ResourceClaim =
+        serde_json::from_value(api.put("resourceclaims", claim("c", "19Gi"))).unwrap();
+    let allocation: AllocationResult = serde_json::from_value(given("node-a", "gpu-0", "19Gi")).unwrap();
+    for point in POINTS.all().keys() {
+        POINTS.arm(point, Fault::Hold).unwrap();
+    }
+    let writer = Writer::new(api.client());
+    let life = tokio::spawn(async move {
+        let allocated = writer.allocate(&object, &allocation).await.unwrap();
+        writer.release(&allocated).await.unwrap();
+    });
+    let state = || {
+        let object = api.get("resourceclaims", "default", "c").unwrap();
+        (!object["metadata"]["finalizers"].is_null(), !object["status"]["allocation"].is_null())
+    };
+    let points = [
+        ("allocation-decided", (false, false)),
+        ("finalizer-written", (true, false)),
+        ("allocation-written", (true, true)),
+        ("release-decided", (true, true)),
+        ("release-written", (true, false)),
+    ];
+    assert_eq!(points.len(), POINTS.all().len(), "each declared point is tried");
+    for (point, expected) in points {
+        until_held(point).await;
+        assert_eq!(state(), expected, "finalizer and allocation at {point}");
+        POINTS.disarm(point).unwrap();
+    }
+    life.await.unwrap();
+}

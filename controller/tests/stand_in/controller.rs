@@ -1,0 +1,99 @@
+//! The controller at work on a stand-in, and what the cluster around it does.
+#![allow(dead_code, reason = "each test binary uses its own part")]
+
+use prometheus_client::registry::Registry;
+use serde_json::{Value, json};
+use tessera_allocator::Settings;
+use tessera_controller::metrics::Metrics;
+use tessera_controller::planner::Planner;
+use tessera_controller::watch;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use super::StandIn;
+use super::objects::{bound, class, node, pod, slice};
+
+/// A controller at work.
+pub(crate) struct Controller {
+    pub(crate) stop: CancellationToken,
+    pub(crate) task: JoinHandle<bool>,
+    pub(crate) metrics: Metrics,
+}
+
+impl Controller {
+    pub(crate) fn start(api: &StandIn) -> Self {
+        let stop = CancellationToken::new();
+        let metrics = Metrics::new(&mut Registry::default());
+        let changes = watch::start(&api.client());
+        let planner = Planner::new(api.client(), "test", Settings::default(), metrics.clone());
+        let task = tokio::spawn(planner.run(changes, stop.clone()));
+        Self { stop, task, metrics }
+    }
+
+    pub(crate) async fn stop(self) {
+        self.stop.cancel();
+        assert!(self.task.await.unwrap(), "no write is left without an answer");
+    }
+}
+
+/// One node, `node-a`, with so many GPUs, and the class for them.
+pub(crate) fn cluster(gpus: usize) -> StandIn {
+    let api = StandIn::new();
+    api.put("deviceclasses", class());
+    add_node(&api, "node-a", gpus);
+    api
+}
+
+pub(crate) fn add_node(api: &StandIn, name: &str, gpus: usize) {
+    api.put("nodes", node(name));
+    api.put("resourceslices", slice(name, gpus));
+}
+
+pub(crate) fn allocation(api: &StandIn, claim: &str) -> Option<Value> {
+    let object = api.get("resourceclaims", "default", claim)?;
+    Some(object["status"]["allocation"].clone()).filter(|a| !a.is_null())
+}
+
+/// The node on which the claim's first device is.
+pub(crate) fn place(api: &StandIn, claim: &str) -> Option<String> {
+    Some(allocation(api, claim)?["devices"]["results"][0]["pool"].as_str().unwrap().to_owned())
+}
+
+pub(crate) fn event(api: &StandIn, pod: &str, reason: &str) -> Option<String> {
+    let events = api.list("events");
+    let event = events.iter().find(|e| e["regarding"]["name"] == pod && e["reason"] == reason)?;
+    Some(event["note"].as_str().unwrap().to_owned())
+}
+
+/// Adds the pod to `reservedFor` of a claim, as kube-scheduler's PreBind and kube-controller-manager do.
+pub(crate) fn reserve(api: &StandIn, pod_name: &str, claim: &str) {
+    let mut object = api.get("resourceclaims", "default", claim).unwrap();
+    let entry = json!({"resource": "pods", "name": pod_name, "uid": format!("uid-{pod_name}")});
+    match object["status"]["reservedFor"].as_array_mut() {
+        Some(list) => list.push(entry),
+        None => object["status"]["reservedFor"] = json!([entry]),
+    }
+    api.put("resourceclaims", object);
+}
+
+/// Does what kube-scheduler does with a pod whose claims are allocated on `node-a`.
+pub(crate) fn reserve_and_bind(api: &StandIn, pod_name: &str, claims: &[&str]) {
+    for name in claims {
+        reserve(api, pod_name, name);
+    }
+    api.put("pods", bound(pod(pod_name, claims), "node-a"));
+}
+
+/// Clears a claim's status, as kube-scheduler's PostFilter and kube-controller-manager do. Gives the object.
+pub(crate) fn clear(api: &StandIn, claim: &str) -> Value {
+    let mut cleared = api.get("resourceclaims", "default", claim).unwrap();
+    cleared.as_object_mut().unwrap().remove("status");
+    api.put("resourceclaims", cleared)
+}
+
+/// Writes of claims that the stand-in has served, as (claim, what).
+pub(crate) fn claim_writes(api: &StandIn, claim: &str) -> Vec<Value> {
+    let path = format!("resourceclaims/{claim}");
+    let ours = |path_of: &str| path_of.ends_with(&path) || path_of.ends_with(&format!("{path}/status"));
+    api.writes().into_iter().filter(|w| ours(&w.path)).map(|w| w.body).collect()
+}
