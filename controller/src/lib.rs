@@ -22,6 +22,7 @@
 #![forbid(unsafe_code)]
 
 pub mod commit;
+pub mod contention;
 pub mod leadership;
 pub mod metrics;
 pub mod planner;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::Client;
-use tessera_allocator::model::PodUid;
+use tessera_allocator::model::{PendingPod, PodClaim, PodUid};
 use tessera_allocator::{Settings, plan};
 use tessera_api::names::ClaimUid;
 use tessera_index::{Index, Misplaced};
@@ -17,6 +17,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::commit::{CommitError, REQUEST_TIMEOUT, Writer};
+use crate::contention::Contention;
 use crate::leadership::Tenure;
 use crate::metrics::Metrics;
 use crate::notices::Notices;
@@ -33,6 +34,7 @@ const AUDIT: Duration = Duration::from_secs(60);
 pub struct Planner {
     index: Index,
     retries: Retries,
+    contention: Contention,
     notices: Notices,
     writer: Writer,
     metrics: Metrics,
@@ -72,6 +74,7 @@ impl Planner {
         Self {
             index: Index::new(),
             retries: Retries::default(),
+            contention: Contention::default(),
             notices: Notices::start(client.clone(), identity),
             writer: Writer::new(client),
             metrics,
@@ -194,7 +197,7 @@ impl Planner {
             }
             pod.excluded = self.retries.excluded(&pod.uid, now);
         }
-        work.pending.retain(|pod| !self.retries.is_held(&pod.uid, now));
+        work.pending.retain(|pod| !self.retries.is_held(&pod.uid, now) && !self.is_contended(pod, now));
         let plan = plan(&self.index.snapshot(), &work.pending, self.settings);
         self.metrics.plan_time.observe(now.elapsed().as_secs_f64());
         for decision in &plan.decisions {
@@ -205,7 +208,17 @@ impl Planner {
         let waiting = self.index.unbound_pods();
         self.retries.retain(|pod| waiting.contains(pod));
         self.notices.retain(|pod| self.index.pod_object(pod).is_some());
+        self.contention.retain(|claim| self.index.claim_object(claim).is_some());
         self.wake_at(self.retries.next_wake(now));
+        self.wake_at(self.contention.next_wake(now));
+    }
+
+    /// Whether one of the claims that would be written is not to be written yet.
+    fn is_contended(&self, pod: &PendingPod, now: Instant) -> bool {
+        pod.claims.iter().any(|claim| match claim {
+            PodClaim::Pending(claim) => self.contention.is_held(&claim.uid, now),
+            PodClaim::Allocated { .. } => false,
+        })
     }
 
     fn wake_at(&mut self, at: Option<Instant>) {
@@ -219,10 +232,14 @@ impl Planner {
         self.writing.remove(&claim);
         let fresh = match result {
             Ok(written) => {
+                self.contention.won(&claim);
                 self.wrote(write, cause);
                 Some(written)
             }
-            Err(error) => self.not_written(write, pod.as_ref(), error, now),
+            Err(error) => {
+                self.contention.lost(&claim, now);
+                self.not_written(write, pod.as_ref(), error, now)
+            }
         };
         if let Some(object) = fresh
             && let Err(error) = self.index.apply_written_claim(&Arc::new(object))

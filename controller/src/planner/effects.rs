@@ -95,7 +95,7 @@ impl Planner {
     }
 
     fn release(&mut self, claim: &ClaimUid, pod: Option<&PodUid>, cause: Instant) {
-        if self.writing.contains_key(claim) {
+        if self.writing.contains_key(claim) || self.contention.is_held(claim, cause) {
             return;
         }
         let Some(object) = self.index.claim_object(claim).cloned() else { return };
