@@ -25,7 +25,7 @@ demo: build ## Show the whole of Tessera on this machine: no root, no GPU, no Ku
 .PHONY: test
 test: build ## Run every test that needs neither root nor a cluster
 	$(CARGO) test --locked --workspace --exclude tessera-e2e $(if $(SHOW_SKIPPED),-- --show-output)
-	$(CARGO) test --locked --package tessera-e2e --lib --test layers
+	$(CARGO) test --locked --package tessera-e2e --lib --test layers --test faults
 	$(CARGO) test --locked --package tessera-e2e --test simcluster
 
 .PHONY: e2e
