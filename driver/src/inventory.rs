@@ -1,9 +1,12 @@
 //! Watches the GPUs: one thread asks the library, everybody else reads a watch channel.
 //!
 //! ```text
-//! GpuLibrary::inventory, watch -> thread "gpus" -> base CDI spec -> HardwareState -> publisher, preparer
-//!                                                            \-> HealthReport  -> kubelet
+//! GpuLibrary::inventory, watch, recovery_action -> thread "gpus" -> base CDI spec -> HardwareState -> publisher, preparer
+//!                                                         |                  \-> HealthReport  -> kubelet
+//!                                                     verdicts
 //! ```
+
+mod verdicts;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,9 +21,12 @@ use tessera_api::{
     gpu::{Health, UnpublishedReason},
     names::{GpuUuid, PoolName},
 };
-use tessera_gpu::{GpuLibrary, HealthEvent, HealthEventKind, HealthWatch, LibraryError};
+use tessera_gpu::{
+    GpuLibrary, HealthEvent, HealthEventKind, HealthWatch, LibraryError, RecoveryAction, Verdict,
+};
 use tokio::sync::watch;
 
+use self::verdicts::Verdicts;
 use crate::{
     base_spec::{BaseDevice, BaseSpec},
     kubelet::health::{DeviceHealth, HealthReport},
@@ -55,6 +61,9 @@ impl Default for HardwareState {
 /// Between looks at the hardware while the library answers: finds what no event tells, such as MIG mode.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
 
+/// The same while something is held against a GPU: no event tells that it has recovered.
+const LOOK_EVERY_WHILE_UNHEALTHY: Duration = Duration::from_secs(5);
+
 /// Between attempts while it does not: soon enough for an administrator who has just installed the driver.
 const RETRY_EVERY: Duration = Duration::from_secs(10);
 
@@ -78,9 +87,9 @@ pub struct Watcher {
     journal: watch::Receiver<Arc<Journal>>,
     metrics: Arc<Metrics>,
     outlets: Outlets,
-    /// What events have said against GPUs since the driver's start. Only a restart of the driver forgets it, as an operator does
-    /// after a reset of the GPU.
-    verdicts: BTreeMap<GpuUuid, Health>,
+    verdicts: Verdicts,
+    /// Whether the last look found anything against a GPU.
+    unhealthy: bool,
     /// The watch for events, with the GPUs that it is on. It outlives looks: what happens during one is delivered after it.
     watch: Option<(Vec<GpuUuid>, Box<dyn HealthWatch>)>,
     /// What was last logged, so that a state that lasts is said once.
@@ -110,8 +119,8 @@ impl Watcher {
         metrics: Arc<Metrics>,
         outlets: Outlets,
     ) -> Self {
-        let (verdicts, said) = (BTreeMap::new(), BTreeSet::new());
-        Self { library, pool, base, journal, metrics, outlets, verdicts, watch: None, said }
+        let (verdicts, said) = (Verdicts::default(), BTreeSet::new());
+        Self { library, pool, base, journal, metrics, outlets, verdicts, unhealthy: false, watch: None, said }
     }
 
     /// Starts the thread. It is never joined: a call into the library can hang as long as the kernel driver does.
@@ -147,7 +156,7 @@ impl Watcher {
 
     /// Waits until another look is due; returns how long to pause before it.
     fn wait_for_events(&mut self, gpus: Vec<GpuUuid>, stop: &mpsc::Receiver<()>) -> Duration {
-        let due = Instant::now() + LOOK_EVERY;
+        let due = Instant::now() + if self.unhealthy { LOOK_EVERY_WHILE_UNHEALTHY } else { LOOK_EVERY };
         while Instant::now() < due {
             match self.next_events(&gpus) {
                 Ok(events) => {
@@ -192,30 +201,39 @@ impl Watcher {
         let mut look = false;
         for event in events {
             tracing::warn!(gpu = %event.gpu, event = ?event.kind, "a GPU reports");
-            // That a GPU is lost, or back, the next look sees by itself.
-            if matches!(event.kind, HealthEventKind::Lost | HealthEventKind::Back) {
-                look = true;
-            } else if let Some(health) = event.kind.health() {
-                look |= self.verdicts.insert(event.gpu.clone(), health.clone()) != Some(health);
-            }
+            look |= match event.kind {
+                // That a GPU is lost, or back, the next look sees by itself, as it does what the driver asks for.
+                HealthEventKind::Lost | HealthEventKind::Back => true,
+                kind if kind.verdict() == Some(Verdict::RecoveryAction) => true,
+                _ => self.verdicts.remember(event, Instant::now()),
+            };
         }
         look
     }
 
     /// Tells everybody what a look found. Returns the GPUs to watch.
     fn found(&mut self, mut inventory: Inventory) -> Vec<GpuUuid> {
+        self.verdicts.see(&inventory);
         for gpu in &mut inventory.gpus {
-            if let (true, Some(verdict)) = (gpu.is_healthy(), self.verdicts.get(&gpu.uuid)) {
-                gpu.health = verdict.clone();
-            }
+            let action = self.recovery_action(&gpu.uuid);
+            gpu.health = self.verdicts.health(&gpu.uuid, action, Instant::now());
         }
         self.describe(&inventory);
         self.log(&inventory);
         let unhealthy = inventory.gpus.iter().filter(|gpu| !gpu.is_healthy()).count();
+        self.unhealthy = unhealthy > 0;
         self.metrics.hardware(true, inventory.gpus.len(), unhealthy, &inventory.unpublished_by_reason());
         let gpus = inventory.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
         self.send(HardwareState::Known(inventory));
         gpus
+    }
+
+    /// One that cannot be asked is as one that does not know.
+    fn recovery_action(&self, gpu: &GpuUuid) -> Option<RecoveryAction> {
+        self.library.recovery_action(gpu).unwrap_or_else(|error| {
+            tracing::warn!(%gpu, error = %chain(&error), "the recovery action is not known");
+            None
+        })
     }
 
     /// Tells everybody that nothing is known.

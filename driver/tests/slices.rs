@@ -11,7 +11,7 @@ use stand_in::{
 };
 use tessera_api::{Inventory, names::GpuUuid, slice::DeviceOrder};
 use tessera_driver::driver::{Driver, Edges, Settings};
-use tessera_gpu::{GpuLibrary, GpuMemory, GpuProcess, HealthWatch, LibraryError};
+use tessera_gpu::{GpuLibrary, GpuMemory, GpuProcess, HealthWatch, LibraryError, RecoveryAction};
 
 /// Names of the devices of all slices.
 fn devices(slices: &[Value]) -> Vec<String> {
@@ -162,6 +162,10 @@ impl GpuLibrary for Broken {
 
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, LibraryError> {
         Err(LibraryError::Lost { gpu: gpu.clone() })
+    }
+
+    fn recovery_action(&self, _: &GpuUuid) -> Result<Option<RecoveryAction>, LibraryError> {
+        Ok(None)
     }
 
     fn watch(&self, _: &[GpuUuid]) -> Result<Box<dyn HealthWatch>, LibraryError> {

@@ -13,6 +13,7 @@
 
 pub mod library;
 pub mod nvml;
+pub mod recovery;
 pub mod search;
 pub mod sysfs;
 pub mod xid;
@@ -21,4 +22,5 @@ pub use library::{
     GpuLibrary, GpuMemory, GpuProcess, HealthEvent, HealthEventKind, HealthWatch, LibraryError,
 };
 pub use nvml::{NvmlLibrary, NvmlOptions};
+pub use recovery::RecoveryAction;
 pub use xid::{Verdict, Xid};

@@ -6,6 +6,7 @@ use nvml_wrapper::error::NvmlError;
 use tessera_api::gpu::{Health, Inventory};
 use tessera_api::names::GpuUuid;
 
+use crate::recovery::RecoveryAction;
 use crate::xid::{Verdict, Xid};
 
 /// What the driver asks of a node's GPUs. All calls block; they take microseconds to milliseconds, but for
@@ -30,6 +31,12 @@ pub trait GpuLibrary: Send + Sync {
     /// # Errors
     /// The GPU is lost or unknown, or the library fails.
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, LibraryError>;
+
+    /// What NVIDIA's driver asks for before new processes may use the GPU; `None` where the driver does not know that question.
+    ///
+    /// # Errors
+    /// The GPU is lost or unknown, or the library fails.
+    fn recovery_action(&self, gpu: &GpuUuid) -> Result<Option<RecoveryAction>, LibraryError>;
 
     /// Starts to watch the health of these GPUs. Events from before are not reported; a GPU that is lost already is.
     ///
@@ -71,6 +78,16 @@ pub enum HealthEventKind {
 }
 
 impl HealthEventKind {
+    /// Whether a [recovery action](RecoveryAction) of "none" after it means that none is needed.
+    pub fn sets_recovery_action(self) -> bool {
+        match self {
+            Self::Xid(xid) => xid.sets_recovery_action(),
+            // The event of XID 48.
+            Self::DoubleBitEcc => true,
+            Self::Lost | Self::Back => false,
+        }
+    }
+
     /// What it means for the GPU; `None` for [`HealthEventKind::Back`], which undoes a loss and nothing else.
     pub fn verdict(self) -> Option<Verdict> {
         match self {

@@ -11,12 +11,16 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use nvml_wrapper::Device;
+use nvml_wrapper::enums::device::SampleValue;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::structs::device::FieldId;
+use nvml_wrapper_sys::bindings::field_id::NVML_FI_DEV_GET_GPU_RECOVERY_ACTION;
 use tessera_api::gpu::{Gpu, Inventory, Unpublished, UnpublishedReason};
 use tessera_api::names::{GpuUuid, PciBusId};
 
 use crate::library::{GpuLibrary, GpuMemory, GpuProcess, HealthWatch, LibraryError};
+use crate::recovery::RecoveryAction;
 use session::Session;
 
 /// How to find NVML and what it cannot tell.
@@ -177,7 +181,30 @@ impl GpuLibrary for NvmlLibrary {
         Ok(processes.into_iter().map(process).collect())
     }
 
+    fn recovery_action(&self, gpu: &GpuUuid) -> Result<Option<RecoveryAction>, LibraryError> {
+        self.with_gpu(gpu, "nvmlDeviceGetFieldValues", |device| match recovery_action(device) {
+            Ok(action) => Ok(Some(action)),
+            // A driver that does not know the field says one of these, or does not have the function.
+            Err(NvmlError::NotSupported | NvmlError::InvalidArg | NvmlError::FailedToLoadSymbol(_)) => {
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        })
+    }
+
     fn watch(&self, gpus: &[GpuUuid]) -> Result<Box<dyn HealthWatch>, LibraryError> {
         Ok(Box::new(watch::NvmlWatch::start(self.session()?, gpus)?))
+    }
+}
+
+fn recovery_action(device: &Device<'_>) -> Result<RecoveryAction, NvmlError> {
+    let answers = device.field_values_for(&[FieldId(NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)])?;
+    let answer = answers.into_iter().next().ok_or(NvmlError::NotFound)??;
+    match answer.value? {
+        SampleValue::U32(number) => Ok(RecoveryAction::from_number(number)),
+        SampleValue::U64(number) => {
+            Ok(RecoveryAction::from_number(u32::try_from(number).unwrap_or(u32::MAX)))
+        }
+        SampleValue::I64(_) | SampleValue::F64(_) => Err(NvmlError::NotSupported),
     }
 }

@@ -2,13 +2,15 @@
 
 mod node;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tessera_api::gpu::Health;
 use tessera_api::names::GpuUuid;
-use tessera_fake_world::control::{EventKind, ForeignProcess};
+use tessera_fake_world::control::{self, EventKind, ForeignProcess};
 use tessera_fake_world::{StatePlace, Usage, shipped};
-use tessera_gpu::{GpuLibrary as _, GpuProcess, HealthEvent, HealthEventKind, HealthWatch, Xid};
+use tessera_gpu::{
+    GpuLibrary as _, GpuProcess, HealthEvent, HealthEventKind, HealthWatch, LibraryError, RecoveryAction, Xid,
+};
 
 use node::Node;
 
@@ -29,6 +31,13 @@ impl Node {
     fn happens(&self, index: usize, kind: EventKind) {
         let uuid = &self.world.gpus[index].uuid;
         self.control.update(|control| control.push_event(uuid, kind)).expect("the control file is written");
+    }
+
+    fn hangs(&self, index: usize, hung: bool) {
+        let uuid = &self.world.gpus[index].uuid;
+        self.control
+            .update(|control| control.gpu_mut(uuid).hung = hung)
+            .expect("the control file is written");
     }
 }
 
@@ -99,6 +108,47 @@ fn a_gpu_that_is_lost_before_the_watch_is_reported_at_once() {
     node.lose(2);
     let mut watch = watch(&node, &node.uuids());
     assert_eq!(watch.wait(LONG).unwrap(), [event(node.uuid(2), HealthEventKind::Lost)]);
+}
+
+#[test]
+fn a_gpu_that_hangs_is_lost_and_does_not_make_the_watch_run_hot() {
+    let node = Node::new(shipped::A100_4_PCIE);
+    let mut watch = watch(&node, &node.uuids());
+    node.hangs(1, true);
+    assert_eq!(watch.wait(LONG).unwrap(), [event(node.uuid(1), HealthEventKind::Lost)]);
+    let (begun, a_while) = (Instant::now(), Duration::from_millis(200));
+    assert_eq!(watch.wait(a_while).unwrap(), [], "it still hangs, and is not back");
+    assert!(begun.elapsed() >= a_while, "answered after {:?}", begun.elapsed());
+    node.hangs(1, false);
+    assert_eq!(watch.wait(LONG).unwrap(), [event(node.uuid(1), HealthEventKind::Back)]);
+}
+
+#[test]
+fn the_recovery_action_is_what_the_driver_says_until_the_gpu_is_reset() {
+    let node = Node::new(shipped::A100_4_PCIE);
+    let (library, uuid) = (node.library(), node.world.gpus[2].uuid.as_str());
+    let action = || library.recovery_action(&node.uuid(2)).unwrap();
+    let mut watch = watch(&node, &node.uuids());
+    assert_eq!(action(), Some(RecoveryAction::None));
+    let drain = control::RecoveryAction::DrainAndReset;
+    node.control.update(|control| control.report_xid(uuid, 48, drain)).unwrap();
+    let expected = [48, 154].map(|code| event(node.uuid(2), HealthEventKind::Xid(Xid(code))));
+    assert_eq!(watch.wait(LONG).unwrap(), expected);
+    assert_eq!(action(), Some(RecoveryAction::DrainAndReset));
+    assert_eq!(library.recovery_action(&node.uuid(1)).unwrap(), Some(RecoveryAction::None));
+    node.control.update(|control| control.reset(uuid)).unwrap();
+    assert_eq!(action(), Some(RecoveryAction::None));
+}
+
+#[test]
+fn a_driver_that_knows_no_recovery_action_is_no_error_and_a_lost_gpu_is() {
+    // Its driver is 535; the field came with 565.
+    let node = Node::new(shipped::T4_1);
+    let library = node.library();
+    assert_eq!(library.recovery_action(&node.uuid(0)).unwrap(), None);
+    node.lose(0);
+    let lost = library.recovery_action(&node.uuid(0));
+    assert!(matches!(lost, Err(LibraryError::Lost { .. })), "{lost:?}");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::sync::{
 
 use tessera_api::gpu::{ComputeCapability, CudaVersion, Gpu, Unpublished};
 use tessera_cdi::SpecStore;
-use tessera_gpu::{GpuMemory, GpuProcess, LibraryError, Xid};
+use tessera_gpu::{GpuMemory, GpuProcess, LibraryError, RecoveryAction, Xid};
 
 use super::*;
 use crate::base_spec::DriverRoot;
@@ -42,6 +42,8 @@ struct Machine {
     events: Arc<Mutex<mpsc::Receiver<HealthEvent>>>,
     /// How many watches were started.
     watches: AtomicUsize,
+    /// What the driver asks for, of every GPU.
+    action: Mutex<Option<RecoveryAction>>,
 }
 
 struct Events(Arc<Mutex<mpsc::Receiver<HealthEvent>>>);
@@ -63,6 +65,10 @@ impl GpuLibrary for Machine {
 
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, LibraryError> {
         Err(LibraryError::Lost { gpu: gpu.clone() })
+    }
+
+    fn recovery_action(&self, _: &GpuUuid) -> Result<Option<RecoveryAction>, LibraryError> {
+        Ok(*self.action.lock().expect("no panic"))
     }
 
     fn watch(&self, _: &[GpuUuid]) -> Result<Box<dyn HealthWatch>, LibraryError> {
@@ -90,7 +96,8 @@ fn bench() -> Bench {
     let (journal, journal_receiver) = watch::channel(Arc::default());
     let (events, receiver) = mpsc::channel();
     let (inventory, events_of_machine) = (Mutex::new(Err(())), Arc::new(Mutex::new(receiver)));
-    let machine = Arc::new(Machine { inventory, events: events_of_machine, watches: AtomicUsize::new(0) });
+    let (watches, action) = (AtomicUsize::new(0), Mutex::new(None));
+    let machine = Arc::new(Machine { inventory, events: events_of_machine, watches, action });
     let watcher = Watcher::new(
         machine.clone(),
         PoolName::new("node-a").expect("a pool"),
@@ -122,20 +129,44 @@ fn healths(bench: &Bench) -> Vec<(String, Option<bool>)> {
 }
 
 #[test]
-fn an_xid_makes_a_gpu_unhealthy_until_the_driver_restarts() {
+fn an_xid_makes_a_gpu_unhealthy_for_slice_and_kubelet_until_it_was_reset() {
     let mut bench = bench();
+    let healths_of_slice = |bench: &Bench| {
+        let HardwareState::Known(found) = &**bench.hardware.borrow() else { panic!("unknown") };
+        [GPU, OTHER].map(|gpu| match &found.gpu(&uuid(gpu)).expect("there").health {
+            Health::Healthy => String::new(),
+            Health::Unhealthy { code, .. } => code.clone(),
+        })
+    };
     bench.watcher.found(inventory(&[GPU, OTHER]));
-    let event = HealthEvent { gpu: uuid(GPU), kind: HealthEventKind::Xid(Xid(48)) };
+    let event = HealthEvent { gpu: uuid(GPU), kind: HealthEventKind::Xid(Xid(119)) };
     assert!(bench.watcher.take(&[event]), "another look is due");
 
     bench.watcher.found(inventory(&[GPU, OTHER]));
-    let state = bench.hardware.borrow().clone();
-    let HardwareState::Known(found) = &*state else { panic!("{state:?}") };
-    assert!(
-        matches!(&found.gpu(&uuid(GPU)).expect("there").health, Health::Unhealthy { code, .. } if code == "Xid48")
-    );
-    assert!(found.gpu(&uuid(OTHER)).expect("there").is_healthy());
+    assert_eq!(healths_of_slice(&bench), ["Xid119", ""]);
     assert_eq!(healths(&bench), [(GPU.to_lowercase(), Some(false)), (OTHER.to_lowercase(), Some(true))]);
+
+    let lost =
+        Unpublished { uuid: Some(uuid(GPU)), index: None, pci_bus_id: None, reason: UnpublishedReason::Lost };
+    bench.watcher.found(Inventory::new(vec![gpu(OTHER)], vec![], vec![lost]));
+    bench.watcher.found(inventory(&[GPU, OTHER]));
+    assert_eq!(healths_of_slice(&bench), ["", ""]);
+    assert_eq!(healths(&bench), [(GPU.to_lowercase(), Some(true)), (OTHER.to_lowercase(), Some(true))]);
+}
+
+#[test]
+fn a_gpu_is_unhealthy_as_long_as_the_driver_asks_for_something_whoever_brought_it_about() {
+    let mut bench = bench();
+    *bench.machine.action.lock().expect("no panic") = Some(RecoveryAction::DrainAndReset);
+    let of_an_application = HealthEvent { gpu: uuid(GPU), kind: HealthEventKind::Xid(Xid(109)) };
+    let changed = HealthEvent { gpu: uuid(GPU), kind: HealthEventKind::Xid(Xid(154)) };
+    assert!(!bench.watcher.take(std::slice::from_ref(&of_an_application)));
+    assert!(bench.watcher.take(&[of_an_application, changed]), "the driver is to be asked");
+    bench.watcher.found(inventory(&[GPU]));
+    assert_eq!(healths(&bench), [(GPU.to_lowercase(), Some(false))]);
+    *bench.machine.action.lock().expect("no panic") = Some(RecoveryAction::None);
+    bench.watcher.found(inventory(&[GPU]));
+    assert_eq!(healths(&bench), [(GPU.to_lowercase(), Some(true))]);
 }
 
 #[test]

@@ -12,6 +12,7 @@ use tessera_api::{
 };
 use tessera_gpu::{
     GpuLibrary, GpuMemory, GpuProcess, HealthEvent, HealthEventKind, HealthWatch, LibraryError,
+    RecoveryAction,
 };
 
 /// The UUID of the GPU with this number.
@@ -95,6 +96,10 @@ impl GpuLibrary for Machine {
 
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, LibraryError> {
         Err(LibraryError::Lost { gpu: gpu.clone() })
+    }
+
+    fn recovery_action(&self, _: &GpuUuid) -> Result<Option<RecoveryAction>, LibraryError> {
+        Ok(None)
     }
 
     fn watch(&self, _: &[GpuUuid]) -> Result<Box<dyn HealthWatch>, LibraryError> {

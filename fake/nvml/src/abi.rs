@@ -191,10 +191,13 @@ impl Handle {
         Ok(Device { machine, control, index })
     }
 
-    /// The GPU; one that fell off the bus answers every call so.
+    /// The GPU; one that fell off the bus answers every call so, and one that hangs none.
     pub(crate) fn device(self) -> Answer<Device> {
         let device = self.any_device()?;
-        if device.control.is_lost(&device.uuid) { Err(Code::GpuIsLost) } else { Ok(device) }
+        if device.control.is_lost(&device.uuid) {
+            return Err(Code::GpuIsLost);
+        }
+        if device.control.is_hung(&device.uuid) { Err(Code::Unknown) } else { Ok(device) }
     }
 }
 

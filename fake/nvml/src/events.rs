@@ -64,7 +64,7 @@ struct Delivery {
     data: u64,
 }
 
-/// The oldest event that the set has not delivered. `GPU_IS_LOST` if there is none and one of its GPUs fell off the bus.
+/// The oldest event that the set has not delivered. `GPU_IS_LOST` if there is none and one of its GPUs fell off the bus or hangs.
 fn next(set: SetHandle, world: &World, control: &Control) -> Answer<Option<Delivery>> {
     with_sets(|sets| {
         let registrations = sets.get_mut(&set).ok_or(Code::InvalidArgument)?;
@@ -80,7 +80,8 @@ fn next(set: SetHandle, world: &World, control: &Control) -> Answer<Option<Deliv
                 return Ok(Some(Delivery { gpu: gpu.index, kind, data }));
             }
         }
-        let lost = registrations.keys().any(|&gpu| control.is_lost(&world.gpus[gpu].uuid));
+        let gone = |uuid: &str| control.is_lost(uuid) || control.is_hung(uuid);
+        let lost = registrations.keys().any(|&gpu| gone(&world.gpus[gpu].uuid));
         if lost { Err(Code::GpuIsLost) } else { Ok(None) }
     })
 }

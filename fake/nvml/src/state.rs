@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint, c_ulonglong};
 use nvml_wrapper_sys::bindings::{
     field_id::{
         NVML_FI_DEV_ECC_DBE_AGG_TOTAL, NVML_FI_DEV_ECC_DBE_VOL_TOTAL, NVML_FI_DEV_ECC_SBE_AGG_TOTAL,
-        NVML_FI_DEV_ECC_SBE_VOL_TOTAL, NVML_FI_DEV_NVLINK_LINK_COUNT,
+        NVML_FI_DEV_ECC_SBE_VOL_TOTAL, NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, NVML_FI_DEV_NVLINK_LINK_COUNT,
     },
     nvmlFieldValue_t, nvmlProcessUtilizationSample_t, nvmlUtilization_t, nvmlValue_t,
 };
@@ -74,6 +74,9 @@ fn field_value(device: &Device, value: &mut nvmlFieldValue_t) {
         NVML_FI_DEV_ECC_DBE_VOL_TOTAL | NVML_FI_DEV_ECC_DBE_AGG_TOTAL => {
             ecc_errors(device, ERROR_UNCORRECTED)
                 .map(|count| (VALUE_UNSIGNED_LONG_LONG, nvmlValue_t { ullVal: count }))
+        }
+        NVML_FI_DEV_GET_GPU_RECOVERY_ACTION if device.machine.world().driver.knows_recovery_action() => {
+            Ok((VALUE_UNSIGNED_INT, nvmlValue_t { uiVal: device.condition().recovery_action as c_uint }))
         }
         NVML_FI_DEV_NVLINK_LINK_COUNT => {
             Ok((VALUE_UNSIGNED_INT, nvmlValue_t { uiVal: device.model.nvlinks }))

@@ -30,6 +30,12 @@ pub struct Control {
 pub struct GpuCondition {
     /// It fell off the bus: every call on it answers `GPU_IS_LOST`.
     pub lost: bool,
+    /// It hangs: every call on it fails with `UNKNOWN`, and waiting for its events with `GPU_IS_LOST`.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub hung: bool,
+    /// What the kernel driver says has to be done before it can be used again.
+    #[serde(skip_serializing_if = "RecoveryAction::is_none")]
+    pub recovery_action: RecoveryAction,
     /// Overrides the world's MIG mode.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mig: Option<bool>,
@@ -47,6 +53,54 @@ pub struct GpuCondition {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub temperature: Option<u32>,
 }
+
+/// What has to be done before a GPU can be used again; the numbers are NVML's.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[repr(u32)]
+pub enum RecoveryAction {
+    /// Nothing.
+    #[default]
+    None = 0,
+    /// Its processes end, then it is reset.
+    GpuReset = 1,
+    /// The node is booted again.
+    NodeReboot = 2,
+    /// Processes that use peer-to-peer end.
+    DrainP2p = 3,
+    /// It is reset once its processes have ended.
+    DrainAndReset = 4,
+}
+
+impl RecoveryAction {
+    /// All of them.
+    pub const ALL: [Self; 5] =
+        [Self::None, Self::GpuReset, Self::NodeReboot, Self::DrainP2p, Self::DrainAndReset];
+
+    /// Whether nothing is to be done.
+    pub fn is_none(&self) -> bool {
+        *self == Self::None
+    }
+
+    /// The word used on the command line.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::GpuReset => "gpu-reset",
+            Self::NodeReboot => "node-reboot",
+            Self::DrainP2p => "drain-p2p",
+            Self::DrainAndReset => "drain-and-reset",
+        }
+    }
+
+    /// By that word.
+    pub fn by_word(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|action| action.word() == word)
+    }
+}
+
+/// The XID by which the kernel driver announces another recovery action.
+const RECOVERY_ACTION_CHANGED: u64 = 154;
 
 /// A process that holds GPU memory without using the fake CUDA library.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -191,6 +245,31 @@ impl Control {
     pub fn push_event(&mut self, gpu: &str, kind: EventKind) {
         let id = self.last_event() + 1;
         self.events.push(Event { id, gpu: gpu.to_owned(), kind });
+    }
+
+    /// An XID after which the kernel driver asks for that action; as the real one, it announces a change of it.
+    pub fn report_xid(&mut self, gpu: &str, code: u64, action: RecoveryAction) {
+        self.push_event(gpu, EventKind::Xid(code));
+        let condition = self.gpu_mut(gpu);
+        if condition.recovery_action != action {
+            condition.recovery_action = action;
+            self.push_event(gpu, EventKind::Xid(RECOVERY_ACTION_CHANGED));
+        }
+    }
+
+    /// The GPU is reset: it answers again, nothing is to be done any more, and its error counters begin anew. No event tells.
+    pub fn reset(&mut self, gpu: &str) {
+        let condition = self.gpu_mut(gpu);
+        condition.lost = false;
+        condition.hung = false;
+        condition.recovery_action = RecoveryAction::None;
+        condition.ecc_corrected = 0;
+        condition.ecc_uncorrected = 0;
+    }
+
+    /// Whether that GPU hangs.
+    pub fn is_hung(&self, uuid: &str) -> bool {
+        self.gpu(uuid).is_some_and(|gpu| gpu.hung)
     }
 
     /// Bytes that foreign processes hold on that GPU.

@@ -61,6 +61,12 @@ impl Driver {
         cuda_number(&self.cuda).expect("invariant: checked when the world was read")
     }
 
+    /// Whether NVML knows the field for the recovery action: since 565.
+    pub fn knows_recovery_action(&self) -> bool {
+        let major = self.version.split('.').next().and_then(|major| major.parse::<u32>().ok());
+        major.is_some_and(|major| major >= 565)
+    }
+
     /// Version of the NVML library: the CUDA major version in front of the driver's.
     pub fn nvml_version(&self) -> String {
         format!("{}.{}", self.cuda_number() / 1000, self.version)

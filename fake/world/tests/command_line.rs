@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use tempfile::TempDir;
-use tessera_fake_world::control::{ControlFile, EventKind};
+use tessera_fake_world::control::{ControlFile, EventKind, RecoveryAction};
 use tessera_fake_world::shipped;
 
 fn run(arguments: &[&dyn AsRef<std::ffi::OsStr>]) -> Output {
@@ -66,6 +66,16 @@ fn control_edits_the_file_that_the_libraries_read() {
     assert_eq!(control.foreign_bytes(&uuid), 2 << 30);
     let kinds: Vec<_> = control.events.iter().map(|event| event.kind).collect();
     assert_eq!(kinds, [EventKind::Xid(79), EventKind::EccDoubleBit]);
+    assert!(run(&[&"control", &world, &"xid", &"0", &"119", &"--recovery", &"gpu-reset"]).status.success());
+    let first = tessera_fake_world::World::load(&world).unwrap().gpus[0].uuid.clone();
+    let control = ControlFile::new(directory.path().join("control.yaml")).read();
+    assert_eq!(control.gpu(&first).unwrap().recovery_action, RecoveryAction::GpuReset);
+    assert_eq!(control.events.last().unwrap().kind, EventKind::Xid(154));
+    assert!(run(&[&"control", &world, &"reset", &"0"]).status.success());
+    let control = ControlFile::new(directory.path().join("control.yaml")).read();
+    assert_eq!(control.gpu(&first).unwrap().recovery_action, RecoveryAction::None);
+    let output = run(&[&"control", &world, &"xid", &"0", &"119", &"--recovery", &"prayer"]);
+    assert!(!output.status.success() && text(&output.stderr).contains("drain-and-reset"));
     assert!(run(&[&"control", &world, &"heal", &"1"]).status.success());
     assert!(!ControlFile::new(directory.path().join("control.yaml")).read().is_lost(&uuid));
     let output = run(&[&"control", &world, &"lose", &"9"]);

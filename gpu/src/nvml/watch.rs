@@ -44,11 +44,11 @@ impl NvmlWatch {
         Ok(Self { session, gpus, set })
     }
 
-    /// Asks every GPU whether it is there; reports what has changed, and registers anew if so.
-    fn ask_all(&mut self, events: &mut Vec<HealthEvent>) -> Result<(), LibraryError> {
+    /// Asks every GPU whether it is there; reports what has changed, and registers anew if so. Returns whether anything has.
+    fn ask_all(&mut self, doubt: Doubt, events: &mut Vec<HealthEvent>) -> Result<bool, LibraryError> {
         let mut changed = false;
         for (gpu, presence) in &mut self.gpus {
-            let now = ask(&self.session, gpu);
+            let now = ask(&self.session, gpu, *presence, doubt);
             if now != *presence {
                 let kind = if now == Presence::Lost { HealthEventKind::Lost } else { HealthEventKind::Back };
                 events.push(HealthEvent { gpu: gpu.clone(), kind });
@@ -61,6 +61,15 @@ impl NvmlWatch {
             self.drain(events);
             self.set = Registered::new(&self.session, &self.gpus)?;
         }
+        Ok(changed)
+    }
+
+    /// The set says that one of its GPUs is lost, and not which one. As long as that one is in it, it does not wait.
+    fn find_lost(&mut self, timeout: Duration, events: &mut Vec<HealthEvent>) -> Result<(), LibraryError> {
+        if !self.ask_all(Doubt::OneIsLost, events)? {
+            // All of them answer. NVML contradicts itself, which must not make this thread run hot.
+            thread::park_timeout(timeout);
+        }
         Ok(())
     }
 
@@ -72,14 +81,34 @@ impl NvmlWatch {
     }
 }
 
-/// A GPU that answers anything but "lost" is there; what else is wrong with it shows elsewhere. Memory is asked for because
+/// What is known before GPUs are asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Doubt {
+    /// Nothing.
+    None,
+    /// The event set has said that one of them is lost.
+    OneIsLost,
+}
+
+/// A GPU that answers anything but "lost" is there; what else is wrong with it shows elsewhere. But when it is known that one is
+/// lost, it is one that gives no proper answer; and one that was lost is back only with a proper answer. Memory is asked for because
 /// that answer comes from the GPU's own kernel driver state, not from what NVML remembers.
-fn ask(session: &Session, gpu: &GpuUuid) -> Presence {
+fn ask(session: &Session, gpu: &GpuUuid, before: Presence, doubt: Doubt) -> Presence {
     let answer = session.nvml().device_by_uuid(gpu.as_str()).and_then(|device| device.memory_info());
     match answer {
+        Ok(_) => Presence::There,
         Err(NvmlError::GpuLost | NvmlError::NotFound) => Presence::Lost,
-        _ => Presence::There,
+        Err(_) if doubt == Doubt::OneIsLost => Presence::Lost,
+        Err(_) => before,
     }
+}
+
+/// What waiting came to.
+enum Waited {
+    /// Events, or none in time.
+    Events(Option<HealthEvent>),
+    /// One of the GPUs is lost.
+    OneIsLost,
 }
 
 impl Registered {
@@ -119,17 +148,17 @@ impl Registered {
     }
 
     /// Waits for the first event.
-    fn wait(&self, timeout: Duration) -> Result<Option<HealthEvent>, NvmlError> {
+    fn wait(&self, timeout: Duration) -> Result<Waited, NvmlError> {
         if self.gpus.is_empty() {
             // NVML does not say what waiting on an empty set does.
             thread::park_timeout(timeout);
-            return Ok(None);
+            return Ok(Waited::Events(None));
         }
         let milliseconds = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
         match self.set.wait(milliseconds) {
-            Ok(event) => Ok(self.translate(&event)),
-            // Lost GPUs are found by asking.
-            Err(NvmlError::Timeout | NvmlError::GpuLost) => Ok(None),
+            Ok(event) => Ok(Waited::Events(self.translate(&event))),
+            Err(NvmlError::Timeout) => Ok(Waited::Events(None)),
+            Err(NvmlError::GpuLost) => Ok(Waited::OneIsLost),
             Err(error) => Err(error),
         }
     }
@@ -139,15 +168,20 @@ impl HealthWatch for NvmlWatch {
     fn wait(&mut self, timeout: Duration) -> Result<Vec<HealthEvent>, LibraryError> {
         let mut events = Vec::new();
         // First: a set with a lost GPU in it does not wait, and a loss at the start must not wait for the time-out.
-        self.ask_all(&mut events)?;
+        self.ask_all(Doubt::None, &mut events)?;
         if !events.is_empty() {
             return Ok(events);
         }
         let waited = self.set.wait(timeout);
         let failed = |source| LibraryError::Call { call: "nvmlEventSetWait_v2", source };
-        events.extend(waited.map_err(failed)?);
-        self.drain(&mut events);
-        self.ask_all(&mut events)?;
+        match waited.map_err(failed)? {
+            Waited::Events(event) => {
+                events.extend(event);
+                self.drain(&mut events);
+                self.ask_all(Doubt::None, &mut events)?;
+            }
+            Waited::OneIsLost => self.find_lost(timeout, &mut events)?,
+        }
         Ok(events)
     }
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, bail};
 use clap::{Parser, Subcommand};
-use tessera_fake_world::control::{ControlFile, EventKind, ForeignProcess};
+use tessera_fake_world::control::{ControlFile, EventKind, ForeignProcess, RecoveryAction};
 use tessera_fake_world::tree::{self, Libraries};
 use tessera_fake_world::{Gpu, NvLinkEnd, World};
 
@@ -68,6 +68,19 @@ enum Happening {
         gpu: String,
         /// Its number.
         code: u64,
+        /// What the kernel driver then says has to be done: none, gpu-reset, node-reboot, drain-p2p or drain-and-reset.
+        #[arg(long, default_value = "none", value_parser = recovery_action)]
+        recovery: RecoveryAction,
+    },
+    /// The GPU is reset: it answers again, and nothing is to be done any more.
+    Reset {
+        /// Index or UUID.
+        gpu: String,
+    },
+    /// The GPU hangs: calls on it fail with UNKNOWN.
+    Hang {
+        /// Index or UUID.
+        gpu: String,
     },
     /// A double-bit ECC error: the counter rises and the event is delivered.
     Ecc {
@@ -83,6 +96,11 @@ enum Happening {
         /// MiB; 0 = it has gone.
         mib: u64,
     },
+}
+
+fn recovery_action(word: &str) -> Result<RecoveryAction, String> {
+    let known = || RecoveryAction::ALL.map(RecoveryAction::word).join(", ");
+    RecoveryAction::by_word(word).ok_or_else(|| format!("no such recovery action; known are {}", known()))
 }
 
 fn main() -> anyhow::Result<()> {
@@ -155,9 +173,17 @@ fn happen(world_file: &std::path::Path, happening: Happening) -> anyhow::Result<
                 control.gpus.remove(&uuid);
             })
         }
-        Happening::Xid { gpu, code } => {
+        Happening::Xid { gpu, code, recovery } => {
             let uuid = find(&gpu)?;
-            control.update(|control| control.push_event(&uuid, EventKind::Xid(code)))
+            control.update(|control| control.report_xid(&uuid, code, recovery))
+        }
+        Happening::Reset { gpu } => {
+            let uuid = find(&gpu)?;
+            control.update(|control| control.reset(&uuid))
+        }
+        Happening::Hang { gpu } => {
+            let uuid = find(&gpu)?;
+            control.update(|control| control.gpu_mut(&uuid).hung = true)
         }
         Happening::Ecc { gpu } => {
             let uuid = find(&gpu)?;

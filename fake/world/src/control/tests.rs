@@ -35,6 +35,8 @@ fn everything_survives_being_written_and_read() {
         let process = ForeignProcess { pid: 1, used_mib: 2, name: "x: y".to_owned() };
         *control.gpu_mut(GPU) = GpuCondition {
             lost: true,
+            hung: true,
+            recovery_action: RecoveryAction::DrainP2p,
             mig: Some(false),
             processes: vec![process],
             ecc_corrected: 1,
