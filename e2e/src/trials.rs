@@ -64,6 +64,7 @@ pub fn all(cluster: &Cluster) -> Vec<Trial<'static>> {
         trial!(cluster, "containerd-restart", restart::containerd),
         trial!(cluster, "controller-stopped", controller::stopped),
         trial!(cluster, "lost-gpu", gpu::lost),
+        trial!(cluster, "gpu-recovers", gpu::recovers),
         trial!(cluster, "neighbours-pool", neighbour::refused),
         trial!(cluster, "room", room::measured),
         trial!(cluster, "hundred-pods", crowd::hundred),
