@@ -7,7 +7,7 @@ target := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 
 # What runs as a process of its own in the demo and in the tests.
 programs := tessera-driver tessera-controller tessera-probe tessera-fake-world tessera-fake-nvml tessera-fake-cuda \
-            tessera-simcluster
+            tessera-fake-clock tessera-simcluster
 
 .PHONY: help
 help: ## Show this menu

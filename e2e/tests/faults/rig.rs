@@ -1,5 +1,6 @@
 //! One cluster of stand-ins, real controllers as processes of their own, and an eye on every claim.
 
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
@@ -115,6 +116,8 @@ impl Rig {
         let user = User::service_account(NAMESPACE, "tessera-controller");
         let kubeconfig = self.cluster.kubeconfig_for(&user).unwrap();
         let log = self.directory.path().join(format!("{identity}.log"));
+        let clock = self.directory.path().join(format!("{identity}.clock"));
+        std::fs::write(&clock, 0_i64.to_ne_bytes()).unwrap();
         let output = std::fs::File::create(&log).unwrap();
         let child = Command::new(built("tessera-controller"))
             .args(["--namespace", NAMESPACE, "--identity", identity, "--metrics-address", ""])
@@ -122,13 +125,15 @@ impl Rig {
             .arg(kubeconfig)
             .args(["--leader-elect", if elects { "true" } else { "false" }])
             .env("RUST_LOG", "info")
+            .env("LD_PRELOAD", built("libtessera_fake_clock.so"))
+            .env("TESSERA_FAKE_CLOCK", &clock)
             .stdin(Stdio::null())
             .stdout(output.try_clone().unwrap())
             .stderr(output)
             .kill_on_drop(true)
             .spawn()
             .unwrap();
-        Controller { child, log }
+        Controller { child, log, clock }
     }
 
     /// Creates a claim for so much memory, and a pod of the same name that uses it.
@@ -246,9 +251,22 @@ impl Rig {
 pub(crate) struct Controller {
     child: Child,
     log: PathBuf,
+    clock: PathBuf,
 }
 
 impl Controller {
+    /// Sets the time of day for this process so many seconds ahead of the machine's.
+    pub(crate) fn set_clock_ahead(&self, seconds: i64) {
+        // In place: the process has the file mapped.
+        let file = std::fs::File::options().write(true).open(&self.clock).unwrap();
+        file.write_all_at(&seconds.to_ne_bytes(), 0).unwrap();
+    }
+
+    /// Ends it as a crash would.
+    pub(crate) async fn kill(&mut self) {
+        self.child.kill().await.unwrap();
+    }
+
     pub(crate) async fn ended(&mut self) -> std::process::ExitStatus {
         self.child.wait().await.unwrap()
     }
