@@ -1,23 +1,27 @@
 //! Selectors: CEL over one device.
 //!
-//! The interpreter is the crate `cel`; this module is the only one that knows it. Around it stand the parts of the Kubernetes
-//! environment that it lacks: [`quantity`](https://kubernetes.io/docs/reference/using-api/cel/) and semver values, sets,
-//! `cel.bind`, and the variable `device` with its maps that answer an unknown domain with an empty map.
-//!
 //! ```text
-//! expression --parse--> AST --check--> CompiledSelector --matches(DeviceView)--> bool | SelectorError
+//! expression --parse--> syntax --check--> Code --evaluate(DeviceView)--> bool | SelectorError
+//!                              (macros, types)   (costs)
 //! ```
 //!
-//! What upstream has and this does not (comprehensions over two variables, URLs, IP addresses, the list functions of
-//! Kubernetes) is refused with [`SelectorError::Unsupported`]; it never counts as a match. There is no run-time cost budget;
-//! instead the source is limited to 10 KiB and comprehensions to two levels.
+//! The crate `cel` parses; checking and evaluating are our own, with the environment that Kubernetes 1.37 gives to selectors
+//! and cel-go's semantics: types are checked before anything is evaluated, logical operators absorb errors, and evaluation ends
+//! at the cost limit of a million.
+//!
+//! Times and durations, URLs and named formats say nothing about devices and are left out: an expression with one of them
+//! does not compile and never matches.
 
 mod check;
+mod code;
+mod cost;
 mod driver;
-mod environment;
-mod quantity;
-mod semver;
-mod sets;
+mod eval;
+mod functions;
+mod macros;
+mod parse;
+mod types;
+mod value;
 mod view;
 
 #[cfg(test)]
@@ -26,13 +30,16 @@ mod tests;
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
-use cel::{Context, Program, Value};
+use cel::common::ast::IdedExpr;
 
 pub use driver::DriverVerdict;
 pub use view::DeviceView;
 
-/// Upstream's limit on the length of an expression.
-const MAX_EXPRESSION_BYTES: usize = 10 * 1024;
+use eval::Fault;
+use value::Value;
+
+/// Bytes of address space for compiling one expression: 10 KiB of operators, one nested in the other, take about a tenth.
+const COMPILER_STACK: usize = 256 << 20;
 
 /// Compiled programs kept. A cluster has a handful of classes; beyond this the oldest half is of no use either.
 const MAX_CACHED: usize = 4096;
@@ -58,6 +65,9 @@ pub enum SelectorError {
         /// What the interpreter says.
         problem: String,
     },
+    /// Evaluation on a device was ended: it goes over too much.
+    #[error("evaluation costs more than {limit}; go over fewer elements", limit = cost::LIMIT)]
+    TooExpensive,
     /// The result is not a boolean.
     #[error("the expression gives a value that is not a boolean")]
     NotBoolean,
@@ -72,6 +82,10 @@ pub enum SelectorError {
 }
 
 impl SelectorError {
+    fn compile(problem: String) -> Self {
+        Self::Compile { problem }
+    }
+
     fn unsupported(construct: &str) -> Self {
         Self::Unsupported { construct: construct.to_owned() }
     }
@@ -80,7 +94,8 @@ impl SelectorError {
 /// An expression, ready to be evaluated on any number of devices.
 #[derive(Debug)]
 pub struct CompiledSelector {
-    program: Program,
+    syntax: IdedExpr,
+    checked: check::Checked,
 }
 
 type Cache = HashMap<Box<str>, Result<Arc<CompiledSelector>, SelectorError>>;
@@ -106,16 +121,23 @@ impl CompiledSelector {
         compiled
     }
 
+    /// Parsing and checking recurse as deep as the expression is nested, which is for its author to choose: they have a
+    /// stack of their own. Evaluation recurses too, but only over what [`check`] has found shallow enough.
     fn compile(expression: &str) -> Result<Self, SelectorError> {
-        if expression.len() > MAX_EXPRESSION_BYTES {
-            let problem = format!("it has {} bytes, the limit is {MAX_EXPRESSION_BYTES}", expression.len());
-            return Err(SelectorError::Compile { problem });
-        }
-        let program = environment::ENVIRONMENT
-            .compile(expression)
-            .map_err(|errors| SelectorError::Compile { problem: errors.to_string() })?;
-        check::check(program.expression())?;
-        Ok(Self { program })
+        let compiling = |expression: &str| {
+            let syntax = parse::parse(expression)?;
+            let checked = check::check(&syntax)?;
+            Ok(Self { syntax, checked })
+        };
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().stack_size(COMPILER_STACK);
+            let thread = thread.spawn_scoped(scope, || compiling(expression));
+            let compiled = thread.map(std::thread::ScopedJoinHandle::join);
+            compiled.unwrap_or_else(|error| {
+                Ok(Err(SelectorError::compile(format!("no thread to compile it: {error}"))))
+            })
+        })
+        .unwrap_or_else(|_| Err(SelectorError::compile("the parser failed on it".to_owned())))
     }
 
     /// Whether the device is selected.
@@ -123,18 +145,16 @@ impl CompiledSelector {
     /// # Errors
     /// Evaluation fails on this device, or gives no boolean.
     pub fn matches(&self, device: &DeviceView) -> Result<bool, SelectorError> {
-        let variable = device.variable()?;
-        let mut context = Context::with_env(Arc::clone(&environment::ENVIRONMENT));
-        context.add_variable_as_val("device", variable);
-        match self.program.execute(&context) {
+        match eval::evaluate(&self.checked.code, self.checked.variables, device.fields()?) {
             Ok(Value::Bool(selected)) => Ok(selected),
             Ok(_) => Err(SelectorError::NotBoolean),
-            Err(error) => Err(SelectorError::Runtime { problem: error.to_string() }),
+            Err(Fault::Error(problem)) => Err(SelectorError::Runtime { problem }),
+            Err(Fault::TooExpensive) => Err(SelectorError::TooExpensive),
         }
     }
 
     /// Whether a device of the driver `driver` can be selected at all.
     pub fn verdict_on_driver(&self, driver: &str) -> DriverVerdict {
-        driver::verdict(self.program.expression(), driver)
+        driver::verdict(&self.syntax, driver)
     }
 }

@@ -1,195 +1,411 @@
-//! What is wrong with an expression before any device is looked at.
+//! From a parsed expression to [`Code`]: expands macros, looks names up, and finds the type of everything.
 //!
-//! The API server type-checks selectors; our interpreter is dynamic and would only notice a mistake on the branch that
-//! is evaluated. So names are checked here, once per expression: an expression that upstream would not compile must
-//! never match a device, whatever its other operand says.
+//! An expression that upstream would not compile must never match a device, whatever its other operand says: so types are
+//! checked here, once per expression, by cel-go's rules (checker/checker.go).
 
-use cel::common::ast::{EntryExpr, Expr, IdedExpr, LiteralValue};
+use cel::common::ast::{
+    CallExpr, ComprehensionExpr, EntryExpr, Expr, IdedExpr, ListExpr, LiteralValue, MapExpr, SelectExpr,
+    operators,
+};
 
-use super::SelectorError;
+use super::code::{Access, Code, Fold};
+use super::functions::{self, Function};
+use super::types::{QUANTITY, Type, Unification};
+use super::value::Value;
+use super::{SelectorError, macros};
 
-/// Comprehensions nested deeper than this are refused: the interpreter has no cost limit, and three loops over the 120
-/// elements that fit into a literal already pass upstream's limit of a million.
-const MAX_COMPREHENSION_DEPTH: usize = 2;
+/// Namespaces of functions: `sets.contains(a, b)` is no call on a variable `sets`.
+const NAMESPACES: &[&str] = &["cel", "format", "ip", "lists", "optional", "sets", "strings"];
 
-/// Fields of the variable `device` (dynamic-resource-allocation/cel/compile.go).
-const DEVICE_FIELDS: [&str; 4] = ["driver", "attributes", "capacity", "allowMultipleAllocations"];
-
-/// Functions that our environment knows, by how they are called.
-const MEMBER_FUNCTIONS: &[&str] = &[
-    "add",
-    "asApproximateFloat",
-    "asInteger",
-    "charAt",
-    "compareTo",
-    "contains",
-    "endsWith",
-    "format",
-    "hasValue",
-    "includes",
-    "indexOf",
-    "isGreaterThan",
-    "isInteger",
-    "isLessThan",
-    "join",
-    "lastIndexOf",
-    "lowerAscii",
-    "major",
-    "matches",
-    "minor",
-    "or",
-    "orValue",
-    "patch",
-    "replace",
-    "reverse",
-    "sign",
-    "size",
-    "split",
-    "startsWith",
-    "sub",
-    "substring",
-    "trim",
-    "upperAscii",
-    "value",
-];
-
-const GLOBAL_FUNCTIONS: &[&str] = &[
+/// Types that may be named as values, for `type(x) == string`.
+const TYPE_NAMES: &[&str] = &[
     "bool",
+    "bytes",
     "double",
-    "dyn",
     "int",
-    "isQuantity",
-    "isSemver",
-    "matches",
-    "quantity",
-    "semver",
-    "size",
+    "list",
+    "map",
+    "null_type",
+    "optional_type",
     "string",
     "type",
     "uint",
 ];
 
-/// Functions called through a namespace, such as `sets.contains(a, b)`.
-const NAMESPACED_FUNCTIONS: &[(&str, &[&str])] = &[
-    ("optional", &["of", "none", "ofNonZeroValue"]),
-    ("sets", &["contains", "equivalent", "intersects"]),
-    ("strings", &["quote"]),
-];
+/// What is nested deeper could exhaust the stack of whoever evaluates it.
+const MAX_DEPTH: usize = 256;
 
-/// Types that may be named as values, for `type(x) == string`.
-const TYPE_NAMES: &[&str] = &["bool", "bytes", "double", "int", "list", "map", "null_type", "string", "uint"];
-
-/// Checks identifiers, device fields, functions and nesting of `expr`.
-pub(super) fn check(expr: &IdedExpr) -> Result<(), SelectorError> {
-    Scope { variables: Vec::new(), depth: 0 }.expr(expr)
+/// Code, and how many places its variables need.
+#[derive(Debug)]
+pub(super) struct Checked {
+    pub(super) code: Code,
+    pub(super) variables: usize,
 }
 
-struct Scope {
-    variables: Vec<String>,
+/// Checks a selector.
+///
+/// # Errors
+/// It is no expression of the environment, or gives something that is never a boolean.
+pub(super) fn check(expr: &IdedExpr) -> Result<Checked, SelectorError> {
+    let mut checker = Checker::default();
+    let (code, found) = checker.expr(&expr.expr)?;
+    let found = checker.types.resolve(&found);
+    match found {
+        // An unknown type is one that is found at run time.
+        Type::Bool | Type::Dyn | Type::Unknown(_) => Ok(Checked { code, variables: checker.places }),
+        other => {
+            Err(SelectorError::compile(format!("must evaluate to bool or the unknown type, not {other}")))
+        }
+    }
+}
+
+#[derive(Default)]
+struct Checker {
+    scope: Vec<(String, usize, Type)>,
+    places: usize,
+    types: Unification,
+    /// How many calls deep it is in arguments that may mix types.
+    mixed: usize,
     depth: usize,
 }
 
-impl Scope {
-    fn expr(&mut self, expr: &IdedExpr) -> Result<(), SelectorError> {
-        match &expr.expr {
-            Expr::Unspecified => Err(SelectorError::unsupported("an empty expression")),
-            Expr::Literal(_) => Ok(()),
+type Typed = Result<(Code, Type), SelectorError>;
+
+impl Checker {
+    fn expr(&mut self, expr: &Expr) -> Typed {
+        self.depth += 1;
+        if self.depth > MAX_DEPTH {
+            return Err(SelectorError::compile(format!("it is nested more than {MAX_DEPTH} deep")));
+        }
+        let typed = self.expr_within(expr);
+        self.depth -= 1;
+        typed
+    }
+
+    fn expr_within(&mut self, expr: &Expr) -> Typed {
+        match expr {
+            Expr::Unspecified => Err(SelectorError::compile("an empty expression".to_owned())),
+            Expr::Literal(literal) => Ok(constant(literal)),
             Expr::Ident(name) => self.ident(name),
-            Expr::Select(select) => {
-                if let Expr::Ident(name) = &select.operand.expr
-                    && name == "device"
-                    && !self.variables.iter().any(|v| v == name)
-                    && !DEVICE_FIELDS.contains(&select.field.as_str())
-                {
-                    return Err(SelectorError::Compile {
-                        problem: format!("device has no field `{}`", select.field),
-                    });
-                }
-                self.expr(&select.operand)
+            Expr::Select(select) => self.select(select),
+            Expr::List(list) => self.list(list),
+            Expr::Map(map) => self.map(map),
+            Expr::Struct(s) => {
+                Err(SelectorError::compile(format!("undeclared reference to '{}'", s.type_name)))
             }
-            Expr::List(list) => list.elements.iter().try_for_each(|e| self.expr(e)),
-            Expr::Map(map) => map.entries.iter().try_for_each(|entry| match &entry.expr {
-                EntryExpr::MapEntry(e) => self.expr(&e.key).and_then(|()| self.expr(&e.value)),
-                EntryExpr::StructField(_) => Err(SelectorError::unsupported("struct literals")),
-            }),
-            Expr::Struct(_) => Err(SelectorError::unsupported("struct literals")),
-            Expr::Call(call) => {
-                let arguments = &call.args;
-                self.function(&call.func_name, call.target.as_deref(), arguments.len())?;
-                // The target of a namespaced function is a name, not a value.
-                if let Some(target) = call.target.as_deref()
-                    && !is_namespace(target)
-                {
-                    self.expr(target)?;
-                }
-                arguments.iter().try_for_each(|a| self.expr(a))
-            }
-            Expr::Comprehension(c) => {
-                if c.iter_var2.is_some() {
-                    return Err(SelectorError::unsupported("comprehensions over two variables"));
-                }
-                self.expr(&c.iter_range)?;
-                self.expr(&c.accu_init)?;
-                let loops = !is_bind(&c.loop_cond);
-                self.depth += usize::from(loops);
-                if self.depth > MAX_COMPREHENSION_DEPTH {
-                    return Err(SelectorError::unsupported("comprehensions nested more than two deep"));
-                }
-                self.variables.push(c.accu_var.clone());
-                self.variables.push(c.iter_var.clone());
-                let inner =
-                    [&c.loop_cond, &c.loop_step, &c.result].into_iter().try_for_each(|e| self.expr(e));
-                self.variables.truncate(self.variables.len() - 2);
-                self.depth -= usize::from(loops);
-                inner
-            }
+            Expr::Call(call) => match macros::expand(call)? {
+                Some(expanded) => self.expr(&expanded),
+                None => self.call(call),
+            },
+            Expr::Comprehension(comprehension) => self.comprehension(comprehension),
         }
     }
 
-    fn ident(&self, name: &str) -> Result<(), SelectorError> {
-        let known =
-            name == "device" || self.variables.iter().any(|v| v == name) || TYPE_NAMES.contains(&name);
-        if known {
-            Ok(())
-        } else {
-            Err(SelectorError::Compile { problem: format!("undeclared reference to `{name}`") })
+    fn ident(&self, name: &str) -> Typed {
+        if let Some((_, place, found)) = self.scope.iter().rev().find(|(known, ..)| known == name) {
+            return Ok((Code::Variable(*place), found.clone()));
+        }
+        match name {
+            "device" => Ok((Code::Constant(Value::Device), Type::Device)),
+            name if TYPE_NAMES.contains(&name) => Ok((Code::Constant(Value::Type(name.into())), Type::Meta)),
+            name => Err(SelectorError::compile(format!("undeclared reference to '{name}'"))),
         }
     }
 
-    fn function(&self, name: &str, target: Option<&IdedExpr>, arguments: usize) -> Result<(), SelectorError> {
-        if is_operator(name) {
+    fn select(&mut self, select: &SelectExpr) -> Typed {
+        let access = if select.test { Access::Presence } else { Access::Plain };
+        self.field(&select.operand.expr, &select.field, access)
+    }
+
+    fn field(&mut self, of: &Expr, field: &str, access: Access) -> Typed {
+        let (of, container) = self.expr(of)?;
+        let container = self.types.resolve(&container);
+        let (inner, wrapped) = match container {
+            Type::Optional(inner) => (self.types.resolve(&inner), true),
+            other => (other, false),
+        };
+        let found = field_type(&inner, field)?;
+        let code = Code::Select { of: Box::new(of), field: field.into(), access };
+        let found = match access {
+            Access::Presence => Type::Bool,
+            Access::Plain if !wrapped => found,
+            _ => Type::Optional(Box::new(found)),
+        };
+        Ok((code, found))
+    }
+
+    fn list(&mut self, list: &ListExpr) -> Typed {
+        let mut joined = None;
+        let mut elements = Vec::with_capacity(list.elements.len());
+        for (i, element) in list.elements.iter().enumerate() {
+            let optional = list.optional_indices.contains(&i);
+            let (code, found) = self.entry(&element.expr, optional)?;
+            self.join(&mut joined, found)?;
+            elements.push((code, optional));
+        }
+        let element = joined.unwrap_or_else(|| self.types.fresh());
+        Ok((Code::List(elements), Type::List(Box::new(element))))
+    }
+
+    fn map(&mut self, map: &MapExpr) -> Typed {
+        let (mut keys, mut values) = (None, None);
+        let mut entries = Vec::with_capacity(map.entries.len());
+        for entry in &map.entries {
+            let EntryExpr::MapEntry(entry) = &entry.expr else {
+                return Err(SelectorError::compile("a field where a key is expected".to_owned()));
+            };
+            let (key, key_type) = self.expr(&entry.key.expr)?;
+            self.join(&mut keys, key_type)?;
+            let (value, value_type) = self.entry(&entry.value.expr, entry.optional)?;
+            self.join(&mut values, value_type)?;
+            entries.push((key, value, entry.optional));
+        }
+        let key = keys.unwrap_or_else(|| self.types.fresh());
+        let value = values.unwrap_or_else(|| self.types.fresh());
+        Ok((Code::Map(entries), Type::Map(Box::new(key), Box::new(value))))
+    }
+
+    /// An element or a value; an optional one must be an optional.
+    fn entry(&mut self, expr: &Expr, optional: bool) -> Typed {
+        let (code, found) = self.expr(expr)?;
+        if !optional {
+            return Ok((code, found));
+        }
+        let inner = self.types.fresh();
+        if !self.types.admits(&Type::Optional(Box::new(inner.clone())), &found) {
+            return Err(SelectorError::compile("an optional element that is no optional".to_owned()));
+        }
+        Ok((code, inner))
+    }
+
+    /// Lists and maps have values of one type, and `dyn` is one of its own; but not those that `format` is given.
+    fn join(&mut self, joined: &mut Option<Type>, next: Type) -> Result<(), SelectorError> {
+        let Some(known) = joined else {
+            *joined = Some(next);
+            return Ok(());
+        };
+        let alike = self.types.admits(known, &next);
+        let (one, other) = (self.types.resolve(known), self.types.resolve(&next));
+        if alike && one == other {
             return Ok(());
         }
-        let known = match target {
-            None => GLOBAL_FUNCTIONS.contains(&name),
-            Some(IdedExpr { expr: Expr::Ident(namespace), .. }) if is_namespace_name(namespace) => {
-                NAMESPACED_FUNCTIONS.iter().any(|(ns, names)| ns == namespace && names.contains(&name))
-            }
-            Some(_) => MEMBER_FUNCTIONS.contains(&name),
-        };
-        if known {
-            Ok(())
-        } else {
-            Err(SelectorError::Unsupported {
-                construct: format!("the function `{name}` with {arguments} arguments"),
-            })
+        if self.mixed == 0 {
+            return Err(SelectorError::compile(format!("expected type '{one}' but found '{other}'")));
         }
+        *known = Type::Dyn;
+        Ok(())
+    }
+
+    fn call(&mut self, call: &CallExpr) -> Typed {
+        match (call.func_name.as_str(), call.args.as_slice()) {
+            (operators::LOGICAL_AND, [a, b]) => self.logical(a, b, Code::And),
+            (operators::LOGICAL_OR, [a, b]) => self.logical(a, b, Code::Or),
+            (operators::CONDITIONAL, [condition, yes, no]) => self.conditional(condition, yes, no),
+            (operators::NOT_STRICTLY_FALSE, [a]) => {
+                Ok((Code::NotStrictlyFalse(Box::new(self.boolean(a)?)), Type::Bool))
+            }
+            (operators::INDEX, [of, key]) => self.index(of, key, false),
+            (operators::OPT_INDEX, [of, key]) => self.index(of, key, true),
+            (operators::OPT_SELECT, [of, field]) => match &field.expr {
+                Expr::Literal(LiteralValue::String(field)) => {
+                    self.field(&of.expr, field.inner(), Access::Optional)
+                }
+                _ => Err(SelectorError::compile("`.?` needs a field".to_owned())),
+            },
+            _ => self.function(call),
+        }
+    }
+
+    fn logical(&mut self, a: &IdedExpr, b: &IdedExpr, code: fn(Box<[Code; 2]>) -> Code) -> Typed {
+        let operands = [self.boolean(a)?, self.boolean(b)?];
+        Ok((code(Box::new(operands)), Type::Bool))
+    }
+
+    fn boolean(&mut self, expr: &IdedExpr) -> Result<Code, SelectorError> {
+        let (code, found) = self.expr(&expr.expr)?;
+        if self.types.admits(&Type::Bool, &found) {
+            Ok(code)
+        } else {
+            let found = self.types.resolve(&found);
+            Err(SelectorError::compile(format!("expected type 'bool' but found '{found}'")))
+        }
+    }
+
+    fn conditional(&mut self, condition: &IdedExpr, yes: &IdedExpr, no: &IdedExpr) -> Typed {
+        let condition = self.boolean(condition)?;
+        let (yes, found) = self.expr(&yes.expr)?;
+        let (no, other) = self.expr(&no.expr)?;
+        if !self.types.admits(&found, &other) {
+            return Err(self.no_overload("_?_:_", &[Type::Bool, found, other]));
+        }
+        let found = if self.types.resolve(&other) == Type::Dyn { Type::Dyn } else { found };
+        Ok((Code::Conditional(Box::new([condition, yes, no])), found))
+    }
+
+    fn index(&mut self, of: &IdedExpr, key: &IdedExpr, optional: bool) -> Typed {
+        let (of, container) = self.expr(&of.expr)?;
+        let (key, key_type) = self.expr(&key.expr)?;
+        let (inner, wrapped) = match self.types.resolve(&container) {
+            Type::Optional(inner) => (self.types.resolve(&inner), true),
+            other => (other, false),
+        };
+        let element = match &inner {
+            Type::Dyn | Type::Unknown(_) => Some(Type::Dyn),
+            Type::List(element) => self.types.admits(&Type::Int, &key_type).then(|| (**element).clone()),
+            Type::Map(wanted, value) => self.types.admits(wanted, &key_type).then(|| (**value).clone()),
+            _ => None,
+        };
+        let Some(element) = element else {
+            return Err(self.no_overload(if optional { "_[?_]" } else { "_[_]" }, &[container, key_type]));
+        };
+        let found = if optional || wrapped { Type::Optional(Box::new(element)) } else { element };
+        Ok((Code::Index { of: Box::new(of), key: Box::new(key), optional }, found))
+    }
+
+    fn function(&mut self, call: &CallExpr) -> Typed {
+        let (name, target) = self.qualified(call);
+        let mixes = usize::from(name == "format");
+        self.mixed += mixes;
+        let mut arguments = Vec::with_capacity(call.args.len() + 1);
+        let mut given = Vec::with_capacity(call.args.len() + 1);
+        for expr in target.into_iter().chain(&call.args) {
+            let (code, found) = self.expr(&expr.expr)?;
+            arguments.push(code);
+            given.push(found);
+        }
+        self.mixed -= mixes;
+        let function = functions::find(&name)?;
+        let result = self.resolve_overload(function, target.is_some(), &given)?;
+        functions::check_literals(function, &arguments)?;
+        Ok((lazily(function, arguments), result))
+    }
+
+    /// The function's full name, and what it is called on.
+    fn qualified<'c>(&self, call: &'c CallExpr) -> (String, Option<&'c IdedExpr>) {
+        let target = call.target.as_deref();
+        if let Some(IdedExpr { expr: Expr::Ident(namespace), .. }) = target
+            && NAMESPACES.contains(&namespace.as_str())
+            && !self.scope.iter().any(|(known, ..)| known == namespace)
+        {
+            return (format!("{namespace}.{}", call.func_name), None);
+        }
+        (call.func_name.clone(), target)
+    }
+
+    /// The result of the overloads that can take the arguments; `dyn` if they differ in it.
+    fn resolve_overload(
+        &mut self,
+        function: &Function,
+        member: bool,
+        given: &[Type],
+    ) -> Result<Type, SelectorError> {
+        let mut result: Option<Type> = None;
+        for overload in function.overloads() {
+            if overload.member != member || overload.parameters.len() != given.len() {
+                continue;
+            }
+            let overload = overload.instantiate(&mut self.types);
+            let mut attempt = self.types.clone();
+            if !overload.parameters.iter().zip(given).all(|(wanted, given)| attempt.admits(wanted, given)) {
+                continue;
+            }
+            self.types = attempt;
+            let next = self.types.resolve(&overload.result);
+            result = Some(match result {
+                Some(known) if known != next => Type::Dyn,
+                _ => next,
+            });
+        }
+        result.ok_or_else(|| self.no_overload(function.name, given))
+    }
+
+    fn no_overload(&self, function: &str, given: &[Type]) -> SelectorError {
+        let given: Vec<String> = given.iter().map(|g| self.types.resolve(g).to_string()).collect();
+        SelectorError::compile(format!(
+            "found no matching overload for '{function}' applied to '({})'",
+            given.join(", ")
+        ))
+    }
+
+    fn comprehension(&mut self, c: &ComprehensionExpr) -> Typed {
+        let (range, range_type) = self.expr(&c.iter_range.expr)?;
+        let (initial, accumulated) = self.expr(&c.accu_init.expr)?;
+        let (key, element) = match self.types.resolve(&range_type) {
+            Type::List(element) => (Type::Int, *element),
+            Type::Map(key, value) if c.iter_var2.is_some() => (*key, *value),
+            Type::Map(key, _) => (Type::Dyn, *key),
+            Type::Dyn | Type::Unknown(_) => (Type::Dyn, Type::Dyn),
+            other => {
+                let problem = format!(
+                    "expression of type '{other}' cannot be range of a comprehension (must be list, map, or dynamic)"
+                );
+                return Err(SelectorError::compile(problem));
+            }
+        };
+        let depth = self.scope.len();
+        let accumulator = self.declare(&c.accu_var, accumulated.clone());
+        let (first, second) = match &c.iter_var2 {
+            Some(second) => (self.declare(&c.iter_var, key), Some(self.declare(second, element))),
+            None => (self.declare(&c.iter_var, element), None),
+        };
+        let condition = self.boolean(&c.loop_cond)?;
+        let (step, stepped) = self.expr(&c.loop_step.expr)?;
+        if !self.types.admits(&accumulated, &stepped) {
+            return Err(self.no_overload("a comprehension", &[accumulated, stepped]));
+        }
+        // The result sees the accumulator only.
+        self.scope.truncate(depth + 1);
+        let (result, found) = self.expr(&c.result.expr)?;
+        self.scope.truncate(depth);
+        let fold = Fold { range, first, second, accumulator, initial, condition, step, result };
+        Ok((Code::Fold(Box::new(fold)), found))
+    }
+
+    fn declare(&mut self, name: &str, of: Type) -> usize {
+        let place = self.scope.len();
+        self.places = self.places.max(place + 1);
+        self.scope.push((name.to_owned(), place, of));
+        place
     }
 }
 
-fn is_operator(name: &str) -> bool {
-    name.starts_with('_') || name.starts_with('@') || matches!(name, "!_" | "-_")
+fn constant(literal: &LiteralValue) -> (Code, Type) {
+    let (value, found) = match literal {
+        LiteralValue::Boolean(b) => (Value::Bool(*b.inner()), Type::Bool),
+        LiteralValue::Bytes(b) => (Value::Bytes(b.inner().into()), Type::Bytes),
+        LiteralValue::Double(d) => (Value::Double(*d.inner()), Type::Double),
+        LiteralValue::Int(i) => (Value::Int(*i.inner()), Type::Int),
+        LiteralValue::Null => (Value::Null, Type::Null),
+        LiteralValue::String(s) => (Value::string(s.inner()), Type::String),
+        LiteralValue::UInt(u) => (Value::Uint(*u.inner()), Type::Uint),
+    };
+    (Code::Constant(value), found)
 }
 
-fn is_namespace(expr: &IdedExpr) -> bool {
-    matches!(&expr.expr, Expr::Ident(name) if is_namespace_name(name))
+/// What a field of a container is.
+fn field_type(container: &Type, field: &str) -> Result<Type, SelectorError> {
+    let by_domain = |of: Type| {
+        let inner = Type::Map(Box::new(Type::String), Box::new(of));
+        Type::Map(Box::new(Type::String), Box::new(inner))
+    };
+    match (container, field) {
+        (Type::Device, "driver") => Ok(Type::String),
+        (Type::Device, "allowMultipleAllocations") => Ok(Type::Bool),
+        (Type::Device, "attributes") => Ok(by_domain(Type::Dyn)),
+        (Type::Device, "capacity") => Ok(by_domain(QUANTITY)),
+        (Type::Device, _) => Err(SelectorError::compile(format!("undefined field '{field}'"))),
+        (Type::Map(_, value), _) => Ok((**value).clone()),
+        (Type::Dyn | Type::Unknown(_), _) => Ok(Type::Dyn),
+        (other, _) => Err(SelectorError::compile(format!("type '{other}' does not support field selection"))),
+    }
 }
 
-fn is_namespace_name(name: &str) -> bool {
-    NAMESPACED_FUNCTIONS.iter().any(|(ns, _)| *ns == name)
-}
-
-/// `cel.bind` expands to a comprehension that never loops.
-fn is_bind(loop_cond: &IdedExpr) -> bool {
-    matches!(&loop_cond.expr, Expr::Literal(LiteralValue::Boolean(b)) if !*b.inner())
+/// `or` and `orValue` of an optional evaluate their argument only if they need it.
+fn lazily(function: &'static Function, mut arguments: Vec<Code>) -> Code {
+    let unwrap = function.name == "orValue";
+    if (unwrap || function.name == "or") && arguments.len() == 2 {
+        let second = Box::new(arguments.remove(1));
+        return Code::OrElse { first: Box::new(arguments.remove(0)), second, unwrap };
+    }
+    Code::Call { function, arguments }
 }

@@ -1,0 +1,268 @@
+//! Evaluation of [`Code`] on one device, with cel-go's semantics and its costs.
+
+use std::sync::Arc;
+
+use super::code::{Access, Code, Fold};
+use super::cost;
+use super::value::{Key, Map, Value};
+use super::view::Fields;
+
+/// Why there is no value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// An error that a logical operator may absorb.
+    Error(String),
+    /// The cost limit is exceeded: the end of the evaluation.
+    TooExpensive,
+}
+
+/// Evaluates `code`, which has so many variables.
+///
+/// # Errors
+/// See [`Fault`].
+pub(super) fn evaluate(code: &Code, variables: usize, device: &Fields) -> Result<Value, Fault> {
+    Machine { device, variables: vec![Ok(Value::Null); variables], cost: 0 }.value(code)
+}
+
+struct Machine<'a> {
+    device: &'a Fields,
+    variables: Vec<Evaluated>,
+    cost: u64,
+}
+
+type Evaluated = Result<Value, Fault>;
+
+fn error(problem: impl Into<String>) -> Fault {
+    Fault::Error(problem.into())
+}
+
+impl Machine<'_> {
+    fn spend(&mut self, cost: u64) -> Result<(), Fault> {
+        self.cost = self.cost.saturating_add(cost);
+        if self.cost > cost::LIMIT { Err(Fault::TooExpensive) } else { Ok(()) }
+    }
+
+    fn value(&mut self, code: &Code) -> Evaluated {
+        match code {
+            Code::Constant(Value::Device) => {
+                self.spend(1)?;
+                Ok(Value::Device)
+            }
+            Code::Constant(value) => Ok(value.clone()),
+            Code::Variable(place) => {
+                self.spend(1)?;
+                self.variables[*place].clone()
+            }
+            Code::Select { of, field, access } => self.select(of, field, *access),
+            Code::Index { of, key, optional } => self.index(of, key, *optional),
+            Code::And(operands) => self.logical(operands, false),
+            Code::Or(operands) => self.logical(operands, true),
+            Code::Conditional(parts) => self.conditional(parts),
+            Code::NotStrictlyFalse(of) => self.not_strictly_false(of),
+            Code::OrElse { first, second, unwrap } => self.or_else(first, second, *unwrap),
+            Code::Call { function, arguments } => {
+                let arguments = arguments.iter().map(|a| self.value(a)).collect::<Result<Vec<_>, _>>()?;
+                let result = function.call(&arguments);
+                self.spend(function.cost.of(&arguments, result.as_ref().ok()))?;
+                result.map_err(Fault::Error)
+            }
+            Code::List(elements) => self.list(elements),
+            Code::Map(entries) => self.map(entries),
+            Code::Fold(fold) => self.fold(fold),
+        }
+    }
+
+    fn select(&mut self, of: &Code, field: &Arc<str>, access: Access) -> Evaluated {
+        let container = self.value(of)?;
+        self.spend(1)?;
+        let key = Value::String(Arc::clone(field));
+        match (container, access) {
+            (Value::Optional(None), Access::Presence) => Ok(Value::Bool(false)),
+            (Value::Optional(None), _) => Ok(Value::Optional(None)),
+            (Value::Optional(Some(inner)), Access::Presence) => {
+                Ok(Value::Bool(self.found(&inner, &key)?.is_some()))
+            }
+            (Value::Optional(Some(inner)), _) => Ok(optional(self.found(&inner, &key)?)),
+            (container, Access::Presence) => Ok(Value::Bool(self.is_there(&container, &key)?)),
+            (container, Access::Optional) => Ok(optional(self.found(&container, &key)?)),
+            (container, Access::Plain) => {
+                self.found(&container, &key)?.ok_or_else(|| error(format!("no such key: {field}")))
+            }
+        }
+    }
+
+    fn index(&mut self, of: &Code, key: &Code, is_optional: bool) -> Evaluated {
+        let container = self.value(of)?;
+        let key = self.value(key)?;
+        self.spend(1)?;
+        match container {
+            Value::Optional(None) => Ok(Value::Optional(None)),
+            Value::Optional(Some(inner)) => Ok(optional(self.found(&inner, &key)?)),
+            container if is_optional => Ok(optional(self.found(&container, &key)?)),
+            container => {
+                let found = self.found(&container, &key)?;
+                found.ok_or_else(|| error(format!("no such key: {}", shown(&key))))
+            }
+        }
+    }
+
+    /// What is behind the key, if there is something.
+    fn found(&self, container: &Value, key: &Value) -> Result<Option<Value>, Fault> {
+        match (container, key) {
+            (Value::Device, Value::String(field)) => Ok(self.device.field(field)),
+            (Value::Map(map), key) if Key::of(key).is_some() => Ok(map.get(key)),
+            (Value::List(list), key) => {
+                let Some(Key::Number(i)) = Key::of(key) else {
+                    return Err(error(format!("unsupported index type '{}' in list", key.type_name())));
+                };
+                Ok(usize::try_from(i).ok().and_then(|i| list.get(i)).cloned())
+            }
+            (container, key) => {
+                Err(error(format!("no such overload: {}[{}]", container.type_name(), key.type_name())))
+            }
+        }
+    }
+
+    /// `has()`: a key with a default behind it is not there.
+    fn is_there(&self, container: &Value, key: &Value) -> Result<bool, Fault> {
+        match container {
+            Value::Map(map) => Ok(map.contains(key)),
+            container => Ok(self.found(container, key)?.is_some()),
+        }
+    }
+
+    /// `decisive` ends it: false for and, true for or. Otherwise an error of either side is the result.
+    fn logical(&mut self, operands: &[Code; 2], decisive: bool) -> Evaluated {
+        let mut failed = None;
+        for operand in operands {
+            match self.value(operand) {
+                Ok(Value::Bool(value)) if value == decisive => return Ok(Value::Bool(decisive)),
+                Ok(Value::Bool(_)) => {}
+                Ok(other) => {
+                    failed.get_or_insert_with(|| {
+                        error(format!("no such overload: a {} for a bool", other.type_name()))
+                    });
+                }
+                Err(Fault::TooExpensive) => return Err(Fault::TooExpensive),
+                Err(fault) => {
+                    failed.get_or_insert(fault);
+                }
+            }
+        }
+        failed.map_or(Ok(Value::Bool(!decisive)), Err)
+    }
+
+    fn conditional(&mut self, [condition, yes, no]: &[Code; 3]) -> Evaluated {
+        match self.value(condition)? {
+            Value::Bool(true) => self.value(yes),
+            Value::Bool(false) => self.value(no),
+            other => Err(error(format!("no such overload: a {} for a condition", other.type_name()))),
+        }
+    }
+
+    fn not_strictly_false(&mut self, of: &Code) -> Evaluated {
+        let value = self.value(of);
+        self.spend(1)?;
+        match value {
+            Ok(Value::Bool(false)) => Ok(Value::Bool(false)),
+            Err(Fault::TooExpensive) => Err(Fault::TooExpensive),
+            _ => Ok(Value::Bool(true)),
+        }
+    }
+
+    fn or_else(&mut self, first: &Code, second: &Code, unwrap: bool) -> Evaluated {
+        let value = self.value(first)?;
+        self.spend(1)?;
+        match (value, unwrap) {
+            (Value::Optional(Some(inner)), true) => Ok(inner.as_ref().clone()),
+            (Value::Optional(Some(inner)), false) => Ok(Value::Optional(Some(inner))),
+            (Value::Optional(None), _) => self.value(second),
+            (other, _) => Err(error(format!("no such overload: a {} for an optional", other.type_name()))),
+        }
+    }
+
+    fn list(&mut self, elements: &[(Code, bool)]) -> Evaluated {
+        let mut list = Vec::with_capacity(elements.len());
+        for (code, is_optional) in elements {
+            let value = self.value(code)?;
+            match (value, is_optional) {
+                (value, false) => list.push(value),
+                (Value::Optional(inner), true) => list.extend(inner.map(|value| value.as_ref().clone())),
+                (other, true) => {
+                    return Err(error(format!("a {} for an optional element", other.type_name())));
+                }
+            }
+        }
+        self.spend(cost::LIST)?;
+        Ok(Value::list(list))
+    }
+
+    fn map(&mut self, entries: &[(Code, Code, bool)]) -> Evaluated {
+        let mut map = Map::default();
+        for (key, value, is_optional) in entries {
+            let (key, value) = (self.value(key)?, self.value(value)?);
+            let value = match (value, is_optional) {
+                (value, false) => value,
+                (Value::Optional(Some(inner)), true) => inner.as_ref().clone(),
+                (Value::Optional(None), true) => continue,
+                (other, true) => return Err(error(format!("a {} for an optional entry", other.type_name()))),
+            };
+            let key =
+                Key::of(&key).ok_or_else(|| error(format!("unsupported key type: {}", key.type_name())))?;
+            map.entries.insert(key, value);
+        }
+        self.spend(cost::MAP)?;
+        Ok(Value::Map(Arc::new(map)))
+    }
+
+    fn fold(&mut self, fold: &Fold) -> Evaluated {
+        let range = self.value(&fold.range)?;
+        self.variables[fold.accumulator] = self.absorbable(&fold.initial)?;
+        let is_map = matches!(range, Value::Map(_));
+        for (key, element) in pairs(&range)? {
+            match fold.second {
+                Some(second) => {
+                    self.variables[fold.first] = Ok(key);
+                    self.variables[second] = Ok(element);
+                }
+                None => self.variables[fold.first] = Ok(if is_map { key } else { element }),
+            }
+            // An error does not end it: a later element may absorb it.
+            if matches!(self.absorbable(&fold.condition)?, Ok(Value::Bool(false))) {
+                break;
+            }
+            self.variables[fold.accumulator] = self.absorbable(&fold.step)?;
+        }
+        self.value(&fold.result)
+    }
+
+    /// A value or an error that counts as one.
+    fn absorbable(&mut self, code: &Code) -> Result<Evaluated, Fault> {
+        match self.value(code) {
+            Err(Fault::TooExpensive) => Err(Fault::TooExpensive),
+            evaluated => Ok(evaluated),
+        }
+    }
+}
+
+/// What a comprehension goes over: indexes and elements of a list, keys and values of a map. With one variable it gets the
+/// elements, or the keys.
+fn pairs(range: &Value) -> Result<Vec<(Value, Value)>, Fault> {
+    match range {
+        Value::List(list) => Ok((0..).map(Value::Int).zip(list.iter().cloned()).collect()),
+        Value::Map(map) => Ok(map.entries.iter().map(|(key, value)| (key.value(), value.clone())).collect()),
+        other => Err(error(format!("a {} cannot be gone over", other.type_name()))),
+    }
+}
+
+fn optional(found: Option<Value>) -> Value {
+    found.map_or(Value::Optional(None), Value::some)
+}
+
+fn shown(key: &Value) -> String {
+    match key {
+        Value::String(s) => s.to_string(),
+        Value::Int(i) => i.to_string(),
+        other => other.type_name().to_owned(),
+    }
+}
