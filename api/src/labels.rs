@@ -17,6 +17,8 @@ pub mod event {
     pub const PREPARE_FAILED: &str = "GpuPrepareFailed";
     /// The driver could not take the claim down.
     pub const UNPREPARE_FAILED: &str = "GpuUnprepareFailed";
+    /// GPUs of the node are not published, against what its operator may expect.
+    pub const NOT_PUBLISHED: &str = "GpuNotPublished";
     /// A GPU stopped working or vanished.
     pub const UNHEALTHY: &str = "GpuUnhealthy";
 }

@@ -8,6 +8,8 @@ use tessera_api::{
     slice::DeviceOrder,
 };
 
+use crate::other_allocators::OnOtherAllocator;
+
 /// Shares the GPUs of one node: publishes them as ResourceSlices and prepares the claims that are allocated here.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "tessera-driver", version)]
@@ -68,6 +70,11 @@ pub struct Args {
     /// packs, spreads or keeps together thereby.
     #[arg(long, env = "TESSERA_DEVICE_ORDER", default_value = "index")]
     pub device_order: DeviceOrder,
+
+    /// What to do with GPUs that another allocator hands out too, such as NVIDIA's device plugin or DRA driver: refuse to publish them,
+    /// or ignore it.
+    #[arg(long, env = "TESSERA_OTHER_ALLOCATORS", default_value = "refuse")]
+    pub other_allocators: OnOtherAllocator,
 
     /// Address of /metrics and /healthz; empty: none.
     #[arg(long, env = "TESSERA_METRICS_ADDRESS", default_value = "0.0.0.0:9400", value_parser = address)]

@@ -12,7 +12,7 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-pub use driver_root::{DriverFiles, DriverRoot};
+pub use driver_root::{DriverFile, DriverFiles, DriverRoot};
 use tessera_api::names::{CDI_DRIVER_KIND, GpuUuid};
 use tessera_cdi::{
     ContainerEdits, Device, DeviceNode, Kind, Mount, Spec, SpecFile, SpecStore, StoreError, Written,
@@ -72,6 +72,13 @@ impl BaseSpec {
         let spec = Spec::new(kind(), devices.into_values().collect(), common_edits(&files));
         // Also if it cannot be written now: then no claim is prepared that refers to it.
         self.store.write(&self.file, current.insert(spec))
+    }
+
+    /// Where the driver's files are looked for, if there is no libcuda among them: its name is what the loader asks for.
+    #[must_use]
+    pub fn lacks_cuda(&self) -> Option<String> {
+        let is_libcuda = |file: &DriverFile| file.container_path.ends_with("libcuda.so.1");
+        (!self.root.files().mounts.iter().any(is_libcuda)).then(|| self.root.to_string())
     }
 
     /// Writes the file again if it is not what was written last.

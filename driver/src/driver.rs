@@ -10,20 +10,24 @@ use tessera_api::{
 };
 use tessera_cdi::SpecStore;
 use tessera_gpu::GpuLibrary;
-use tokio::{sync::watch, task::JoinHandle};
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinHandle,
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     base_spec::{BaseSpec, DriverRoot},
     events::Events,
     http::Endpoints,
-    inventory::{Outlets, Watcher, WatcherHandle},
+    inventory::{Inlets, Outlets, Watcher, WatcherHandle},
     kubelet::{
         registration::Registered,
         server::KubeletServers,
         socket::{self, SocketPaths},
     },
     metrics::Metrics,
+    other_allocators::{self, OnOtherAllocator},
     prepare::{DetachedClaims, Node, Preparer, execute::Executor, repair, source::ClaimSource},
     publisher::Publisher,
     slices::SliceSource,
@@ -55,6 +59,8 @@ pub struct Settings {
     pub intercept_library: PathBuf,
     /// In which order slices list the GPUs.
     pub device_order: DeviceOrder,
+    /// What to do with GPUs that somebody else hands out too.
+    pub on_other_allocator: OnOtherAllocator,
 }
 
 /// What the driver works with: the seams to the world outside.
@@ -110,11 +116,17 @@ impl Driver {
 
         let (hardware_sender, hardware) = watch::channel(Arc::default());
         let (health_sender, health) = watch::channel(Arc::default());
-        let outlets = Outlets { hardware: hardware_sender, health: health_sender };
-        let watcher = Watcher::new(gpus, pool.clone(), base, journal.watch(), Arc::clone(&metrics), outlets);
+        let (news_sender, news) = mpsc::unbounded_channel();
+        let outlets = Outlets { hardware: hardware_sender, health: health_sender, news: news_sender };
+        let stop = CancellationToken::new();
+        let on_other = settings.on_other_allocator;
+        let others = other_allocators::watch(client.clone(), &node_name, on_other, stop.clone());
+        let inlets = Inlets { journal: journal.watch(), others };
+        let watcher = Watcher::new(gpus, pool.clone(), base, inlets, Arc::clone(&metrics), outlets);
         let watcher = watcher.spawn().context("the thread that watches the GPUs cannot be started")?;
 
         let events = Events::new(client.clone(), node_name.clone());
+        tokio::spawn(events.clone().tell_of_node(news));
         let preparer = Preparer::new(node, pool, hardware.clone(), source, events, Arc::clone(&metrics));
         let claims = Arc::new(DetachedClaims(Arc::new(preparer)));
         for path in socket::remove_abandoned(&kubelet_root, DRIVER_NAME) {
@@ -123,7 +135,6 @@ impl Driver {
         let servers = KubeletServers::start(&sockets, DRIVER_NAME, Arc::clone(&claims), health)?;
         tokio::spawn(keep_gauges(journal.watch(), servers.registered(), Arc::clone(&metrics), begun));
 
-        let stop = CancellationToken::new();
         let slices = SliceSource::new(node_name, settings.device_order);
         let publisher = Publisher::new(client, slices, hardware, journal.watch(), Arc::clone(&metrics));
         let publisher = tokio::spawn(publisher.run(stop.clone()));

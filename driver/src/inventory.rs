@@ -3,7 +3,7 @@
 //! ```text
 //! GpuLibrary::inventory, watch, recovery_action -> thread "gpus" -> base CDI spec -> HardwareState -> publisher, preparer
 //!                                                         |                  \-> HealthReport  -> kubelet
-//!                                                     verdicts
+//!                                         verdicts, other allocators
 //! ```
 
 mod verdicts;
@@ -18,7 +18,8 @@ use std::{
 use jiff::Timestamp;
 use tessera_api::{
     Inventory,
-    gpu::{Health, UnpublishedReason},
+    gpu::{Health, Unpublished, UnpublishedReason},
+    labels::event,
     names::{GpuUuid, PoolName},
 };
 use tessera_gpu::{
@@ -29,8 +30,10 @@ use tokio::sync::watch;
 use self::verdicts::Verdicts;
 use crate::{
     base_spec::{BaseDevice, BaseSpec},
+    events::NodeNews,
     kubelet::health::{DeviceHealth, HealthReport},
     metrics::Metrics,
+    other_allocators::{self, OtherAllocators},
     report::chain,
     state::journal::Journal,
 };
@@ -61,14 +64,24 @@ impl Default for HardwareState {
 /// Between looks at the hardware while the library answers: finds what no event tells, such as MIG mode.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
 
-/// The same while something is held against a GPU: no event tells that it has recovered.
-const LOOK_EVERY_WHILE_UNHEALTHY: Duration = Duration::from_secs(5);
+/// The same while something is held against a GPU, or the driver's libraries are missing: no event tells when that is over.
+const LOOK_EVERY_IN_TROUBLE: Duration = Duration::from_secs(5);
 
 /// Between attempts while it does not: soon enough for an administrator who has just installed the driver.
 const RETRY_EVERY: Duration = Duration::from_secs(10);
 
-/// The longest wait for an event: the kubelet calls health unknown that is older than 30 s.
-const WAIT: Duration = Duration::from_secs(5);
+/// The longest wait for an event, after which the health that the kubelet is told is as fresh as that, and it is seen what other
+/// allocators do.
+const WAIT: Duration = Duration::from_secs(1);
+
+/// What the watcher has to know besides the hardware.
+#[derive(Debug)]
+pub struct Inlets {
+    /// Which GPUs are in use.
+    pub journal: watch::Receiver<Arc<Journal>>,
+    /// Who else hands out GPUs; those are not published.
+    pub others: watch::Receiver<other_allocators::Known>,
+}
 
 /// Where the watcher's findings go.
 #[derive(Debug)]
@@ -77,6 +90,8 @@ pub struct Outlets {
     pub hardware: watch::Sender<Arc<HardwareState>>,
     /// Their health.
     pub health: watch::Sender<Arc<HealthReport>>,
+    /// What an operator should know.
+    pub news: tokio::sync::mpsc::UnboundedSender<NodeNews>,
 }
 
 /// Watches the GPUs.
@@ -84,12 +99,12 @@ pub struct Watcher {
     library: Arc<dyn GpuLibrary>,
     pool: PoolName,
     base: Arc<BaseSpec>,
-    journal: watch::Receiver<Arc<Journal>>,
+    inlets: Inlets,
     metrics: Arc<Metrics>,
     outlets: Outlets,
     verdicts: Verdicts,
-    /// Whether the last look found anything against a GPU.
-    unhealthy: bool,
+    /// Whether the last look found anything that may pass without an event.
+    in_trouble: bool,
     /// The watch for events, with the GPUs that it is on. It outlives looks: what happens during one is delivered after it.
     watch: Option<(Vec<GpuUuid>, Box<dyn HealthWatch>)>,
     /// What was last logged, so that a state that lasts is said once.
@@ -115,12 +130,12 @@ impl Watcher {
         library: Arc<dyn GpuLibrary>,
         pool: PoolName,
         base: Arc<BaseSpec>,
-        journal: watch::Receiver<Arc<Journal>>,
+        inlets: Inlets,
         metrics: Arc<Metrics>,
         outlets: Outlets,
     ) -> Self {
-        let (verdicts, said) = (Verdicts::default(), BTreeSet::new());
-        Self { library, pool, base, journal, metrics, outlets, verdicts, unhealthy: false, watch: None, said }
+        let (verdicts, said, in_trouble) = (Verdicts::default(), BTreeSet::new(), false);
+        Self { library, pool, base, inlets, metrics, outlets, verdicts, in_trouble, watch: None, said }
     }
 
     /// Starts the thread. It is never joined: a call into the library can hang as long as the kernel driver does.
@@ -137,7 +152,8 @@ impl Watcher {
         loop {
             let pause = match self.library.inventory() {
                 Ok(inventory) => {
-                    let gpus = self.found(inventory);
+                    let Some(others) = self.other_allocators() else { return };
+                    let gpus = self.found(self.sharable(inventory, &others));
                     self.wait_for_events(gpus, stop)
                 }
                 Err(error) => {
@@ -154,9 +170,23 @@ impl Watcher {
         }
     }
 
+    /// The other allocators of this node's GPUs, once it is known whether there are any: before, publishing a GPU could give it away
+    /// twice. `None` when nobody will tell any more.
+    fn other_allocators(&mut self) -> Option<Arc<OtherAllocators>> {
+        let known = futures::executor::block_on(self.inlets.others.wait_for(Option::is_some)).ok()?;
+        known.clone()
+    }
+
+    /// The inventory without GPUs that must not be shared, or that no container could use.
+    fn sharable(&self, inventory: Inventory, others: &OtherAllocators) -> Inventory {
+        let no_cuda =
+            self.base.lacks_cuda().map(|driver_root| UnpublishedReason::NoCudaLibrary { driver_root });
+        inventory.setting_aside(|gpu| others.reason(gpu).or_else(|| no_cuda.clone()))
+    }
+
     /// Waits until another look is due; returns how long to pause before it.
     fn wait_for_events(&mut self, gpus: Vec<GpuUuid>, stop: &mpsc::Receiver<()>) -> Duration {
-        let due = Instant::now() + if self.unhealthy { LOOK_EVERY_WHILE_UNHEALTHY } else { LOOK_EVERY };
+        let due = Instant::now() + if self.in_trouble { LOOK_EVERY_IN_TROUBLE } else { LOOK_EVERY };
         while Instant::now() < due {
             match self.next_events(&gpus) {
                 Ok(events) => {
@@ -171,7 +201,8 @@ impl Watcher {
                     return RETRY_EVERY;
                 }
             }
-            if stop.try_recv() == Err(mpsc::TryRecvError::Disconnected) {
+            let news_of_others = self.inlets.others.has_changed().unwrap_or(false);
+            if news_of_others || stop.try_recv() == Err(mpsc::TryRecvError::Disconnected) {
                 return Duration::ZERO;
             }
         }
@@ -221,7 +252,8 @@ impl Watcher {
         self.describe(&inventory);
         self.log(&inventory);
         let unhealthy = inventory.gpus.iter().filter(|gpu| !gpu.is_healthy()).count();
-        self.unhealthy = unhealthy > 0;
+        let lacks_cuda = |gpu: &Unpublished| matches!(gpu.reason, UnpublishedReason::NoCudaLibrary { .. });
+        self.in_trouble = unhealthy > 0 || inventory.unpublished.iter().any(lacks_cuda);
         self.metrics.hardware(true, inventory.gpus.len(), unhealthy, &inventory.unpublished_by_reason());
         let gpus = inventory.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
         self.send(HardwareState::Known(inventory));
@@ -249,13 +281,13 @@ impl Watcher {
         let base_device =
             |gpu: &tessera_api::Gpu| BaseDevice { gpu: gpu.uuid.clone(), minor: Some(gpu.minor) };
         let gpus: Vec<_> = inventory.gpus.iter().map(base_device).collect();
-        let in_use = self.journal.borrow().gpus_in_use();
+        let in_use = self.inlets.journal.borrow().gpus_in_use();
         if let Err(error) = self.base.describe(&gpus, &in_use) {
             tracing::error!(error = %chain(&error), "the base CDI spec is not written; claims cannot be prepared");
         }
     }
 
-    /// Says what is new about the GPUs, once.
+    /// Says what is new about the GPUs, once; trouble also to who operates the node.
     fn log(&mut self, inventory: &Inventory) {
         let mut now = BTreeSet::new();
         if inventory.gpus.is_empty() {
@@ -263,20 +295,35 @@ impl Watcher {
                 "the node has no GPU that can be shared; an empty ResourceSlice is published".to_owned(),
             );
         }
+        let mut events: Vec<(String, NodeNews)> = Vec::new();
         for gpu in &inventory.gpus {
-            let health = match &gpu.health {
-                Health::Healthy => String::new(),
-                Health::Unhealthy { code, message } => format!(", unhealthy ({code}): {message}"),
-            };
-            now.insert(format!("GPU {} is published: {}{health}", gpu.uuid, gpu.product_name));
+            let mut line = format!("GPU {} is published: {}", gpu.uuid, gpu.product_name);
+            if let Health::Unhealthy { code, message } = &gpu.health {
+                line.push_str(&format!(", unhealthy ({code}): {message}"));
+                let note =
+                    format!("GPU {} gets no new claims, it is unhealthy ({code}): {message}", gpu.uuid);
+                events.push((line.clone(), NodeNews { reason: event::UNHEALTHY, note }));
+            }
+            now.insert(line);
         }
+        let mut by_reason: BTreeMap<&UnpublishedReason, Vec<String>> = BTreeMap::new();
         for gpu in &inventory.unpublished {
             let name =
                 gpu.uuid.as_ref().map_or_else(|| format!("of index {:?}", gpu.index), ToString::to_string);
             now.insert(format!("GPU {name} is not published: {}", gpu.reason));
+            by_reason.entry(&gpu.reason).or_default().push(name);
+        }
+        for (reason, names) in by_reason.into_iter().filter(|(reason, _)| reason.is_trouble()) {
+            let note = format!("not published: {reason} (GPU {})", names.join(", "));
+            now.insert(note.clone());
+            events.push((note.clone(), NodeNews { reason: event::NOT_PUBLISHED, note }));
         }
         for news in now.difference(&self.said) {
             tracing::info!("{news}");
+        }
+        for (_, event) in events.into_iter().filter(|(line, _)| !self.said.contains(line)) {
+            // Nobody listens any more when the driver stops.
+            let _ = self.outlets.news.send(event);
         }
         self.said = now;
     }
@@ -305,7 +352,7 @@ impl Watcher {
     }
 
     fn report_health(&self, state: &HardwareState) {
-        let devices = health_of(state, &self.pool, &self.journal.borrow().gpus_in_use());
+        let devices = health_of(state, &self.pool, &self.inlets.journal.borrow().gpus_in_use());
         let report = HealthReport { checked_at: Timestamp::now().as_second(), devices };
         // A later time alone is no news: streams repeat what they have, with it.
         self.outlets.health.send_if_modified(|current| {

@@ -11,6 +11,7 @@
 //! Tasks and channels:
 //!
 //! * thread `gpus` ([`inventory`]): the only one that asks the hardware; sends `HardwareState` and `HealthReport` on watch channels.
+//! * task of [`other_allocators`]: watches the Node and its slices for others that hand out the GPUs, which are then not published.
 //! * task `publisher`: the only writer of this node's ResourceSlices; reads `HardwareState` and a watch of the slices.
 //! * two gRPC servers ([`kubelet`]); each claim of a call is a task of its own ([`prepare`]) that the call does not cancel.
 //! * the journal ([`state::journal`]) is shared by those tasks, and by other instances of the driver, under one lock.
@@ -26,6 +27,7 @@ pub mod http;
 pub mod inventory;
 pub mod kubelet;
 pub mod metrics;
+pub mod other_allocators;
 pub mod prepare;
 pub mod publisher;
 pub mod report;

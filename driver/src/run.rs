@@ -39,6 +39,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         intercept_library,
         exclude_gpus,
         device_order,
+        other_allocators,
         metrics_address,
         log_format,
         print_slices,
@@ -69,6 +70,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         driver_root: DriverRoot::new(driver_root, driver_root_host),
         intercept_library,
         device_order,
+        on_other_allocator: other_allocators,
     };
     let edges = Edges { client: client(kubeconfig).await?, gpus, mounts: Arc::new(KernelMounts) };
     let mut driver = Driver::start(settings, edges).await?;

@@ -78,6 +78,20 @@ async fn what_others_change_is_changed_back() {
 }
 
 #[tokio::test]
+async fn a_slice_of_our_driver_that_somebody_else_wrote_is_removed() {
+    let node = Node::with_gpus(1);
+    let _driver = node.start().await;
+    let mut forged = node.api.slices()[0].clone();
+    forged["metadata"] = json!({"name": "forged"});
+    forged["spec"]["pool"]["generation"] = json!(9);
+    forged["spec"]["devices"][0]["name"] = json!(uuid(7).device_name());
+    node.api.put_slice(forged);
+    let ours = |slices: &Vec<Value>| slices.len() == 1 && generation(&slices[0]) > 9;
+    let slices = node.api.wait_for("ours alone", |api| Some(api.slices()).filter(ours)).await;
+    assert_eq!(devices(&slices), names(0..1));
+}
+
+#[tokio::test]
 async fn many_gpus_take_several_slices_of_one_generation() {
     let node = Node::with_gpus(70);
     let _driver = node.start().await;

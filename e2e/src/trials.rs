@@ -5,6 +5,7 @@ mod controller;
 mod crowd;
 mod gpu;
 mod neighbour;
+mod other_allocator;
 mod overcommit;
 mod residue;
 mod restart;
@@ -65,6 +66,8 @@ pub fn all(cluster: &Cluster) -> Vec<Trial<'static>> {
         trial!(cluster, "controller-stopped", controller::stopped),
         trial!(cluster, "lost-gpu", gpu::lost),
         trial!(cluster, "gpu-recovers", gpu::recovers),
+        trial!(cluster, "other-allocator-dra", other_allocator::dra_driver),
+        trial!(cluster, "other-allocator-plugin", other_allocator::device_plugin),
         trial!(cluster, "neighbours-pool", neighbour::refused),
         trial!(cluster, "room", room::measured),
         trial!(cluster, "hundred-pods", crowd::hundred),

@@ -51,9 +51,24 @@ pub enum UnpublishedReason {
     NoMemory,
     /// Another GPU says to be the same one.
     DuplicateUuid,
+    /// Somebody else hands it out too.
+    OtherAllocator {
+        /// Who, and how that was seen.
+        allocator: String,
+    },
+    /// Containers that get it could not use it: the NVIDIA driver's files have no libcuda.
+    NoCudaLibrary {
+        /// Where it was looked for.
+        driver_root: String,
+    },
 }
 
 impl UnpublishedReason {
+    /// Whether somebody should know: not for what the operator has chosen.
+    pub fn is_trouble(&self) -> bool {
+        !matches!(self, Self::MigEnabled | Self::Excluded)
+    }
+
     /// One stable word, for metrics.
     pub fn code(&self) -> &'static str {
         match self {
@@ -63,6 +78,8 @@ impl UnpublishedReason {
             Self::Unreadable { .. } => "Unreadable",
             Self::NoMemory => "NoMemory",
             Self::DuplicateUuid => "DuplicateUuid",
+            Self::OtherAllocator { .. } => "OtherAllocator",
+            Self::NoCudaLibrary { .. } => "NoCudaLibrary",
         }
     }
 }
@@ -78,6 +95,16 @@ impl fmt::Display for UnpublishedReason {
             Self::Unreadable { call, error } => write!(f, "{call} failed with {error}"),
             Self::NoMemory => f.write_str("reports less than 2 MiB of memory"),
             Self::DuplicateUuid => f.write_str("reports the UUID of another GPU"),
+            Self::OtherAllocator { allocator } => write!(
+                f,
+                "another allocator hands it out too: {allocator}. Take that one off this node, or leave the GPU to it \
+                 (--exclude-gpu); --other-allocators=ignore if the two are kept apart in another way"
+            ),
+            Self::NoCudaLibrary { driver_root } => write!(
+                f,
+                "there is no libcuda.so.1 below {driver_root}, without which no container could use it: install the NVIDIA \
+                 driver's CUDA libraries, or correct --driver-root (driver.nvidiaDriverRoot)"
+            ),
         }
     }
 }

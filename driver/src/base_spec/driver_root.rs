@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     ffi::OsStr,
-    fs,
+    fmt, fs,
     os::unix::fs::FileTypeExt,
     path::{Component, Path, PathBuf},
 };
@@ -179,4 +179,11 @@ fn is_library(name: &str) -> bool {
 fn names(directory: &Path) -> Vec<String> {
     let entries = fs::read_dir(directory).into_iter().flatten();
     entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect()
+}
+
+impl fmt::Display for DriverRoot {
+    /// As people find it on the host.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.host.display().fmt(f)
+    }
 }

@@ -150,3 +150,13 @@ fn a_foreign_file_in_its_place_keeps_claims_from_being_prepared() {
     base.ensure().expect("written");
     assert_eq!(written(&store).devices.len(), 1);
 }
+
+#[test]
+fn a_driver_root_without_libcuda_is_named_as_the_host_knows_it() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (base, _) = base_spec(directory.path());
+    assert_eq!(base.lacks_cuda(), None);
+    fs::remove_file(directory.path().join("root/usr/lib/x86_64-linux-gnu/libcuda.so.580.95.05"))
+        .expect("removed");
+    assert_eq!(base.lacks_cuda().as_deref(), Some("/on/the/host"), "a link to nothing is no library");
+}

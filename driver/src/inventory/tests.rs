@@ -82,18 +82,25 @@ struct Bench {
     hardware: watch::Receiver<Arc<HardwareState>>,
     health: watch::Receiver<Arc<HealthReport>>,
     journal: watch::Sender<Arc<Journal>>,
+    others: watch::Sender<other_allocators::Known>,
+    news: tokio::sync::mpsc::UnboundedReceiver<NodeNews>,
     machine: Arc<Machine>,
     events: mpsc::Sender<HealthEvent>,
-    _directory: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 fn bench() -> Bench {
     let directory = tempfile::tempdir().expect("a directory");
-    let base =
-        BaseSpec::new(SpecStore::new(directory.path()), DriverRoot::new("/nonexistent", "/nonexistent"));
+    let libraries = directory.path().join("root/usr/lib64");
+    std::fs::create_dir_all(&libraries).expect("a directory");
+    std::fs::write(libraries.join("libcuda.so.1"), "").expect("a library");
+    let root = DriverRoot::new(directory.path().join("root"), "/on/the/host");
+    let base = BaseSpec::new(SpecStore::new(directory.path()), root);
     let (hardware_sender, hardware) = watch::channel(Arc::default());
     let (health_sender, health) = watch::channel(Arc::default());
     let (journal, journal_receiver) = watch::channel(Arc::default());
+    let (others, others_receiver) = watch::channel(Some(Arc::default()));
+    let (news_sender, news) = tokio::sync::mpsc::unbounded_channel();
     let (events, receiver) = mpsc::channel();
     let (inventory, events_of_machine) = (Mutex::new(Err(())), Arc::new(Mutex::new(receiver)));
     let (watches, action) = (AtomicUsize::new(0), Mutex::new(None));
@@ -102,11 +109,11 @@ fn bench() -> Bench {
         machine.clone(),
         PoolName::new("node-a").expect("a pool"),
         Arc::new(base),
-        journal_receiver,
+        Inlets { journal: journal_receiver, others: others_receiver },
         Arc::default(),
-        Outlets { hardware: hardware_sender, health: health_sender },
+        Outlets { hardware: hardware_sender, health: health_sender, news: news_sender },
     );
-    Bench { watcher, hardware, health, journal, machine, events, _directory: directory }
+    Bench { watcher, hardware, health, journal, others, news, machine, events, directory }
 }
 
 fn inventory(gpus: &[&str]) -> Inventory {
@@ -244,7 +251,8 @@ fn a_look_that_finds_nothing_new_wakes_nobody_and_refreshes_the_time() {
 
 #[tokio::test]
 async fn an_event_makes_the_thread_look_again() {
-    let Bench { watcher, mut hardware, machine, events, .. } = bench();
+    let Bench { watcher, mut hardware, machine, events, others: _others, directory: _directory, .. } =
+        bench();
     *machine.inventory.lock().expect("no panic") = Ok(inventory(&[GPU, OTHER]));
     let handle = watcher.spawn().expect("a thread");
     let both = HardwareState::Known(inventory(&[GPU, OTHER]));
@@ -255,4 +263,33 @@ async fn an_event_makes_the_thread_look_again() {
     let one = HardwareState::Known(inventory(&[OTHER]));
     hardware.wait_for(|state| **state == one).await.expect("the thread lives");
     drop(handle);
+}
+
+#[tokio::test]
+async fn nothing_is_published_before_it_is_known_who_else_hands_out_the_gpus() {
+    let Bench { watcher, mut hardware, machine, others, directory: _directory, .. } = bench();
+    *machine.inventory.lock().expect("no panic") = Ok(inventory(&[GPU]));
+    others.send_replace(None);
+    let handle = watcher.spawn().expect("a thread");
+    let early = tokio::time::timeout(Duration::from_millis(100), hardware.changed()).await;
+    assert!(early.is_err(), "{:?}", hardware.borrow());
+    others.send_replace(Some(Arc::default()));
+    let one = HardwareState::Known(inventory(&[GPU]));
+    hardware.wait_for(|state| **state == one).await.expect("the thread lives");
+    drop(handle);
+}
+
+#[test]
+fn gpus_that_no_container_could_use_are_not_published_and_the_operator_is_told_once() {
+    let mut bench = bench();
+    std::fs::remove_file(bench.directory.path().join("root/usr/lib64/libcuda.so.1")).expect("removed");
+    for _ in 0..2 {
+        let sharable = bench.watcher.sharable(inventory(&[GPU, OTHER]), &OtherAllocators::default());
+        assert!(bench.watcher.found(sharable).is_empty());
+    }
+    let NodeNews { reason, note } = bench.news.try_recv().expect("an event");
+    assert_eq!(reason, "GpuNotPublished");
+    assert!(note.contains("libcuda.so.1 below /on/the/host") && note.contains(OTHER), "{note}");
+    assert!(bench.news.try_recv().is_err(), "told once");
+    assert!(bench.watcher.in_trouble, "and looked at again soon");
 }

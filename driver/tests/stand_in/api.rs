@@ -26,6 +26,7 @@ pub struct Api {
 struct Shared {
     objects: Mutex<Objects>,
     slice_events: broadcast::Sender<Value>,
+    node_events: broadcast::Sender<Value>,
     changed: watch::Sender<u64>,
     /// Reads of claims take a permit and give it back.
     claim_reads: Semaphore,
@@ -35,6 +36,8 @@ struct Shared {
 struct Objects {
     version: u64,
     claims: BTreeMap<(String, String), Value>,
+    /// `status.capacity` of every Node.
+    capacity: BTreeMap<String, String>,
     slices: BTreeMap<String, Value>,
     events: Vec<Value>,
     /// So many reads of claims are answered with this code.
@@ -51,6 +54,7 @@ impl Api {
         let shared = Shared {
             objects: Mutex::default(),
             slice_events: broadcast::Sender::new(1024),
+            node_events: broadcast::Sender::new(1024),
             changed: watch::Sender::default(),
             claim_reads: Semaphore::new(MANY),
         };
@@ -65,6 +69,7 @@ impl Api {
     pub fn router(&self) -> Router {
         Router::new()
             .route("/api/v1/nodes/{name}", get(node))
+            .route("/api/v1/nodes", get(nodes))
             .route("/apis/resource.k8s.io/v1/resourceclaims", get(claims))
             .route("/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{name}", get(claim))
             .route("/apis/resource.k8s.io/v1/resourceslices", get(slices).post(create_slice))
@@ -112,8 +117,28 @@ impl Api {
         self.change(|objects| objects.drop_taints = true);
     }
 
+    /// The slices of our driver.
     pub fn slices(&self) -> Vec<Value> {
-        self.objects(|objects| objects.slices.values().cloned().collect())
+        let ours = |slice: &&Value| slice["spec"]["driver"] == "gpu.tessera.dev";
+        self.objects(|objects| objects.slices.values().filter(ours).cloned().collect())
+    }
+
+    /// The Node gets this much of an extended resource.
+    pub fn set_capacity(&self, resource: &str, amount: &str) {
+        self.change(|objects| objects.capacity.insert(resource.to_owned(), amount.to_owned()));
+        // Nobody may be watching.
+        let node = self.objects(|objects| node_object(objects, "node-a"));
+        let _ = self.shared.node_events.send(json!({"type": "MODIFIED", "object": node}));
+    }
+
+    /// Somebody else writes a slice.
+    pub fn put_slice(&self, slice: Value) {
+        let stored = self.change(|objects| {
+            let mut slice = slice;
+            slice["metadata"]["uid"] = json!(format!("uid-{}", objects.version));
+            store(objects, slice)
+        });
+        self.tell("ADDED", &stored);
     }
 
     pub fn events(&self) -> Vec<Value> {
@@ -220,9 +245,42 @@ fn failure(code: u16, reason: &str) -> Response {
     (StatusCode::from_u16(code).expect("a code"), Json(status)).into_response()
 }
 
-async fn node(Path(name): Path<String>) -> Response {
-    Json(json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "uid": "uid-of-the-node"}}))
-        .into_response()
+fn node_object(objects: &Objects, name: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Node",
+        "metadata": {"name": name, "uid": "uid-of-the-node", "resourceVersion": objects.version.to_string()},
+        "status": {"capacity": objects.capacity},
+    })
+}
+
+async fn node(State(api): State<Api>, Path(name): Path<String>) -> Response {
+    Json(api.objects(|objects| node_object(objects, &name))).into_response()
+}
+
+async fn nodes(State(api): State<Api>, Query(query): Query<BTreeMap<String, String>>) -> Response {
+    if query.get("watch").map(String::as_str) == Some("true") {
+        let events = tokio_stream::wrappers::BroadcastStream::new(api.shared.node_events.subscribe());
+        // What happened between the list and this watch.
+        let now =
+            json!({"type": "MODIFIED", "object": api.objects(|objects| node_object(objects, "node-a"))});
+        let events = futures::stream::iter([now]).chain(events.filter_map(|event| async { event.ok() }));
+        let lines = events.map(|event| Ok::<_, std::convert::Infallible>(format!("{event}\n")));
+        return Response::new(Body::from_stream(lines));
+    }
+    let (version, node) =
+        api.objects(|objects| (objects.version.to_string(), node_object(objects, "node-a")));
+    let list = json!({"apiVersion": "v1", "kind": "NodeList", "metadata": {"resourceVersion": version}, "items": [node]});
+    Json(list).into_response()
+}
+
+/// Whether a slice has what a field selector asks for.
+fn selected(slice: &Value, query: &BTreeMap<String, String>) -> bool {
+    let terms = query.get("fieldSelector").map_or("", String::as_str);
+    terms.split(',').filter_map(|term| term.split_once('=')).all(|(field, value)| match field {
+        "spec.driver" => slice["spec"]["driver"] == value,
+        "spec.nodeName" => slice["spec"]["nodeName"] == value,
+        other => panic!("slices are not selected by {other}"),
+    })
 }
 
 async fn claim(State(api): State<Api>, Path(key): Path<(String, String)>) -> Response {
@@ -256,15 +314,19 @@ async fn slices(State(api): State<Api>, Query(query): Query<BTreeMap<String, Str
                 .slices
                 .values()
                 .filter(newer)
+                .filter(|slice| selected(slice, &query))
                 .map(|slice| json!({"type": "MODIFIED", "object": slice}))
                 .collect()
         });
-        let events = futures::stream::iter(missed).chain(events.filter_map(|event| async { event.ok() }));
+        let events = events.filter_map(|event| async { event.ok() });
+        let events = events.filter(move |event| std::future::ready(selected(&event["object"], &query)));
+        let events = futures::stream::iter(missed).chain(events);
         let lines = events.map(|event| Ok::<_, std::convert::Infallible>(format!("{event}\n")));
         return Response::new(Body::from_stream(lines));
     }
     let (version, items) = api.objects(|objects| {
-        (objects.version.to_string(), objects.slices.values().cloned().collect::<Vec<_>>())
+        let found = objects.slices.values().filter(|slice| selected(slice, &query));
+        (objects.version.to_string(), found.cloned().collect::<Vec<_>>())
     });
     let list = json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSliceList",
                       "metadata": {"resourceVersion": version}, "items": items});

@@ -11,6 +11,7 @@ use tessera_api::slice::DeviceOrder;
 use tessera_driver::{
     base_spec::DriverRoot,
     driver::{Driver, Edges, Settings},
+    other_allocators::OnOtherAllocator,
     state::{StatePaths, mounts::Mounts},
 };
 use tessera_proto::dra_v1;
@@ -41,6 +42,9 @@ impl Node {
     pub fn of(machine: Machine) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         std::fs::write(directory.path().join("intercept.so"), "the library").expect("written");
+        let libraries = directory.path().join("root/usr/lib64");
+        std::fs::create_dir_all(&libraries).expect("made");
+        std::fs::write(libraries.join("libcuda.so.1"), "the driver's").expect("written");
         Self { directory, api: Api::new(), machine, mounts: RememberedMounts::default() }
     }
 
@@ -62,6 +66,7 @@ impl Node {
             driver_root: DriverRoot::new(self.path("root"), "/"),
             intercept_library: self.path("intercept.so"),
             device_order: DeviceOrder::Index,
+            on_other_allocator: OnOtherAllocator::Refuse,
         }
     }
 

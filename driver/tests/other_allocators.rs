@@ -1,0 +1,103 @@
+//! GPUs that another allocator hands out too are not published as long as it does, and the operator is told why.
+
+mod stand_in;
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use stand_in::{gpus::uuid, node::Node};
+use tessera_driver::{driver::Settings, other_allocators::OnOtherAllocator};
+
+/// Numbers of the GPUs that are published.
+fn published(node: &Node) -> Vec<String> {
+    let slices = node.api.slices();
+    let devices =
+        slices.iter().flat_map(|slice| slice["spec"]["devices"].as_array().cloned().unwrap_or_default());
+    devices.map(|device| device["name"].as_str().expect("a name").to_owned()).collect()
+}
+
+fn names<const N: usize>(numbers: [u32; N]) -> Vec<String> {
+    numbers.map(|number| uuid(number).device_name().to_string()).to_vec()
+}
+
+async fn publishes<const N: usize>(node: &Node, numbers: [u32; N]) {
+    let what = format!("{numbers:?} and no others");
+    node.api
+        .wait_for(&what, |api| {
+            let there = !api.slices().is_empty() && published(node) == names(numbers);
+            there.then_some(())
+        })
+        .await;
+}
+
+/// A slice of NVIDIA's DRA driver with this GPU.
+fn nvidias(node: &str, gpu: u32) -> Value {
+    json!({
+        "metadata": {"name": "nvidias"},
+        "spec": {
+            "driver": "gpu.nvidia.com",
+            "nodeName": node,
+            "pool": {"name": node, "generation": 1, "resourceSliceCount": 1},
+            "devices": [{"name": "gpu-0", "attributes": {"uuid": {"string": uuid(gpu).to_string()}}}],
+        },
+    })
+}
+
+#[tokio::test]
+async fn a_device_plugin_takes_all_gpus_and_gives_them_back_and_the_node_says_so() {
+    let node = Node::with_gpus(2);
+    let driver = node.start().await;
+    publishes(&node, [0, 1]).await;
+    node.api.set_capacity("nvidia.com/gpu", "2");
+    publishes(&node, []).await;
+    let metrics = driver.metrics().render();
+    assert!(metrics.contains("tessera_gpus_unpublished{reason=\"OtherAllocator\"} 2"), "{metrics}");
+    let event = node.api.wait_for("an event", |api| api.events().first().cloned()).await;
+    assert_eq!(event["reason"], "GpuNotPublished");
+    assert_eq!(
+        (&event["regarding"]["kind"], &event["regarding"]["name"]),
+        (&json!("Node"), &json!("node-a"))
+    );
+    let note = event["note"].as_str().expect("a note");
+    assert!(note.contains("nvidia.com/gpu") && note.contains(uuid(1).as_str()), "{note}");
+
+    node.api.set_capacity("nvidia.com/gpu", "0");
+    publishes(&node, [0, 1]).await;
+}
+
+#[tokio::test]
+async fn another_dra_driver_takes_the_gpus_that_it_names_on_this_node() {
+    let node = Node::with_gpus(2);
+    node.api.put_slice(nvidias("node-a", 1));
+    let _driver = node.start_with(node.settings(), Arc::new(node.mounts.clone())).await.expect("it starts");
+    publishes(&node, [0]).await;
+    node.api.delete_slice("nvidias");
+    publishes(&node, [0, 1]).await;
+    node.api.put_slice(nvidias("node-b", 0));
+    node.api.put_slice(json!({"metadata": {"name": "mine"}, "spec": nvidias("node-a", 0)["spec"]}));
+    publishes(&node, [1]).await;
+}
+
+#[tokio::test]
+async fn a_claim_that_is_prepared_keeps_its_gpu_and_a_new_one_is_told_why_not() {
+    let node = Node::with_gpus(1);
+    let _driver = node.start().await;
+    let kubelet = stand_in::kubelet::Kubelet::register(&node.path("kubelet")).await;
+    let claim = node.allocate("before", &[(0, 1, 0)]);
+    let devices = kubelet.prepare(claim.clone()).await.expect("prepared");
+    node.api.set_capacity("nvidia.com/gpu", "1");
+    publishes(&node, []).await;
+    assert_eq!(kubelet.prepare(claim).await.expect("as before"), devices);
+    let refused = kubelet.prepare(node.allocate("after", &[(0, 1, 0)])).await.expect_err("not its turn");
+    assert!(refused.contains("another allocator") && refused.contains("nvidia.com/gpu"), "{refused}");
+}
+
+#[tokio::test]
+async fn who_is_told_to_ignore_them_publishes_everything() {
+    let node = Node::with_gpus(2);
+    node.api.set_capacity("nvidia.com/gpu", "2");
+    node.api.put_slice(nvidias("node-a", 1));
+    let settings = Settings { on_other_allocator: OnOtherAllocator::Ignore, ..node.settings() };
+    let _driver = node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
+    publishes(&node, [0, 1]).await;
+}
