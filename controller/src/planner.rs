@@ -191,8 +191,9 @@ impl Planner {
         let mut work = self.index.work();
         let mut taken_back = BTreeSet::new();
         for pod in &mut work.pending {
-            if self.retries.is_pending(&pod.uid, pod.nominated.as_ref(), now) {
-                tracing::info!(pod = %pod.name, namespace = %pod.namespace, "the allocation was taken back, planning again");
+            if let Some(what) = self.retries.taken_back(&pod.uid, pod.nominated.as_ref(), now) {
+                tracing::info!(pod = %pod.name, namespace = %pod.namespace, ?what, "the allocation was taken back, planning again");
+                self.tell_taken_back(&pod.uid, &what, now);
                 taken_back.insert(pod.uid.clone());
             }
             pod.excluded = self.retries.excluded(&pod.uid, now);

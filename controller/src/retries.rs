@@ -78,6 +78,15 @@ pub enum Verdict {
     GiveUp,
 }
 
+/// An allocation that somebody else, as a rule kube-scheduler, has taken back.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TakenBack {
+    /// The pod cannot run on this node, which is left out from now on.
+    NotThere(NodeName),
+    /// The same node is the one to try: pods are evicted from it for this one.
+    RoomIsMade,
+}
+
 impl Retries {
     /// Nodes to leave out for a pod.
     pub fn excluded(&self, pod: &PodUid, now: Instant) -> BTreeSet<NodeName> {
@@ -109,18 +118,22 @@ impl Retries {
 
     /// A pod has claims to be allocated. If it had been placed, its allocation was taken back by somebody else: where
     /// preemption has just made room (`nominated`) it is tried again, otherwise that node is left out for a while.
-    ///
-    /// Returns whether that was the case.
-    pub fn is_pending(&mut self, pod: &PodUid, nominated: Option<&NodeName>, now: Instant) -> bool {
-        let Some(attempts) = self.pods.get_mut(pod) else { return false };
+    pub fn taken_back(
+        &mut self,
+        pod: &PodUid,
+        nominated: Option<&NodeName>,
+        now: Instant,
+    ) -> Option<TakenBack> {
+        let attempts = self.pods.get_mut(pod)?;
         // A claim that was another pod's before and is free now says nothing about its node.
         let Some(Placed { node: Some(node), decided: true, .. }) = attempts.placed.take() else {
-            return false;
+            return None;
         };
-        if nominated != Some(&node) {
-            attempts.exclude(node, now);
+        if nominated == Some(&node) {
+            return Some(TakenBack::RoomIsMade);
         }
-        true
+        attempts.exclude(node.clone(), now);
+        Some(TakenBack::NotThere(node))
     }
 
     /// What to do about a pod whose claims are all allocated.

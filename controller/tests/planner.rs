@@ -281,6 +281,8 @@ async fn after_the_scheduler_takes_an_allocation_back_that_node_is_left_out_for_
     let mut cleared = api.get("resourceclaims", "default", "c").unwrap();
     cleared.as_object_mut().unwrap().remove("status");
     api.put("resourceclaims", cleared);
+    let note = api.until("an event", |api| event(api, "p", "TryingElsewhere")).await;
+    assert!(note.contains("node-a"), "{note}");
     let note = api.until("an event", |api| event(api, "p", "NoDevices")).await;
     assert!(note.contains("the pod could not run there"), "{note}");
     api.put("nodes", node("node-b"));

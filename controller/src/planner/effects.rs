@@ -16,7 +16,7 @@ use super::{Outcome, Planner, Write};
 use crate::message;
 use crate::metrics::ReasonLabel;
 use crate::notices::Notice;
-use crate::retries::Verdict;
+use crate::retries::{TakenBack, Verdict};
 
 impl Planner {
     /// Counts a decision as taken and starts to write it.
@@ -92,6 +92,15 @@ impl Planner {
             "kube-scheduler cannot place the pod {place}, where its devices are: {why}; trying elsewhere"
         );
         self.tell_pod(&waiting.pod, "TryingElsewhere", note, now);
+    }
+
+    /// Says that the pod is tried elsewhere; where preemption has made room it is not.
+    pub(super) fn tell_taken_back(&mut self, pod: &PodUid, what: &TakenBack, now: Instant) {
+        let TakenBack::NotThere(node) = what else { return };
+        let note = format!(
+            "kube-scheduler cannot place the pod on node {node} and gave the devices there back; trying elsewhere"
+        );
+        self.tell_pod(pod, "TryingElsewhere", note, now);
     }
 
     fn release(&mut self, claim: &ClaimUid, pod: Option<&PodUid>, cause: Instant) {

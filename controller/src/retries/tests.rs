@@ -86,12 +86,12 @@ fn an_allocation_taken_back_by_others_leaves_the_node_out_unless_room_was_made_t
     let now = Instant::now();
     let mut retries = Retries::default();
     retries.placed(&pod(), node("node-a"), None, now);
-    assert!(retries.is_pending(&pod(), None, now));
+    assert_eq!(retries.taken_back(&pod(), None, now), Some(TakenBack::NotThere(node("node-a"))));
     assert_eq!(retries.excluded(&pod(), now).len(), 1);
-    assert!(!retries.is_pending(&pod(), None, now), "told once");
+    assert_eq!(retries.taken_back(&pod(), None, now), None, "told once");
     let mut retries = Retries::default();
     retries.placed(&pod(), node("node-a"), None, now);
-    assert!(retries.is_pending(&pod(), Some(&node("node-a")), now));
+    assert_eq!(retries.taken_back(&pod(), Some(&node("node-a")), now), Some(TakenBack::RoomIsMade));
     assert_eq!(retries.excluded(&pod(), now).len(), 0);
 }
 
@@ -100,7 +100,7 @@ fn a_claim_that_was_another_pods_says_nothing_against_its_node() {
     let now = Instant::now();
     let mut retries = Retries::default();
     retries.verdict(&waiting(Some("no cpu")), now);
-    assert!(!retries.is_pending(&pod(), None, now));
+    assert_eq!(retries.taken_back(&pod(), None, now), None);
     assert_eq!(retries.excluded(&pod(), now).len(), 0);
 }
 
