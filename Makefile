@@ -28,6 +28,11 @@ test: build ## Run every test that needs neither root nor a cluster
 	$(CARGO) test --locked --package tessera-e2e --lib --test layers --test faults
 	$(CARGO) test --locked --package tessera-e2e --test simcluster
 
+.PHONY: soak
+soak: build ## The long trials on the cluster of stand-ins; FENCE_CLAIMS=10000
+	TESSERA_FENCE_CLAIMS=$(or $(FENCE_CLAIMS),10000) \
+	  $(CARGO) test --locked --package tessera-e2e --test simcluster -- two-allocators
+
 .PHONY: e2e
 e2e: ## Run Tessera on a real Kubernetes 1.37 on this machine (root and Go; fake GPUs; 15 minutes the first time)
 	e2e/cluster/run.sh

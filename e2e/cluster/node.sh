@@ -9,6 +9,7 @@
 #   node.sh start NODE COMPONENT         start again
 #   node.sh restart-kubelet NODE, node.sh restart-containerd NODE   short for restart
 #   node.sh gpu NODE HAPPENING...        a GPU falls off the bus, reports an XID, ...: see tessera-fake-world control --help
+#   node.sh policies control-plane off|on   remove the chart's admission policies from force, put them back
 #   node.sh import NODE IMAGE            load $TESSERA_E2E_RUNDIR/images/IMAGE.tar
 #   node.sh residue NODE                 print what Tessera and the pods left: CDI files, grants, journal entries, mounts
 set -euo pipefail
@@ -39,6 +40,7 @@ main() {
     kill) component_stop "$machine" "$1" KILL ;;
     start) component_start "$machine" "$1" ;;
     gpu) node_control_gpus "$machine" "$cargo_output" "$@" ;;
+    policies) policies_switch "$1" ;;
     import) node_import "$machine" "$1" ;;
     residue) machine_exec "$machine" sh "$cluster_dir/lib/residue.sh" | residue_report ;;
     *) usage ;;

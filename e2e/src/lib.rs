@@ -15,10 +15,12 @@
 
 pub mod expectation;
 pub mod harness;
+pub mod hollow;
 pub mod inventory;
 pub mod leftovers;
 pub mod objects;
 pub mod operations;
+pub mod random;
 pub mod runner;
 pub mod scenario;
 pub mod trials;

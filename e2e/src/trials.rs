@@ -3,16 +3,20 @@
 mod bench;
 mod controller;
 mod crowd;
+mod fence;
 mod gpu;
 mod neighbour;
 mod other_allocator;
 mod overcommit;
+mod policies;
+mod progress;
 mod residue;
 mod restart;
 mod room;
 
 pub mod ledger;
 
+use anyhow::Context as _;
 use kube::{Client, Config};
 
 pub use bench::Bench;
@@ -26,6 +30,36 @@ pub struct Cluster {
     config: Config,
     client: Client,
     operations: Option<Operations>,
+    sizes: Sizes,
+}
+
+/// How much the long trials do.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes {
+    /// Claims that two allocators fight over.
+    pub fenced_claims: usize,
+}
+
+impl Sizes {
+    /// The stand-ins, as part of all tests: a minute each.
+    pub const SIMULATED: Self = Self { fenced_claims: 1000 };
+    /// A real API server, real containers.
+    pub const REAL: Self = Self { fenced_claims: 500 };
+
+    /// The same, but for what $TESSERA_FENCE_CLAIMS says.
+    ///
+    /// # Errors
+    /// It is set to something other than a number.
+    pub fn or_from_environment(self) -> anyhow::Result<Self> {
+        Ok(Self { fenced_claims: number("TESSERA_FENCE_CLAIMS", self.fenced_claims)? })
+    }
+}
+
+fn number(variable: &str, otherwise: usize) -> anyhow::Result<usize> {
+    match std::env::var(variable) {
+        Ok(text) => text.parse().with_context(|| format!("${variable} is no number: {text}")),
+        Err(_) => Ok(otherwise),
+    }
 }
 
 impl Cluster {
@@ -37,7 +71,13 @@ impl Cluster {
         // With several linked in, rustls does not choose. An error means that the process has chosen already.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let client = Client::try_from(config.clone())?;
-        Ok(Self { config, client, operations })
+        Ok(Self { config, client, operations, sizes: Sizes::REAL })
+    }
+
+    /// The same cluster, for long trials of other sizes than those for a real one.
+    #[must_use]
+    pub fn with_sizes(self, sizes: Sizes) -> Self {
+        Self { sizes, ..self }
     }
 
     /// The administrator.
@@ -71,6 +111,8 @@ pub fn all(cluster: &Cluster) -> Vec<Trial<'static>> {
         trial!(cluster, "neighbours-pool", neighbour::refused),
         trial!(cluster, "room", room::measured),
         trial!(cluster, "hundred-pods", crowd::hundred),
+        trial!(cluster, "two-allocators-unfenced", fence::unfenced),
+        trial!(cluster, "two-allocators-fenced", fence::fenced),
     ]
 }
 

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use tessera_e2e::harness::{Report, Selection, everything};
 use tessera_e2e::operations::Operations;
-use tessera_e2e::trials::{self, Cluster};
+use tessera_e2e::trials::{self, Cluster, Sizes};
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -27,6 +27,7 @@ async fn main() -> ExitCode {
 
 async fn run(selection: &Selection) -> anyhow::Result<Report> {
     let cluster = Cluster::new(kube::Config::infer().await?, Operations::from_environment())?;
+    let cluster = cluster.with_sizes(Sizes::REAL.or_from_environment()?);
     let more = trials::on_real_cluster(&cluster);
     Ok(Report::of(selection, everything(&cluster, more)?).await)
 }

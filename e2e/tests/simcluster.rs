@@ -9,7 +9,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use tempfile::TempDir;
 use tessera_e2e::harness::{Report, Selection, everything};
 use tessera_e2e::operations::Operations;
-use tessera_e2e::trials::Cluster;
+use tessera_e2e::trials::{Cluster, Sizes};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
@@ -50,7 +50,7 @@ async fn run(selection: &Selection) -> anyhow::Result<Option<Report>> {
     let kubeconfig = Kubeconfig::read_from(directory.path().join("kubeconfig"))?;
     let config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
     let operations = Operations::by(directory.path().join("node.sh"));
-    let cluster = Cluster::new(config, Some(operations))?;
+    let cluster = Cluster::new(config, Some(operations))?.with_sizes(Sizes::SIMULATED.or_from_environment()?);
     let mut trials = everything(&cluster, vec![])?;
     trials.retain(|trial| trial.name != NO_DAEMON);
     let report = Report::of(selection, trials).await;

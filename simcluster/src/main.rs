@@ -25,7 +25,8 @@ enum Command {
     /// Runs a cluster with two nodes and fake GPUs until it is interrupted.
     Serve(serve::ServeArgs),
     /// Acts on a node of a cluster that `serve` runs, in the words of e2e/cluster/node.sh: restart|stop|kill|start NODE
-    /// kubelet|driver, the same for `control-plane controller`, residue NODE, gpu NODE HAPPENING...
+    /// kubelet|driver, the same for `control-plane controller`, policies control-plane on|off, residue NODE,
+    /// gpu NODE HAPPENING...
     Node(serve::NodeArgs),
     /// Supervises one container.
     #[command(name = container::INIT, hide = true)]

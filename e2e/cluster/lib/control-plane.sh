@@ -72,3 +72,17 @@ END
 exec "$bin/kube-scheduler" --config "$1/scheduler.yaml" --bind-address 127.0.0.1 --cert-dir "$1/kube-scheduler"
 END
 }
+
+# Takes the bindings of the chart's admission policies away, which ends their force, or puts them back as they were.
+policies_switch() { # off|on
+  local saved=$rundir/policy-bindings.json kind=validatingadmissionpolicybindings
+  case $1 in
+    off)
+      kubectl_admin get "$kind" --selector app.kubernetes.io/part-of=tessera --output json |
+        jq '.items |= map(del(.metadata.resourceVersion, .metadata.uid, .metadata.creationTimestamp))' >"$saved"
+      kubectl_admin delete "$kind" --selector app.kubernetes.io/part-of=tessera
+      ;;
+    on) kubectl_admin apply --filename "$saved" ;;
+    *) fail "policies are on or off, not '$1'" ;;
+  esac
+}

@@ -8,7 +8,7 @@ use kube::api::{DeleteParams, PostParams};
 use kube::{Api, Client, Config, ResourceExt};
 use serde_json::{Value, json};
 
-use super::Cluster;
+use super::{Cluster, Sizes};
 use crate::harness::TrialOutcome;
 use crate::inventory::GpuInventory;
 use crate::leftovers;
@@ -26,6 +26,7 @@ pub struct Bench {
     pub client: Client,
     /// Hands on the machines, where there are any.
     pub operations: Option<Operations>,
+    sizes: Sizes,
     namespace: String,
 }
 
@@ -37,8 +38,18 @@ pub struct Skip(pub String);
 impl Bench {
     /// For the trial of that name.
     pub(super) fn new(cluster: &Cluster, name: &str) -> Self {
-        let Cluster { config, client, operations } = cluster.clone();
-        Self { config, client, operations, namespace: format!("trial-{name}") }
+        let Cluster { config, client, operations, sizes } = cluster.clone();
+        Self { config, client, operations, sizes, namespace: format!("trial-{name}") }
+    }
+
+    /// How the cluster is reached.
+    pub(super) fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// How much there is to do.
+    pub(super) fn sizes(&self) -> Sizes {
+        self.sizes
     }
 
     /// A client of somebody else, whom the administrator impersonates.
@@ -102,14 +113,18 @@ impl Bench {
 
     /// Makes a template for claims of one device of that class; `capacity` as in `capacity.requests`.
     pub async fn template(&self, name: &str, class: &str, capacity: Value) -> anyhow::Result<()> {
-        let templates: Api<ResourceClaimTemplate> = Api::namespaced(self.client.clone(), &self.namespace);
         let mut exactly = json!({"deviceClassName": class});
         if !capacity.is_null() {
             exactly["capacity"] = json!({"requests": capacity});
         }
+        self.template_of(name, json!({"requests": [{"name": "gpu", "exactly": exactly}]})).await
+    }
+
+    /// Makes a template for claims of these devices.
+    pub async fn template_of(&self, name: &str, devices: Value) -> anyhow::Result<()> {
+        let templates: Api<ResourceClaimTemplate> = Api::namespaced(self.client.clone(), &self.namespace);
         let template = serde_json::from_value(json!({
-            "metadata": {"name": name},
-            "spec": {"spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}},
+            "metadata": {"name": name}, "spec": {"spec": {"devices": devices}},
         }))?;
         templates.create(&PostParams::default(), &template).await?;
         Ok(())

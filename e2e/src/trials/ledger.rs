@@ -17,6 +17,7 @@ type Taken = BTreeMap<(DeviceKey, String), Quantity>;
 pub struct DeviceLedger {
     capacity: BTreeMap<(DeviceKey, String), Quantity>,
     by_claim: BTreeMap<String, Taken>,
+    sums: Taken,
 }
 
 impl DeviceLedger {
@@ -30,7 +31,7 @@ impl DeviceLedger {
                 }
             }
         }
-        Self { capacity, by_claim: BTreeMap::new() }
+        Self { capacity, by_claim: BTreeMap::new(), sums: Taken::new() }
     }
 
     /// The claim is now like this.
@@ -38,13 +39,28 @@ impl DeviceLedger {
     /// # Errors
     /// A device gives more than it has; the text says which and to whom.
     pub fn see(&mut self, claim: &ResourceClaim) -> Result<(), String> {
-        self.by_claim.insert(full_name(claim), taken(claim)?);
-        self.check()
+        let (name, taken) = (full_name(claim), taken(claim)?);
+        if self.by_claim.get(&name) != Some(&taken) {
+            self.take_out(&name);
+            self.put_in(name, taken)?;
+        }
+        Ok(())
     }
 
     /// The claim is gone.
     pub fn forget(&mut self, claim: &ResourceClaim) {
-        self.by_claim.remove(&full_name(claim));
+        self.take_out(&full_name(claim));
+    }
+
+    /// These are all claims that there are, at one moment.
+    ///
+    /// # Errors
+    /// As [`Self::see`].
+    pub fn replace(&mut self, claims: &[ResourceClaim]) -> Result<(), String> {
+        // First what is gone: it may be what made room for others.
+        self.by_claim.clear();
+        self.sums.clear();
+        claims.iter().try_for_each(|claim| self.see(claim))
     }
 
     /// How many claims hold something.
@@ -52,23 +68,34 @@ impl DeviceLedger {
         self.by_claim.values().filter(|taken| !taken.is_empty()).count()
     }
 
-    fn check(&self) -> Result<(), String> {
-        let mut sums: BTreeMap<&(DeviceKey, String), Quantity> = BTreeMap::new();
-        for (key, amount) in self.by_claim.values().flatten() {
-            let sum = sums.entry(key).or_insert(Quantity::ZERO);
-            *sum = sum.checked_add(*amount).ok_or("amounts beyond all measure")?;
+    fn take_out(&mut self, claim: &str) {
+        for (key, amount) in self.by_claim.remove(claim).into_iter().flatten() {
+            let left = self.sums.get(&key).and_then(|sum| sum.checked_sub(amount)).unwrap_or(Quantity::ZERO);
+            self.sums.insert(key, left);
         }
-        for (key, sum) in sums {
-            let ((pool, device), name) = key;
-            let there = self.capacity.get(key).copied().unwrap_or(Quantity::ZERO);
-            if sum > there {
-                let holders =
-                    self.by_claim.iter().filter(|(_, taken)| taken.contains_key(key)).map(|(claim, _)| claim);
-                let holders = holders.cloned().collect::<Vec<_>>().join(", ");
-                return Err(format!("{device} of {pool} gives {sum} of {there} {name} to {holders}"));
+    }
+
+    fn put_in(&mut self, claim: String, taken: Taken) -> Result<(), String> {
+        let mut over = None;
+        for (key, amount) in &taken {
+            let sum = self.sums.entry(key.clone()).or_insert(Quantity::ZERO);
+            *sum = sum.checked_add(*amount).ok_or("amounts beyond all measure")?;
+            if *sum > self.capacity.get(key).copied().unwrap_or(Quantity::ZERO) {
+                over = over.or_else(|| Some(key.clone()));
             }
         }
-        Ok(())
+        self.by_claim.insert(claim, taken);
+        over.map_or(Ok(()), |key| Err(self.overcommitted(&key)))
+    }
+
+    fn overcommitted(&self, key: &(DeviceKey, String)) -> String {
+        let ((pool, device), name) = key;
+        let (sum, there) = (self.sums.get(key), self.capacity.get(key));
+        let (sum, there) = (sum.copied().unwrap_or_default(), there.copied().unwrap_or_default());
+        let holders =
+            self.by_claim.iter().filter(|(_, taken)| taken.contains_key(key)).map(|(claim, _)| claim);
+        let holders = holders.cloned().collect::<Vec<_>>().join(", ");
+        format!("{device} of {pool} gives {sum} of {there} {name} to {holders}")
     }
 }
 
@@ -145,6 +172,24 @@ mod tests {
         ledger.see(&first).unwrap();
         ledger.forget(&first);
         assert_eq!(ledger.see(&claim("b", "80Gi", "100")), Ok(()));
+    }
+
+    #[test]
+    fn a_claim_that_is_seen_again_counts_once_and_with_its_newest_amount() {
+        let mut ledger = ledger();
+        ledger.see(&claim("a", "80Gi", "100")).unwrap();
+        ledger.see(&claim("a", "80Gi", "100")).unwrap();
+        ledger.see(&claim("a", "30Gi", "0")).unwrap();
+        assert_eq!(ledger.see(&claim("b", "50Gi", "100")), Ok(()));
+        assert!(ledger.see(&claim("c", "1", "0")).is_err());
+    }
+
+    #[test]
+    fn after_a_gap_only_what_is_there_counts_and_too_much_is_still_noticed() {
+        let mut ledger = ledger();
+        ledger.see(&claim("a", "80Gi", "100")).unwrap();
+        assert_eq!(ledger.replace(&[claim("b", "80Gi", "100")]), Ok(()));
+        assert!(ledger.replace(&[claim("b", "80Gi", "100"), claim("c", "1", "0")]).is_err());
     }
 
     #[test]

@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
-use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
 use kube::api::{Api, Patch, PatchParams};
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Client, Resource, ResourceExt};
 use serde_json::{Value, json};
 
-use crate::pod_claim;
+use super::allocation::Allocations;
+use crate::pod_claim::{self, FINALIZER};
 
 /// Upstream's default for conflicts.
 const ATTEMPTS: usize = 5;
@@ -22,6 +23,10 @@ pub(super) enum BindError {
     ClaimDeleted { claim: String },
     #[error("claim {claim} got deallocated elsewhere in the meantime")]
     Deallocated { claim: String },
+    #[error("claim {claim} got allocated elsewhere in the meantime")]
+    Allocated { claim: String },
+    #[error("add finalizer to claim {claim}")]
+    Protect { claim: String, source: kube::Error },
     #[error("add reservation to claim {claim}")]
     Reserve { claim: String, source: kube::Error },
     #[error("binding rejected")]
@@ -29,6 +34,11 @@ pub(super) enum BindError {
 }
 
 impl BindError {
+    fn is_conflict(&self) -> bool {
+        let (Self::Reserve { source, .. } | Self::Protect { source, .. }) = self else { return false };
+        matches!(source, kube::Error::Api(status) if status.is_conflict())
+    }
+
     /// The message for the pod's condition, source included, as it stands on a real cluster.
     pub(super) fn said(&self) -> String {
         let plugin =
@@ -72,6 +82,7 @@ impl Binder {
         &self,
         pod: &Pod,
         claims: &[Arc<ResourceClaim>],
+        allocations: Allocations,
         node: &str,
     ) -> Result<Bound, BindError> {
         if !claims.is_empty() {
@@ -85,7 +96,7 @@ impl Binder {
             );
         }
         let mut reserved = Vec::new();
-        let done = self.reserve_and_bind(pod, claims, node, &mut reserved).await;
+        let done = self.reserve_and_bind(pod, claims, allocations, node, &mut reserved).await;
         match done {
             Ok(()) => {
                 let note = format!(
@@ -111,12 +122,14 @@ impl Binder {
         &self,
         pod: &Pod,
         claims: &[Arc<ResourceClaim>],
+        mut allocations: Allocations,
         node: &str,
         reserved: &mut Vec<ResourceClaim>,
     ) -> Result<(), BindError> {
-        for claim in claims {
-            if !pod_claim::is_reserved_for(pod, claim) {
-                reserved.push(self.reserve(pod, claim).await?);
+        for (index, claim) in claims.iter().enumerate() {
+            let allocation = allocations.remove(&index);
+            if allocation.is_some() || !pod_claim::is_reserved_for(pod, claim) {
+                reserved.push(self.reserve(pod, claim, allocation.as_ref()).await?);
             }
         }
         let body = json!({
@@ -136,32 +149,59 @@ impl Binder {
         self.client.request::<Value>(request).await.map(drop).map_err(BindError::Bind)
     }
 
-    /// Appends the pod to the claim's consumers. As upstream, a conflict is answered by looking again, and an allocation
-    /// that has become another one meanwhile is not noticed.
-    async fn reserve(&self, pod: &Pod, claim: &ResourceClaim) -> Result<ResourceClaim, BindError> {
+    /// Appends the pod to the claim's consumers, with the allocation where the scheduler itself has made one. As upstream, a
+    /// conflict is answered by looking again, and an allocation that has become another one meanwhile is not noticed.
+    async fn reserve(
+        &self,
+        pod: &Pod,
+        claim: &ResourceClaim,
+        allocation: Option<&AllocationResult>,
+    ) -> Result<ResourceClaim, BindError> {
         let name = claim.name_any();
         let key = format!("{}/{name}", claim.namespace().unwrap_or_default());
         let claims = self.claims(claim);
-        let failed = |source| BindError::Reserve { claim: key.clone(), source };
         let mut claim = claim.clone();
         for attempt in 1.. {
             if claim.metadata.deletion_timestamp.is_some() {
                 return Err(BindError::ClaimDeleted { claim: key });
             }
-            if !pod_claim::is_allocated(&claim) {
-                return Err(BindError::Deallocated { claim: key });
+            match (pod_claim::is_allocated(&claim), allocation) {
+                (false, None) => return Err(BindError::Deallocated { claim: key }),
+                (true, Some(_)) => return Err(BindError::Allocated { claim: key }),
+                (true, None) | (false, Some(_)) => {}
             }
-            match claims
-                .patch_status(&name, &PatchParams::default(), &Patch::Merge(reservation(pod, &claim)))
-                .await
-            {
-                Err(kube::Error::Api(status)) if status.is_conflict() && attempt < ATTEMPTS => {
+            match self.write(pod, &claim, allocation).await {
+                Err(error) if error.is_conflict() && attempt < ATTEMPTS => {
+                    let failed = |source| BindError::Reserve { claim: key.clone(), source };
                     claim = claims.get(&name).await.map_err(failed)?;
                 }
-                answer => return answer.map_err(failed),
+                answer => return answer,
             }
         }
         unreachable!("the last attempt returns")
+    }
+
+    /// One attempt: the finalizer, if there is something to protect, then the status.
+    async fn write(
+        &self,
+        pod: &Pod,
+        claim: &ResourceClaim,
+        allocation: Option<&AllocationResult>,
+    ) -> Result<ResourceClaim, BindError> {
+        let (claims, name) = (self.claims(claim), claim.name_any());
+        let key = format!("{}/{name}", claim.namespace().unwrap_or_default());
+        let mut version = claim.resource_version();
+        if allocation.is_some() && !claim.finalizers().iter().any(|finalizer| finalizer == FINALIZER) {
+            let finalizers: Vec<_> =
+                claim.finalizers().iter().map(String::as_str).chain([FINALIZER]).collect();
+            let patch = json!({"metadata": {"resourceVersion": version, "finalizers": finalizers}});
+            let patched = claims.patch(&name, &PatchParams::default(), &Patch::Merge(patch)).await;
+            let failed = |source| BindError::Protect { claim: key.clone(), source };
+            version = patched.map_err(failed)?.resource_version();
+        }
+        let patch = Patch::Merge(reservation(pod, claim, version.as_deref(), allocation));
+        let patched = claims.patch_status(&name, &PatchParams::default(), &patch).await;
+        patched.map_err(|source| BindError::Reserve { claim: key, source })
     }
 
     async fn unreserve(&self, pod: &Pod, claim: &ResourceClaim) {
@@ -228,16 +268,23 @@ impl Binder {
     }
 }
 
-fn reservation(pod: &Pod, claim: &ResourceClaim) -> Value {
+fn reservation(
+    pod: &Pod,
+    claim: &ResourceClaim,
+    version: Option<&str>,
+    allocation: Option<&AllocationResult>,
+) -> Value {
     let mut consumers = pod_claim::reserved_for(claim).to_vec();
     consumers.push(pod_claim::consumer(pod));
     let mut status = json!({"reservedFor": consumers});
     // The real scheduler sets the time where an allocator forgot it, and the server then refuses the whole update.
-    let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
-    if allocation.is_some_and(|allocation| allocation.allocation_timestamp.is_none()) {
+    let present = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
+    if let Some(allocation) = allocation {
+        status["allocation"] = json!(allocation);
+    } else if present.is_some_and(|allocation| allocation.allocation_timestamp.is_none()) {
         status["allocation"] = json!({"allocationTimestamp": seconds(Timestamp::now())});
     }
-    json!({"metadata": {"resourceVersion": claim.resource_version()}, "status": status})
+    json!({"metadata": {"resourceVersion": version}, "status": status})
 }
 
 fn seconds(time: Timestamp) -> String {

@@ -8,6 +8,7 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::ResourceExt;
 
 use super::affinity;
+use super::allocation::{Allocations, Allocator, Devices};
 use super::filter::{self, Reason, Usage};
 use crate::pod_claim;
 
@@ -35,7 +36,9 @@ impl Plugin {
 pub(super) struct World<'a> {
     pub(super) nodes: Vec<&'a Node>,
     pub(super) pods: Vec<&'a Pod>,
-    pub(super) classes: BTreeSet<String>,
+    /// All claims: what is taken of the devices.
+    pub(super) claims: Vec<&'a Arc<ResourceClaim>>,
+    pub(super) devices: &'a Devices,
 }
 
 /// What was decided.
@@ -43,9 +46,11 @@ pub(super) struct World<'a> {
 pub(super) enum Verdict {
     Fits {
         node: String,
+        /// What the pod's unallocated claims get there.
+        allocations: Allocations,
     },
-    /// There is no node at all, which counts as an error.
-    NoNodes,
+    /// The cycle ended with an error.
+    Error(String),
     NoFit(Failure),
 }
 
@@ -64,9 +69,9 @@ pub(super) struct Failure {
 pub(super) fn decide(pod: &Pod, claims: &[Arc<ResourceClaim>], world: &World<'_>) -> Verdict {
     let total = world.nodes.len();
     if total == 0 {
-        return Verdict::NoNodes;
+        return Verdict::Error("no nodes available to schedule pods".to_owned());
     }
-    if let Some(said) = missing_class(claims, &world.classes) {
+    if let Some(said) = missing_class(claims, world.devices) {
         return Verdict::NoFit(Failure {
             message: format!("0/{total} nodes are available: {said}."),
             preemption: preemption(total, 0),
@@ -75,7 +80,12 @@ pub(super) fn decide(pod: &Pod, claims: &[Arc<ResourceClaim>], world: &World<'_>
         });
     }
     let usage = usage(pod, world);
-    let mut filtering = Filtering { pod, claims, unavailable: BTreeSet::new() };
+    let allocator = match Allocator::new(world.devices, claims, world.claims.iter().copied()) {
+        Ok(allocator) => allocator,
+        Err(error) => return Verdict::Error(error.to_string()),
+    };
+    let mut filtering =
+        Filtering { pod, claims, allocator, unavailable: BTreeSet::new(), allocations: BTreeMap::new() };
     let nominated = pod.status.as_ref().and_then(|status| status.nominated_node_name.as_deref());
     let mut fitting = Vec::new();
     let mut rejected = Vec::new();
@@ -86,7 +96,7 @@ pub(super) fn decide(pod: &Pod, claims: &[Arc<ResourceClaim>], world: &World<'_>
         if !reasons.is_empty() {
             rejected.push(reasons);
         } else if nominated == Some(&name) {
-            return Verdict::Fits { node: name };
+            return filtering.fits(name);
         } else {
             fitting.push((load(pod, node, &used), name));
         }
@@ -94,7 +104,7 @@ pub(super) fn decide(pod: &Pod, claims: &[Arc<ResourceClaim>], world: &World<'_>
     // The least requested node; equal ones by name.
     fitting.sort();
     if let Some((_, node)) = fitting.into_iter().next() {
-        return Verdict::Fits { node };
+        return filtering.fits(node);
     }
     let helped =
         rejected.iter().filter(|reasons| reasons.iter().any(|reason| reason.preemption_helps)).count();
@@ -109,11 +119,20 @@ pub(super) fn decide(pod: &Pod, claims: &[Arc<ResourceClaim>], world: &World<'_>
 struct Filtering<'a> {
     pod: &'a Pod,
     claims: &'a [Arc<ResourceClaim>],
+    /// Where a claim is unallocated.
+    allocator: Option<Allocator<'a>>,
     /// Claims that were not available on some node which this filter has seen.
     unavailable: BTreeSet<usize>,
+    /// What the claims would get, by node.
+    allocations: BTreeMap<String, Allocations>,
 }
 
 impl Filtering<'_> {
+    fn fits(mut self, node: String) -> Verdict {
+        let allocations = self.allocations.remove(&node).unwrap_or_default();
+        Verdict::Fits { node, allocations }
+    }
+
     fn check(&mut self, node: &Node, used: &Usage) -> Vec<Reason> {
         let reasons = filter::check(self.pod, node, used);
         if !reasons.is_empty() {
@@ -122,8 +141,11 @@ impl Filtering<'_> {
         }
         let elsewhere: Vec<usize> =
             (0..self.claims.len()).filter(|index| !self.available(*index, node)).collect();
-        if self.claims.iter().any(|claim| !pod_claim::is_allocated(claim)) {
-            return vec![Reason::new(Plugin::DynamicResources, "cannot allocate all claims")];
+        if let Some(allocator) = &self.allocator {
+            match allocator.allocate(node) {
+                Some(allocations) => drop(self.allocations.insert(node.name_any(), allocations)),
+                None => return vec![Reason::new(Plugin::DynamicResources, "cannot allocate all claims")],
+            }
         }
         if elsewhere.is_empty() {
             return Vec::new();
@@ -147,7 +169,7 @@ impl Filtering<'_> {
     }
 }
 
-fn missing_class(claims: &[Arc<ResourceClaim>], classes: &BTreeSet<String>) -> Option<String> {
+fn missing_class(claims: &[Arc<ResourceClaim>], devices: &Devices) -> Option<String> {
     let unallocated = claims.iter().filter(|claim| !pod_claim::is_allocated(claim));
     let requests =
         unallocated.filter_map(|claim| claim.spec.as_ref()?.devices.as_ref()?.requests.as_ref()).flatten();
@@ -158,7 +180,7 @@ fn missing_class(claims: &[Arc<ResourceClaim>], classes: &BTreeSet<String>) -> O
         let alternatives =
             alternatives.map(|sub| (format!("{}/{}", request.name, sub.name), &sub.device_class_name));
         for (name, class) in exactly.chain(alternatives) {
-            if !classes.contains(class) {
+            if !devices.has_class(class) {
                 return Some(format!("request {name}: device class {class} does not exist"));
             }
         }

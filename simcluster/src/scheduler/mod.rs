@@ -10,27 +10,27 @@
 //! rejects a node speaks for it; claims are reserved in PreBind by updates that are tried again after conflicts;
 //! PostFilter clears a claim that was not available on some node. One pod at a time, binding included.
 //!
-//! **It never allocates a claim.** Every device in this workspace is fenced by a taint, which the real scheduler never
-//! allocates either; an unfenced driver would find no allocator here. Also left out: preemption, ports, volumes, pod
-//! affinity, spreading, extended resources backed by devices. Of several fitting nodes it takes the least requested one,
-//! then the first by name, where the real one draws lots.
+//! It allocates claims by itself where their devices' taints let it, as the real one does: [`allocation`]. Left out:
+//! preemption, ports, volumes, pod affinity, spreading, extended resources backed by devices. Of several fitting nodes it
+//! takes the least requested one, then the first by name, where the real one draws lots.
 
 mod affinity;
+mod allocation;
 mod binding;
 mod cycle;
 mod filter;
 mod queue;
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
-use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim};
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use kube::{Api, Client, ResourceExt};
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use self::allocation::{Allocations, Devices};
 use self::cycle::{Plugin, Verdict, World};
 use self::queue::{PodQueue, Rejection};
 use crate::api::{ApiServer, User};
@@ -97,6 +97,8 @@ struct Loop {
     nodes: Informer<Node>,
     claims: Informer<ResourceClaim>,
     classes: Informer<DeviceClass>,
+    slices: Informer<ResourceSlice>,
+    devices: Devices,
     queue: PodQueue,
 }
 
@@ -107,7 +109,9 @@ impl Loop {
             pods: Informer::start(Api::all(client.clone())),
             nodes: Informer::start(Api::all(client.clone())),
             claims: Informer::start(Api::all(client.clone())),
-            classes: Informer::start(Api::all(client)),
+            classes: Informer::start(Api::all(client.clone())),
+            slices: Informer::start(Api::all(client)),
+            devices: Devices::default(),
             queue: PodQueue::new(&options),
             options,
         }
@@ -115,22 +119,53 @@ impl Loop {
 
     async fn run(mut self, stop: CancellationToken) {
         loop {
-            let synced =
-                self.pods.synced() && self.nodes.synced() && self.claims.synced() && self.classes.synced();
+            let synced = self.synced();
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
                 changes = self.nodes.next() => changes.iter().for_each(|change| self.node_changed(change)),
-                changes = self.classes.next() => {
-                    if !changes.is_empty() {
-                        self.queue.wake(|rejection| rejection.plugins.contains(&Plugin::DynamicResources));
-                    }
-                }
+                changes = self.classes.next() => self.classes_changed(&changes),
+                changes = self.slices.next() => self.slices_changed(&changes),
                 changes = self.claims.next() => changes.iter().for_each(|change| self.claim_changed(change)),
                 changes = self.pods.next() => changes.iter().for_each(|change| self.pod_changed(change)),
                 () = std::future::ready(()), if synced && self.queue.has_next() => self.schedule_next().await,
                 () = self.queue.due() => {}
             }
+        }
+    }
+
+    fn synced(&self) -> bool {
+        self.pods.synced()
+            && self.nodes.synced()
+            && self.claims.synced()
+            && self.classes.synced()
+            && self.slices.synced()
+    }
+
+    fn classes_changed(&mut self, changes: &[Change<DeviceClass>]) {
+        for change in changes {
+            match &change.new {
+                Some(class) => self.devices.put_class(class),
+                None => self.devices.remove_class(&change.key.1),
+            }
+        }
+        self.devices_changed(!changes.is_empty());
+    }
+
+    fn slices_changed(&mut self, changes: &[Change<ResourceSlice>]) {
+        for change in changes {
+            match &change.new {
+                Some(slice) => self.devices.put_slice(slice),
+                None => self.devices.remove_slice(&change.key.1),
+            }
+        }
+        self.devices_changed(changes.iter().any(|change| change.new.is_some()));
+    }
+
+    /// Wakes every pod that waits for devices.
+    fn devices_changed(&mut self, changed: bool) {
+        if changed {
+            self.queue.wake(|rejection| rejection.plugins.contains(&Plugin::DynamicResources));
         }
     }
 
@@ -155,10 +190,7 @@ impl Loop {
     fn claim_changed(&mut self, change: &Change<ResourceClaim>) {
         let was_allocated = change.old.as_ref().is_some_and(|old| pod_claim::is_allocated(old));
         let is_allocated = change.new.as_ref().is_some_and(|new| pod_claim::is_allocated(new));
-        if was_allocated && !is_allocated {
-            // Devices became free: every pod that waits for devices may fit.
-            self.queue.wake(|rejection| rejection.plugins.contains(&Plugin::DynamicResources));
-        }
+        self.devices_changed(was_allocated && !is_allocated);
         let status_changed = match (&change.old, &change.new) {
             (Some(old), Some(new)) => old.status != new.status,
             (old, new) => old.is_some() != new.is_some(),
@@ -256,14 +288,16 @@ impl Loop {
         let verdict = {
             let nodes: Vec<&Node> = self.nodes.values().map(AsRef::as_ref).collect();
             let pods: Vec<&Pod> = self.pods.values().map(AsRef::as_ref).collect();
-            let classes: BTreeSet<String> = self.classes.values().map(|class| class.name_any()).collect();
-            cycle::decide(&pod, &claims, &World { nodes, pods, classes })
+            let all = self.claims.values().collect();
+            cycle::decide(&pod, &claims, &World { nodes, pods, claims: all, devices: &self.devices })
         };
         match verdict {
-            Verdict::Fits { node } => self.bind(&key, &pod, &claims, &node).await,
-            Verdict::NoNodes => {
+            Verdict::Fits { node, allocations } => {
+                self.bind(&key, &pod, &claims, allocations, &node).await;
+            }
+            Verdict::Error(message) => {
                 self.queue.failed(&key);
-                self.told(self.binder.failed(&pod, "no nodes available to schedule pods").await);
+                self.told(self.binder.failed(&pod, &message).await);
             }
             Verdict::NoFit(failure) => {
                 let mut notes = Vec::new();
@@ -286,8 +320,15 @@ impl Loop {
         }
     }
 
-    async fn bind(&mut self, key: &Key, pod: &Pod, claims: &[Arc<ResourceClaim>], node: &str) {
-        match self.binder.bind(pod, claims, node).await {
+    async fn bind(
+        &mut self,
+        key: &Key,
+        pod: &Pod,
+        claims: &[Arc<ResourceClaim>],
+        allocations: Allocations,
+        node: &str,
+    ) {
+        match self.binder.bind(pod, claims, allocations, node).await {
             Ok(bound) => {
                 bound.claims.into_iter().for_each(|claim| self.claims.assume(claim));
                 bound.pod.into_iter().for_each(|pod| self.pods.assume(pod));

@@ -68,6 +68,7 @@ async fn act(words: &[String], stage: &mut Stage) -> anyhow::Result<String> {
         ["stop", node, component] => stop(stage, node, component, false).await?,
         ["kill", node, component] => stop(stage, node, component, true).await?,
         ["start", node, component] => start(stage, node, component).await?,
+        ["policies", "control-plane", state @ ("on" | "off")] => stage.switch_policies(state == "on"),
         ["residue", node] => return stage.machine(node)?.residue(),
         ["gpu", node, ..] => {
             let happening: Vec<String> = words[2..].iter().map(|word| (*word).to_owned()).collect();

@@ -89,6 +89,11 @@ impl Stage {
         }
     }
 
+    /// As if somebody had removed the chart's admission policies, or put them back.
+    pub(crate) fn switch_policies(&self, on: bool) {
+        self.cluster.api().set_policies(if on { Policies::all() } else { Policies::none() });
+    }
+
     /// Prints what the programs logged, for a failure that leaves nothing else behind.
     pub(crate) fn print_logs(&self) {
         let drivers = self.machines.iter().map(|machine| &machine.driver);

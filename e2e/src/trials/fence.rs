@@ -1,0 +1,205 @@
+//! Two allocators on one pool: tessera-controller, and kube-scheduler with its own allocator of devices.
+//!
+//! Half of the pods are for kube-scheduler: their claims tolerate every taint of devices, the fence among them, and carry a
+//! GpuConfig that tessera-controller refuses and kube-scheduler does not read. Without the policies nothing stops it, and the
+//! two hand out one device twice: that is what shows that the trial can see it. With the policies the same load must never do
+//! so: the taint keeps kube-scheduler from the claims of the one half, the policy from those of the other.
+
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use kube::api::{DeleteParams, PostParams};
+use kube::runtime::{WatchStreamExt, watcher};
+use serde_json::{Value, json};
+
+use super::bench::Bench;
+use super::overcommit::{self, Overcommitted};
+use super::policies;
+use super::progress::Progress;
+use crate::harness::TrialOutcome;
+use crate::hollow::HollowNodes;
+use crate::inventory::DRIVER;
+use crate::random::Random;
+use crate::runner::Outcome;
+
+/// Sixteen GPUs, about a third of what the pods that are there at a time want.
+const NODES: usize = 2;
+const PODS_AT_A_TIME: usize = 48;
+
+/// Claims of one pod.
+const MOST_CLAIMS: u64 = 3;
+
+/// Without a fence one claim in a hundred is handed out on top of another. So many without any would be a trial that sees
+/// nothing.
+const UNFENCED_CLAIMS: usize = 2000;
+
+pub(super) async fn unfenced(bench: Bench) -> TrialOutcome {
+    let seen = policies::without(&bench, async {
+        // An error is an outcome here, and which one decides.
+        Ok(allocate(&bench, UNFENCED_CLAIMS).await)
+    });
+    match seen.await? {
+        Err(error) if error.is::<Overcommitted>() => {
+            println!("    as it should be without the fence: {error}");
+            Ok(Outcome::Held(vec![]))
+        }
+        Err(error) => Err(error),
+        Ok(_) => {
+            anyhow::bail!("{UNFENCED_CLAIMS} claims without a fence, and no device was handed out twice")
+        }
+    }
+}
+
+pub(super) async fn fenced(bench: Bench) -> TrialOutcome {
+    let claims = bench.sizes().fenced_claims;
+    let denied = allocate(&bench, claims).await?;
+    println!("    {denied} of {claims} claims were kube-scheduler's to allocate, and denied to it");
+    anyhow::ensure!(denied > 0, "kube-scheduler never tried to allocate anything");
+    Ok(Outcome::Held(vec![]))
+}
+
+/// Has so many claims allocated or denied, some at a time, on nodes of their own. Gives how many were denied; an error if a
+/// device is given out twice.
+async fn allocate(bench: &Bench, claims: usize) -> anyhow::Result<usize> {
+    let hollow = HollowNodes::join(bench.config(), &bench.client, bench.namespace(), NODES).await?;
+    let mut load = Load::new(bench, &hollow, claims);
+    let outcome = tokio::select! {
+        Err(error) = hollow.keep_ready() => Err(error),
+        outcome = overcommit::never_during(bench, load.run()) => outcome,
+    };
+    // Without a kubelet nobody else ends them.
+    bench.pods().delete_collection(&DeleteParams::default().grace_period(0), &Default::default()).await?;
+    hollow.leave().await?;
+    outcome.map(|()| load.denied)
+}
+
+/// Whose claims a pod has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Allocator {
+    Controller,
+    Scheduler,
+}
+
+/// Pods come, are deleted as soon as they are bound or denied, and make room for the next.
+struct Load<'a> {
+    bench: &'a Bench,
+    hollow: &'a HollowNodes,
+    random: Random,
+    claims: usize,
+    pods: usize,
+    asked: usize,
+    done: usize,
+    denied: usize,
+}
+
+impl<'a> Load<'a> {
+    fn new(bench: &'a Bench, hollow: &'a HollowNodes, claims: usize) -> Self {
+        let seed = Random::fresh_seed();
+        println!("    seed {seed}");
+        Self { bench, hollow, random: Random::new(seed), claims, pods: 0, asked: 0, done: 0, denied: 0 }
+    }
+
+    async fn run(&mut self) -> anyhow::Result<()> {
+        self.templates().await?;
+        let mut progress = Progress::new("claims", self.claims);
+        let mut events = Box::pin(watcher(self.bench.pods(), watcher::Config::default()).default_backoff());
+        for _ in 0..PODS_AT_A_TIME {
+            self.create().await?;
+        }
+        while self.done < self.claims {
+            match events.next().await {
+                Some(Ok(watcher::Event::Apply(pod) | watcher::Event::InitApply(pod))) => {
+                    if pod.metadata.deletion_timestamp.is_none() && (is_bound(&pod) || is_denied(&pod)) {
+                        let now = DeleteParams::default().grace_period(0);
+                        self.bench.pods().delete(&pod.name_any(), &now).await?;
+                    }
+                }
+                Some(Ok(watcher::Event::Delete(pod))) => {
+                    self.done += claims_of(&pod);
+                    self.denied += if is_bound(&pod) { 0 } else { claims_of(&pod) };
+                    progress.at(self.done, || format!(", {} of them denied", self.denied));
+                    self.create().await?;
+                }
+                Some(Ok(_)) => {}
+                Some(Err(error)) => println!("    the watch of the pods was interrupted: {error}"),
+                None => anyhow::bail!("the watch of the pods ended"),
+            }
+        }
+        Ok(())
+    }
+
+    /// The next pod, while there are claims to ask for.
+    async fn create(&mut self) -> anyhow::Result<()> {
+        if self.asked >= self.claims {
+            return Ok(());
+        }
+        self.pods += 1;
+        let allocator =
+            if self.pods.is_multiple_of(2) { Allocator::Controller } else { Allocator::Scheduler };
+        let entries = 1..=self.random.between(1, MOST_CLAIMS);
+        let claims: Vec<Value> = entries
+            .map(|entry| {
+                let size = *self.random.one_of(&SIZES);
+                let template = template_name(size, allocator);
+                json!({"name": format!("gpu-{entry}"), "resourceClaimTemplateName": template})
+            })
+            .collect();
+        self.asked += claims.len();
+        let (node_selector, tolerations) = self.hollow.placement();
+        let pod = json!({
+            "metadata": {"name": format!("pod-{}", self.pods)},
+            "spec": {
+                "nodeSelector": node_selector,
+                "tolerations": tolerations,
+                "containers": [{"name": "never-started", "image": "tessera/none"}],
+                "resourceClaims": claims,
+            },
+        });
+        self.bench.pods().create(&PostParams::default(), &serde_json::from_value(pod)?).await?;
+        Ok(())
+    }
+
+    async fn templates(&self) -> anyhow::Result<()> {
+        for size in SIZES {
+            for allocator in [Allocator::Controller, Allocator::Scheduler] {
+                let devices = devices(size, allocator);
+                self.bench.template_of(&template_name(size, allocator), devices).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Of GPUs of 80 GiB.
+const SIZES: [&str; 3] = ["24Gi", "40Gi", "80Gi"];
+
+fn template_name(size: &str, allocator: Allocator) -> String {
+    format!("{allocator:?}-{size}").to_lowercase()
+}
+
+fn devices(memory: &str, allocator: Allocator) -> Value {
+    let exactly = json!({"deviceClassName": DRIVER, "capacity": {"requests": {"memory": memory}}});
+    let mut devices = json!({"requests": [{"name": "gpu", "exactly": exactly}]});
+    if allocator == Allocator::Scheduler {
+        // Without a key: a claim that names the fence is refused when it is created.
+        devices["requests"][0]["exactly"]["tolerations"] = json!([{"operator": "Exists"}]);
+        let parameters = json!({"apiVersion": "gpu.tessera.dev/v1alpha1", "kind": "GpuConfig", "allocator": "kube-scheduler"});
+        devices["config"] = json!([{"opaque": {"driver": DRIVER, "parameters": parameters}}]);
+    }
+    devices
+}
+
+fn is_bound(pod: &Pod) -> bool {
+    pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some())
+}
+
+/// The policy has kept kube-scheduler from allocating the pod's claims.
+fn is_denied(pod: &Pod) -> bool {
+    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    let messages = conditions.filter_map(|condition| condition.message.as_deref());
+    messages.into_iter().any(|message| message.contains("only tessera-controller allocates"))
+}
+
+fn claims_of(pod: &Pod) -> usize {
+    pod.spec.as_ref().and_then(|spec| spec.resource_claims.as_ref()).map_or(0, Vec::len)
+}

@@ -1,0 +1,84 @@
+//! The scheduler's own allocator of devices. There is no controller of ours here, and no policy.
+
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use kube::{Api, Client};
+use serde_json::{Value, json};
+
+use crate::{allocated, cluster, consumers, create, node, node_of, patch, present, unschedulable, until};
+
+const FENCE: &str = "gpu.tessera.dev/managed";
+
+/// A node of two GPUs of 80 GiB that are shared by memory.
+async fn node_with_gpus(client: &Client, taints: Value) {
+    node(client, "node-a", "32").await;
+    // What other filters let pass is none of the allocator's business.
+    let taint = json!({"spec": {"taints": [{"key": "a", "effect": "NoSchedule"}]}});
+    patch::<Node>(&Api::all(client.clone()), "node-a", taint).await;
+    let device = |name: &str| {
+        json!({"name": name, "allowMultipleAllocations": true, "taints": taints, "capacity": {"memory": {
+            "value": "80Gi", "requestPolicy": {"default": "80Gi", "validRange": {"min": "1Mi", "step": "1Mi"}}}}})
+    };
+    let slice = json!({"metadata": {"name": "node-a-1"}, "spec": {
+        "driver": "gpu.tessera.dev", "nodeName": "node-a",
+        "pool": {"name": "node-a", "generation": 1, "resourceSliceCount": 1},
+        "devices": [device("gpu-0"), device("gpu-1")],
+    }});
+    create::<ResourceSlice>(&Api::all(client.clone()), slice).await;
+}
+
+/// A pod that wants so much of a GPU.
+async fn pod_with_claim(client: &Client, name: &str, memory: &str, tolerations: Value) {
+    let exactly = json!({"deviceClassName": "gpu.tessera.dev", "tolerations": tolerations,
+        "capacity": {"requests": {"memory": memory}}});
+    let claim = json!({"metadata": {"name": name}, "spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}});
+    create::<ResourceClaim>(&Api::default_namespaced(client.clone()), claim).await;
+    let mut pod = crate::pod(name, json!({"resourceClaimName": name}));
+    pod["spec"]["tolerations"] = json!([{"operator": "Exists"}]);
+    create::<Pod>(&Api::default_namespaced(client.clone()), pod).await;
+}
+
+/// The device of the claim of a pod that is bound.
+async fn device_of(client: &Client, name: &str) -> String {
+    let pods: Api<Pod> = Api::default_namespaced(client.clone());
+    until(&pods, name, present(|pod: &Pod| node_of(pod) == Some("node-a"))).await;
+    let claims: Api<ResourceClaim> = Api::default_namespaced(client.clone());
+    let claim = claims.get(name).await.unwrap();
+    assert_eq!(consumers(&claim), [name]);
+    assert_eq!(claim.metadata.finalizers.as_ref().unwrap(), &["resource.kubernetes.io/delete-protection"]);
+    let status = serde_json::to_value(&claim.status).unwrap();
+    status["allocation"]["devices"]["results"][0]["device"].as_str().unwrap().to_owned()
+}
+
+async fn waits(client: &Client, name: &str) {
+    let pods: Api<Pod> = Api::default_namespaced(client.clone());
+    let told =
+        |pod: &Pod| unschedulable(pod).is_some_and(|said| said.contains("1 cannot allocate all claims"));
+    until(&pods, name, present(told)).await;
+    let claims: Api<ResourceClaim> = Api::default_namespaced(client.clone());
+    assert!(!allocated(&claims.get(name).await.unwrap()));
+}
+
+#[tokio::test]
+async fn unfenced_devices_are_handed_out_first_fit_as_long_as_they_have_room() {
+    let (_cluster, client) = cluster().await;
+    node_with_gpus(&client, json!([])).await;
+    pod_with_claim(&client, "one", "50Gi", Value::Null).await;
+    assert_eq!(device_of(&client, "one").await, "gpu-0");
+    pod_with_claim(&client, "two", "40Gi", Value::Null).await;
+    assert_eq!(device_of(&client, "two").await, "gpu-1");
+    pod_with_claim(&client, "three", "30Gi", Value::Null).await;
+    assert_eq!(device_of(&client, "three").await, "gpu-0");
+    pod_with_claim(&client, "four", "41Gi", Value::Null).await;
+    waits(&client, "four").await;
+}
+
+#[tokio::test]
+async fn a_fenced_device_is_allocated_only_for_a_claim_that_tolerates_the_fence() {
+    let (_cluster, client) = cluster().await;
+    node_with_gpus(&client, json!([{"key": FENCE, "effect": "NoSchedule"}])).await;
+    pod_with_claim(&client, "fenced", "1Gi", Value::Null).await;
+    waits(&client, "fenced").await;
+    pod_with_claim(&client, "tolerant", "1Gi", json!([{"operator": "Exists"}])).await;
+    assert_eq!(device_of(&client, "tolerant").await, "gpu-0");
+}
