@@ -35,6 +35,8 @@ pub mod metric {
     pub const CLAIM_OPERATION_SECONDS: &str = "tessera_claim_operation_seconds";
     /// Gauge: claims that are prepared on the node.
     pub const CLAIMS_PREPARED: &str = "tessera_claims_prepared";
+    /// Gauge: claims that are prepared on the node and that the API does not have so any more.
+    pub const CLAIMS_ORPHANED: &str = "tessera_claims_orphaned";
     /// Counter by `outcome`: allocations written, refused and given up.
     pub const ALLOCATIONS: &str = "tessera_allocations";
     /// Histogram: seconds from the watch event that made room to the allocation written.

@@ -31,6 +31,10 @@ pub const MANAGED_TAINT_KEY: &str = "gpu.tessera.dev/managed";
 /// Taint of a device whose health check failed, effect `NoSchedule`: nothing new is put on it, what runs there stays.
 pub const UNHEALTHY_TAINT_KEY: &str = "gpu.tessera.dev/unhealthy";
 
+/// Taint of a device on which a claim is prepared that the API no longer has, or not with this device; effect `NoSchedule`. The
+/// share looks free and is in use.
+pub const ORPHANED_TAINT_KEY: &str = "gpu.tessera.dev/orphaned-claim";
+
 /// The taint effect that keeps new claims away and leaves running pods alone.
 pub const NO_SCHEDULE: &str = "NoSchedule";
 

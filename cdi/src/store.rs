@@ -2,9 +2,14 @@
 
 use std::{
     collections::BTreeSet,
-    fs, io,
+    fs,
+    hash::{BuildHasher, Hasher, RandomState},
+    io,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        LazyLock,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use serde::Deserialize;
@@ -161,6 +166,9 @@ impl SpecStore {
     /// [`StoreError::Io`].
     pub fn remove(&self, file: &SpecFile) -> Result<bool, StoreError> {
         let path = self.path(file);
+        if path.is_dir() {
+            return Ok(false);
+        }
         let Some(found) = read(&path)? else { return Ok(false) };
         if !is_of_kind(&found, &file.kind) {
             return Ok(false);
@@ -241,10 +249,12 @@ impl SpecStore {
     /// Runtimes read only `.json` and `.yaml`, so that the suffix hides it from them.
     fn temporary(&self, file: &SpecFile) -> PathBuf {
         static COUNTER: AtomicU64 = AtomicU64::new(0);
+        // No process id: two instances in containers of their own may both be process 1.
+        static PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().build_hasher().finish());
         let serial = COUNTER.fetch_add(1, Ordering::Relaxed);
         let prefix = temporary_prefix(&file.kind);
         let id = file.id.as_deref().unwrap_or("only");
-        self.directory.join(format!("{prefix}{id}.{}-{serial}{TEMPORARY_SUFFIX}", std::process::id()))
+        self.directory.join(format!("{prefix}{id}.{:016x}-{serial}{TEMPORARY_SUFFIX}", *PROCESS))
     }
 }
 

@@ -36,6 +36,7 @@ use tessera_driver::{
     prepare::{Node, claim::AllocatedClaim, execute::Executor},
     state::{
         StatePaths,
+        attempts::Attempt,
         journal::JournalStore,
         library::InstalledLibrary,
         mounts::{KernelMounts, Mounts, Tmpfs},
@@ -100,11 +101,16 @@ fn without_api(mounts: Arc<dyn Mounts>, what: &str) -> anyhow::Result<()> {
     let paths = StatePaths::new(directory.path().join("state"));
     let source = directory.path().join("intercept.so");
     fs::write(&source, vec![0; 200_000])?;
-    let library = InstalledLibrary::install(&source, &paths, &*mounts)?;
+    let journal = Arc::new(JournalStore::new(paths.clone()));
+    let library = InstalledLibrary::install(&source, &paths, &journal, &*mounts)?;
     let specs = SpecStore::new(directory.path().join("cdi"));
     let base = Arc::new(BaseSpec::new(specs.clone(), DriverRoot::new("/nonexistent", "/")));
     let executor = Executor::new(ShareFiles::new(paths.clone(), mounts), specs, base);
-    let node = Node { journal: Arc::new(JournalStore::new(paths.clone())), paths, executor, library };
+    let node = Node { journal, paths, executor, library };
+    let prepare = |claim: &AllocatedClaim, hardware| {
+        let attempt = Attempt::begin(&node.paths, &claim.uid)?;
+        node.prepare(claim, hardware, &attempt)
+    };
     let gpus = (0..GPUS).map(gpus::gpu).collect();
     let hardware = HardwareState::Known(Inventory::new(gpus, vec![], vec![]));
 
@@ -118,13 +124,13 @@ fn without_api(mounts: Arc<dyn Mounts>, what: &str) -> anyhow::Result<()> {
         Ok(AllocatedClaim::check(&object, &uid, &namespace, &name, &PoolName::new("node-a")?)?)
     };
     for number in 0..PREPARED {
-        node.prepare(&allocated(&format!("prepared-{number}"), number)?, &hardware)?;
+        prepare(&allocated(&format!("prepared-{number}"), number)?, &hardware)?;
     }
     let mut times = Vec::new();
     for round in 0..ROUNDS {
         let claim = allocated("measured", round)?;
         let begun = Instant::now();
-        node.prepare(&claim, &hardware)?;
+        prepare(&claim, &hardware)?;
         times.push(begun.elapsed());
         node.unprepare(&claim.uid)?;
     }

@@ -17,6 +17,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    audit::Audit,
     base_spec::{BaseSpec, DriverRoot},
     events::Events,
     http::Endpoints,
@@ -105,11 +106,11 @@ impl Driver {
         let sockets = SocketPaths::new(&kubelet_root, DRIVER_NAME, pod_uid.as_deref())?;
 
         let paths = StatePaths::new(state_dir);
-        let library = InstalledLibrary::install(&settings.intercept_library, &paths, &*mounts)?;
+        let journal = Arc::new(JournalStore::new(paths.clone()));
+        let library = InstalledLibrary::install(&settings.intercept_library, &paths, &journal, &*mounts)?;
         let base = Arc::new(BaseSpec::new(SpecStore::new(&cdi_dir), settings.driver_root));
         let files = ShareFiles::new(paths.clone(), mounts);
         let executor = Executor::new(files, SpecStore::new(&cdi_dir), Arc::clone(&base));
-        let journal = Arc::new(JournalStore::new(paths.clone()));
         let node = Arc::new(Node { paths, journal: Arc::clone(&journal), executor, library });
         let source = ClaimSource::new(client.clone());
         repair_node(&node, &source, &pool).await?;
@@ -136,7 +137,16 @@ impl Driver {
         tokio::spawn(keep_gauges(journal.watch(), servers.registered(), Arc::clone(&metrics), begun));
 
         let slices = SliceSource::new(node_name, settings.device_order);
-        let publisher = Publisher::new(client, slices, hardware, journal.watch(), Arc::clone(&metrics));
+        let (orphaned_sender, orphaned) = watch::channel(None);
+        let audit = Audit::new(
+            ClaimSource::new(client.clone()),
+            journal.watch(),
+            Arc::clone(&metrics),
+            orphaned_sender,
+        );
+        tokio::spawn(audit.run(stop.clone()));
+        let publisher =
+            Publisher::new(client, slices, hardware, journal.watch(), orphaned, Arc::clone(&metrics));
         let publisher = tokio::spawn(publisher.run(stop.clone()));
         Ok(Self { servers, stop, sockets, metrics, journal, claims, publisher, _watcher: watcher })
     }

@@ -46,6 +46,8 @@ pub async fn serve(
     let bound = listener.local_addr()?;
     let router =
         Router::new().route("/metrics", get(metrics)).route("/healthz", get(healthz)).with_state(endpoints);
+    #[cfg(feature = "fault-points")]
+    let router = router.merge(crate::fault::POINTS.routes());
     tokio::spawn(async move {
         let server = axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned());
         if let Err(error) = server.await {

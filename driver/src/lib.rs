@@ -13,6 +13,7 @@
 //! * thread `gpus` ([`inventory`]): the only one that asks the hardware; sends `HardwareState` and `HealthReport` on watch channels.
 //! * task of [`other_allocators`]: watches the Node and its slices for others that hand out the GPUs, which are then not published.
 //! * task `publisher`: the only writer of this node's ResourceSlices; reads `HardwareState` and a watch of the slices.
+//! * task [`audit`]: compares the journal with the API's claims; tells the publisher which GPUs orphaned claims have.
 //! * two gRPC servers ([`kubelet`]); each claim of a call is a task of its own ([`prepare`]) that the call does not cancel.
 //! * the journal ([`state::journal`]) is shared by those tasks, and by other instances of the driver, under one lock.
 //!
@@ -20,9 +21,11 @@
 #![forbid(unsafe_code)]
 
 pub mod args;
+pub mod audit;
 pub mod base_spec;
 pub mod driver;
 pub mod events;
+pub mod fault;
 pub mod http;
 pub mod inventory;
 pub mod kubelet;

@@ -65,6 +65,7 @@ pub struct Metrics {
     seconds: Family<OperationLabel, Histogram, fn() -> Histogram>,
     retries: Counter,
     prepared_claims: Gauge,
+    orphaned_claims: Gauge,
     published_gpus: Gauge,
     unhealthy_gpus: Gauge,
     unpublished_gpus: Family<ReasonLabel, Gauge>,
@@ -86,6 +87,7 @@ impl Default for Metrics {
             seconds: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
             retries: Counter::default(),
             prepared_claims: Gauge::default(),
+            orphaned_claims: Gauge::default(),
             published_gpus: Gauge::default(),
             unhealthy_gpus: Gauge::default(),
             unpublished_gpus: Family::default(),
@@ -120,6 +122,11 @@ impl Metrics {
             self.retries.clone(),
         );
         registry.register(metric::CLAIMS_PREPARED, "Claims in the journal", self.prepared_claims.clone());
+        registry.register(
+            metric::CLAIMS_ORPHANED,
+            "Claims that are prepared and that the API does not have so any more",
+            self.orphaned_claims.clone(),
+        );
         registry.register(metric::GPUS_PUBLISHED, "GPUs that are published", self.published_gpus.clone());
         registry.register(
             "tessera_gpus_unhealthy",
@@ -175,6 +182,11 @@ impl Metrics {
     /// So many claims are in the journal.
     pub fn prepared(&self, claims: usize) {
         self.prepared_claims.set(count(claims));
+    }
+
+    /// So many of them the API does not have any more.
+    pub fn orphaned(&self, claims: usize) {
+        self.orphaned_claims.set(count(claims));
     }
 
     /// So many GPUs are published, so many of them are unhealthy, and so many are not, by reason.

@@ -1,17 +1,17 @@
 //! Preparing and unpreparing claims.
 //!
 //! ```text
-//! kubelet call -> task of its own -> per-claim lock -> claim from the API -> AllocatedClaim::check
-//!                                                   -> [journal lock] plan -> Started -> steps -> Completed [unlock]
+//! kubelet call -> task of its own -> Attempt -> claim from the API -> AllocatedClaim::check
+//!                                            -> [journal lock] does the attempt stand? -> plan -> Started -> steps -> Completed [unlock]
 //! ```
 //!
-//! The kubelet cancels calls (pod deletion, 45 s deadline), sends the same claim twice at once (two pods that share it) and
-//! repeats calls after restarts. So the work runs in a task that nobody cancels, and under a lock per claim; the part that changes
-//! the node is one blocking function under the journal's lock, short because no network is waited for in it.
+//! The kubelet cancels calls (pod deletion, 45 s deadline), sends the same claim twice at once (two pods that share it), repeats
+//! calls after restarts, and during an update calls either of two instances. So the work runs in a task that nobody cancels; the part
+//! that changes the node is one blocking function under the journal's lock, short because no network is waited for in it; and what
+//! waits for the network or for room is an attempt that an Unprepare ends, in whichever instance.
 
 pub mod claim;
 pub mod execute;
-pub mod locks;
 pub mod plan;
 pub mod repair;
 pub mod source;
@@ -33,20 +33,21 @@ use tracing::Instrument;
 use self::{
     claim::{AllocatedClaim, ClaimError},
     execute::{Executor, StepError},
-    locks::ClaimLocks,
     plan::{Decision, PlanError, plan},
     source::{ClaimSource, ReadError},
     step::{GrantTextError, answer, steps, undo_steps},
 };
 use crate::{
     events::Events,
+    fault,
     inventory::HardwareState,
     kubelet::plugin::{AskedClaim, Claims, PreparedDevice},
     metrics::{Metrics, Operation},
     report::chain,
     state::{
         StatePaths,
-        journal::{JournalError, JournalStore, State},
+        attempts::{self, Attempt, AttemptError},
+        journal::{ClaimRecord, JournalError, JournalStore, LockedJournal, State},
         library::{InstalledLibrary, LibraryError},
     },
 };
@@ -80,6 +81,12 @@ pub enum PrepareError {
     /// It does not fit.
     #[error("the claim cannot be prepared here now")]
     Plan(#[from] PlanError),
+    /// Who asked for it wants it no more.
+    #[error("the kubelet has unprepared the claim meanwhile")]
+    Unprepared,
+    /// It cannot be told whether it is wanted.
+    #[error("the attempt cannot be kept")]
+    Attempt(#[from] AttemptError),
     /// The journal cannot be used.
     #[error("the journal cannot be used")]
     Journal(#[from] JournalError),
@@ -89,7 +96,7 @@ pub enum PrepareError {
     /// There is nothing that could hold its containers to it.
     #[error("the interceptor library is not installed")]
     Library(#[from] LibraryError),
-    /// A change to the node failed; those before it were taken back.
+    /// A change to the node failed; those before it were taken back, or are remembered to be.
     #[error("preparing the node failed")]
     Step(#[from] StepError),
     /// A defect of the driver.
@@ -115,6 +122,9 @@ pub enum UnprepareError {
     /// The journal cannot be used.
     #[error("the journal cannot be used")]
     Journal(#[from] JournalError),
+    /// Attempts to prepare it cannot be ended.
+    #[error("the attempts to prepare the claim cannot be ended")]
+    Attempt(#[from] AttemptError),
     /// A change to the node failed.
     #[error("cleaning up the node failed")]
     Step(#[from] StepError),
@@ -143,7 +153,6 @@ pub struct Preparer {
     pool: PoolName,
     hardware: watch::Receiver<Arc<HardwareState>>,
     source: ClaimSource,
-    locks: Arc<ClaimLocks>,
     events: Events,
     metrics: Arc<Metrics>,
 }
@@ -179,7 +188,7 @@ impl Preparer {
         events: Events,
         metrics: Arc<Metrics>,
     ) -> Self {
-        Self { node, pool, hardware, source, locks: Arc::default(), events, metrics }
+        Self { node, pool, hardware, source, events, metrics }
     }
 
     /// Prepares one claim, with patience for what passes by itself.
@@ -195,7 +204,11 @@ impl Preparer {
         until: Instant,
     ) -> Result<Vec<PreparedDevice>, PrepareError> {
         let claim = NamedClaim::try_from(asked)?;
-        let _guard = Arc::clone(&self.locks).lock(claim.uid.clone()).await;
+        let (node, uid) = (Arc::clone(&self.node), claim.uid.clone());
+        // Before the claim is read: whoever unprepares it from now on is seen.
+        let attempt = tokio::task::spawn_blocking(move || Attempt::begin(&node.paths, &uid)).await??;
+        let attempt = Arc::new(attempt);
+        fault::point_async("prepare-asked").await;
         let mut journal = self.node.journal.watch();
         let mut hardware = self.hardware.clone();
         let mut pause = FIRST_PAUSE;
@@ -203,13 +216,13 @@ impl Preparer {
             journal.mark_unchanged();
             hardware.mark_unchanged();
             let mut read = None;
-            let error = match self.attempt(&claim, until, &mut read).await {
+            let error = match self.attempt(&claim, &attempt, until, &mut read).await {
                 Ok(devices) => return Ok(devices),
                 Err(error) => error,
             };
             let next = Instant::now() + pause;
             if !error.is_transient() || next >= until {
-                if let Some(claim) = read {
+                if let Some(claim) = read.filter(|_| !matches!(error, PrepareError::Unprepared)) {
                     self.events.prepare_failed(&claim, &chain(&error));
                 }
                 return Err(error);
@@ -229,9 +242,13 @@ impl Preparer {
     async fn attempt(
         &self,
         claim: &NamedClaim,
+        attempt: &Arc<Attempt>,
         until: Instant,
         read: &mut Option<ResourceClaim>,
     ) -> Result<Vec<PreparedDevice>, PrepareError> {
+        if !attempt.stands()? {
+            return Err(PrepareError::Unprepared);
+        }
         let from_api = match self.source.read(&claim.namespace, &claim.name, until).await {
             Ok(from_api) => read.insert(from_api),
             // The kubelet itself has read the claim before it called, and what we said of it before still holds.
@@ -243,17 +260,18 @@ impl Preparer {
             }
             Err(error) => return Err(error.into()),
         };
+        fault::point_async("prepare-claim-read").await;
         let allocated =
             AllocatedClaim::check(from_api, &claim.uid, &claim.namespace, &claim.name, &self.pool)?;
         let hardware = Arc::clone(&self.hardware.borrow());
-        let node = Arc::clone(&self.node);
-        tokio::task::spawn_blocking(move || node.prepare(&allocated, &hardware)).await?
+        let (node, attempt) = (Arc::clone(&self.node), Arc::clone(attempt));
+        tokio::task::spawn_blocking(move || node.prepare(&allocated, &hardware, &attempt)).await?
     }
 
     async fn unprepare_one(&self, asked: &AskedClaim) -> Result<(), UnprepareError> {
         // What cannot be named was never prepared.
         let Ok(uid) = ClaimUid::new(&asked.uid) else { return Ok(()) };
-        let _guard = Arc::clone(&self.locks).lock(uid.clone()).await;
+        fault::point_async("unprepare-asked").await;
         let node = Arc::clone(&self.node);
         tokio::task::spawn_blocking(move || node.unprepare(&uid)).await?
     }
@@ -263,8 +281,8 @@ impl Node {
     /// Prepares `claim`: decides and acts under the journal's lock.
     ///
     /// # Guarantees
-    /// When it fails, the node is as before. When the process dies in it, the journal says `Started`, and repair takes back what was
-    /// done.
+    /// When it fails, the node is as before. When the process dies in it, or what was done cannot be taken back, the journal says
+    /// `Started`: repair, the next Prepare and Unprepare take it back.
     ///
     /// # Errors
     /// [`PrepareError`].
@@ -272,8 +290,12 @@ impl Node {
         &self,
         claim: &AllocatedClaim,
         hardware: &HardwareState,
+        attempt: &Attempt,
     ) -> Result<Vec<PreparedDevice>, PrepareError> {
         let mut journal = self.journal.lock()?;
+        if !attempt.stands()? {
+            return Err(PrepareError::Unprepared);
+        }
         let nothing = Inventory::default();
         let inventory = match (hardware, journal.get(&claim.uid)) {
             (HardwareState::Known(inventory), _) => inventory,
@@ -285,7 +307,7 @@ impl Node {
         };
         let mut record = match plan(claim, inventory, journal.journal(), &self.library.hash)? {
             Decision::Repeat(record) => {
-                self.executor.execute_again(&steps(&claim.uid, &record, &self.paths)?)?;
+                self.executor.execute(&steps(&claim.uid, &record, &self.paths)?)?;
                 return Ok(answer(&claim.uid, &record));
             }
             Decision::Prepare(record) => record,
@@ -297,19 +319,28 @@ impl Node {
         let steps = steps(&claim.uid, &record, &self.paths)?;
         self.library.ensure(&self.paths)?;
         journal.put(claim.uid.clone(), record.clone())?;
+        fault::point("prepare-started");
         if let Err(error) = self.executor.execute(&steps) {
-            if let Err(error) = journal.remove(&claim.uid) {
-                tracing::error!(error = %chain(&error), "a claim stays in the journal as started");
-            }
+            self.take_back(&claim.uid, &record, &mut journal);
             return Err(error.into());
         }
+        let undo = record.clone();
         record.state = State::Completed;
         let devices = answer(&claim.uid, &record);
-        if let Err(error) = journal.put(claim.uid.clone(), record.clone()) {
-            self.executor.undo(&undo_steps(&claim.uid, &record))?;
+        if let Err(error) = journal.put(claim.uid.clone(), record) {
+            self.take_back(&claim.uid, &undo, &mut journal);
             return Err(error.into());
         }
+        fault::point("prepare-completed");
         Ok(devices)
+    }
+
+    /// Takes back what was done of a Prepare that failed. The journal forgets the claim only when nothing of it is left.
+    fn take_back(&self, claim: &ClaimUid, record: &ClaimRecord, journal: &mut LockedJournal<'_>) {
+        let undone = self.executor.undo(&undo_steps(claim, record)).map_err(UnprepareError::from);
+        if let Err(error) = undone.and_then(|()| Ok(journal.remove(claim)?)) {
+            tracing::error!(error = %chain(&error), "a failed Prepare is not taken back; the claim stays in the journal as started");
+        }
     }
 
     /// The answer for a claim that is prepared, with its files made sure of; `None` for one that is not.
@@ -321,7 +352,7 @@ impl Node {
         let Some(record) = journal.get(claim).filter(|record| record.state == State::Completed) else {
             return Ok(None);
         };
-        self.executor.execute_again(&steps(claim, record, &self.paths)?)?;
+        self.executor.execute(&steps(claim, record, &self.paths)?)?;
         Ok(Some(answer(claim, record)))
     }
 
@@ -331,9 +362,13 @@ impl Node {
     /// [`UnprepareError`]; doing it again is right.
     pub fn unprepare(&self, claim: &ClaimUid) -> Result<(), UnprepareError> {
         let mut journal = self.journal.lock()?;
+        // First, or an attempt that waits would prepare the claim after this.
+        attempts::end(&self.paths, claim, &journal)?;
         let Some(record) = journal.get(claim) else { return Ok(()) };
         self.executor.undo(&undo_steps(claim, record))?;
+        fault::point("unprepare-undone");
         journal.remove(claim)?;
+        fault::point("unprepare-forgotten");
         Ok(())
     }
 }

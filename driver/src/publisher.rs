@@ -22,7 +22,7 @@ use kube::{
     runtime::{WatchStreamExt, watcher},
 };
 use tessera_api::{
-    names::{DRIVER_NAME, NodeName},
+    names::{DRIVER_NAME, DeviceName, GpuUuid, NodeName, ORPHANED_TAINT_KEY},
     slice::same_content,
 };
 use tokio::{sync::watch, time::Instant};
@@ -30,6 +30,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::plan::{Change, plan};
 use crate::{
+    audit::Orphaned,
     inventory::HardwareState,
     metrics::{Metrics, SliceWrite},
     report::chain,
@@ -83,6 +84,8 @@ pub struct Publisher {
     hardware: watch::Receiver<Arc<HardwareState>>,
     /// What is in use, where the order of devices follows it.
     journal: Option<watch::Receiver<Arc<Journal>>>,
+    /// GPUs of orphaned claims, once they are known.
+    orphaned: watch::Receiver<Option<Arc<Orphaned>>>,
     metrics: Arc<Metrics>,
     /// This node's slices, by name: from the watch, and from what our own writes returned.
     observed: BTreeMap<String, ResourceSlice>,
@@ -104,11 +107,13 @@ impl Publisher {
         source: SliceSource,
         hardware: watch::Receiver<Arc<HardwareState>>,
         journal: watch::Receiver<Arc<Journal>>,
+        orphaned: watch::Receiver<Option<Arc<Orphaned>>>,
         metrics: Arc<Metrics>,
     ) -> Self {
         let (slices, nodes) = (Api::all(client.clone()), Api::all(client));
         let journal = source.follows_use().then_some(journal);
-        Self { slices, nodes, source, hardware, journal, metrics, observed: BTreeMap::new(), generation: 0 }
+        let observed = BTreeMap::new();
+        Self { slices, nodes, source, hardware, journal, orphaned, metrics, observed, generation: 0 }
     }
 
     /// Publishes until `stop`. What is published stays: a restart of the driver changes nothing.
@@ -126,6 +131,7 @@ impl Publisher {
                 event = events.next() => self.observe_all(event, &mut events, &mut complete).await,
                 changed = self.hardware.changed() => if changed.is_err() { return },
                 () = changed(&mut self.journal) => {}
+                Ok(()) = self.orphaned.changed() => {}
                 () = pace.due() => {}
             }
             if !complete || !pace.may_act() {
@@ -201,7 +207,12 @@ impl Publisher {
     async fn bring_in_line(&mut self) -> Result<usize, PublishError> {
         let hardware = Arc::clone(&self.hardware.borrow_and_update());
         let journal = self.journal.as_mut().map(|journal| Arc::clone(&journal.borrow_and_update()));
-        let Some(desired) = self.source.slices(&hardware, journal.as_deref()) else { return Ok(0) };
+        // A restart forgets them: until they are known again, they are those that are published.
+        let orphaned = self.orphaned.borrow_and_update().clone();
+        let orphaned = orphaned.unwrap_or_else(|| Arc::new(orphaned_as_published(self.observed.values())));
+        let Some(desired) = self.source.slices(&hardware, journal.as_deref(), &orphaned) else {
+            return Ok(0);
+        };
         let observed: Vec<_> = self.observed.values().cloned().collect();
         let mut changes = plan(desired, observed, self.generation);
         if changes.iter().any(Change::creates) {
@@ -277,6 +288,16 @@ impl Publisher {
         }
         Ok(())
     }
+}
+
+/// GPUs whose devices say so in these slices.
+fn orphaned_as_published<'a>(slices: impl Iterator<Item = &'a ResourceSlice>) -> Orphaned {
+    let devices = slices.flat_map(|slice| slice.spec.devices.iter().flatten());
+    let orphaned =
+        devices.filter(|device| device.taints.iter().flatten().any(|taint| taint.key == ORPHANED_TAINT_KEY));
+    orphaned
+        .filter_map(|device| GpuUuid::from_device_name(&DeviceName::new(&device.name).ok()?).ok())
+        .collect()
 }
 
 /// Waits for a change of the journal, where that is followed.

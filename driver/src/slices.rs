@@ -7,7 +7,7 @@ use tessera_api::{
     slice::{DeviceOrder, SliceOptions, build},
 };
 
-use crate::{inventory::HardwareState, state::journal::Journal};
+use crate::{audit::Orphaned, inventory::HardwareState, state::journal::Journal};
 
 /// Makes the slices of one node.
 #[derive(Clone, Debug)]
@@ -39,9 +39,15 @@ impl SliceSource {
     }
 
     /// The slices of this hardware; one without devices where nobody can tell what there is. `None` before the hardware was asked: what
-    /// was published before a restart stays until then. Generations and owners are the publisher's to set.
+    /// was published before a restart stays until then. `orphaned` are GPUs of claims that the API does not know. Generations and
+    /// owners are the publisher's to set.
     #[must_use]
-    pub fn slices(&self, hardware: &HardwareState, journal: Option<&Journal>) -> Option<Vec<ResourceSlice>> {
+    pub fn slices(
+        &self,
+        hardware: &HardwareState,
+        journal: Option<&Journal>,
+        orphaned: &Orphaned,
+    ) -> Option<Vec<ResourceSlice>> {
         let nothing = Inventory::default();
         let inventory = match hardware {
             HardwareState::Known(inventory) => inventory,
@@ -51,7 +57,12 @@ impl SliceSource {
         let in_use = journal.map(Journal::memory_by_gpu).unwrap_or_default();
         Some(build(
             inventory,
-            &SliceOptions { order: self.order, in_use, ..SliceOptions::new(self.node.clone()) },
+            &SliceOptions {
+                order: self.order,
+                in_use,
+                orphaned: orphaned.clone(),
+                ..SliceOptions::new(self.node.clone())
+            },
         ))
     }
 
@@ -60,7 +71,8 @@ impl SliceSource {
     /// # Errors
     /// Never, for what [`build`] makes.
     pub fn as_yaml(&self, inventory: Inventory) -> Result<String, serde_saphyr::ser::Error> {
-        let slices = self.slices(&HardwareState::Known(inventory), None).unwrap_or_default();
+        let slices =
+            self.slices(&HardwareState::Known(inventory), None, &Orphaned::new()).unwrap_or_default();
         let documents: Result<Vec<String>, _> = slices.iter().map(serde_saphyr::to_string).collect();
         Ok(documents?.into_iter().map(|document| format!("---\n{document}")).collect())
     }

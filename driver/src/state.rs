@@ -3,6 +3,7 @@
 //! ```text
 //! <state-dir>/journal.json                          what is prepared         journal
 //! <state-dir>/journal.lock                          shared by instances
+//! <state-dir>/asked/<claim>                         a Prepare is under way              attempts
 //! <state-dir>/grants/<claim>/<id>/grant             what may be taken        shares
 //! <state-dir>/ledgers/<claim>/<id>/ledger           what is taken; `<id>` is a tmpfs of its own
 //! <state-dir>/lib/<sha256>/libtessera_intercept.so  who enforces it          library
@@ -12,6 +13,7 @@
 //! After a reboot all of it is gone, as are the containers and the CDI specs: the kubelet prepares anew. So
 //! nothing here is synced to a disk, and no boot id is kept.
 
+pub mod attempts;
 pub mod journal;
 pub mod library;
 pub mod mounts;
@@ -51,6 +53,12 @@ impl StatePaths {
     #[must_use]
     pub fn journal_lock(&self) -> PathBuf {
         self.root.join("journal.lock")
+    }
+
+    /// Prepares under way.
+    #[must_use]
+    pub fn asked(&self) -> PathBuf {
+        self.root.join("asked")
     }
 
     /// Grants of all claims.

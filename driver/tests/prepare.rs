@@ -210,38 +210,51 @@ async fn parameters_that_this_version_does_not_enforce_are_refused() {
     assert!(error.contains("compute.policy") && error.contains("not supported in this version"), "{error}");
 }
 
+/// Begins a Prepare whose read of the claim the API server holds, and cancels the call.
+async fn cancelled(node: &Node, kubelet: &Kubelet, claim: &dra_v1::Claim) {
+    node.api.hold_claim_reads();
+    let reads = node.api.claim_reads();
+    let mut client = kubelet.dra();
+    let request = dra_v1::NodePrepareResourcesRequest { claims: vec![claim.clone()] };
+    let call = tokio::spawn(async move { client.node_prepare_resources(request).await });
+    node.api.wait_for("a read of the claim", |api| (api.claim_reads() > reads).then_some(())).await;
+    call.abort();
+    assert!(call.await.expect_err("cancelled").is_cancelled());
+}
+
 #[tokio::test]
-async fn a_cancelled_call_finishes_its_work_and_unprepare_waits_for_it() {
+async fn a_cancelled_call_finishes_its_work_for_the_next_one() {
     let node = Node::with_gpus(1);
     let _driver = node.start().await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
     let claim = node.allocate("a", &[(0, 1, 0)]);
-    node.api.hold_claim_reads();
-
-    let mut client = kubelet.dra();
-    let request = dra_v1::NodePrepareResourcesRequest { claims: vec![claim.clone()] };
-    let call = tokio::spawn(async move { client.node_prepare_resources(request).await });
-    node.api.wait_for("a read of the claim", |api| (api.claim_reads() == 1).then_some(())).await;
-    call.abort();
-    assert!(call.await.expect_err("cancelled").is_cancelled());
-
-    let mut unprepare = Box::pin(kubelet.unprepare(claim.clone()));
-    let early = tokio::time::timeout(Duration::from_millis(100), &mut unprepare).await;
-    assert!(early.is_err(), "it did not wait");
-    node.api.release_claim_reads();
-    unprepare.await.expect("unprepared, after the work was done");
-    assert!(node.traces().is_empty(), "{:#?}", node.traces());
-
-    // And without an Unprepare the work is there for the next call.
-    node.api.hold_claim_reads();
-    let mut client = kubelet.dra();
-    let request = dra_v1::NodePrepareResourcesRequest { claims: vec![claim.clone()] };
-    let call = tokio::spawn(async move { client.node_prepare_resources(request).await });
-    node.api.wait_for("a read of the claim", |api| (api.claim_reads() == 2).then_some(())).await;
-    call.abort();
+    cancelled(&node, &kubelet, &claim).await;
     node.api.release_claim_reads();
     kubelet.prepare(claim).await.expect("prepared");
     assert_eq!(node.mounts.all().len(), 1);
+}
+
+#[tokio::test]
+async fn an_unprepare_ends_a_cancelled_prepare_and_does_not_wait_for_it() {
+    let node = Node::with_gpus(1);
+    let driver = node.start().await;
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    let claim = node.allocate("a", &[(0, 1, 0)]);
+    cancelled(&node, &kubelet, &claim).await;
+    // The API server still holds the read.
+    kubelet.unprepare(claim.clone()).await.expect("unprepared");
+    node.api.release_claim_reads();
+    let failed = r#"tessera_claim_operations_total{operation="Prepare",outcome="Failed"} 1"#;
+    let ended = async {
+        while !driver.metrics().render().contains(failed) {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), ended).await.expect("the attempt ends");
+    assert!(node.traces().is_empty(), "{:#?}", node.traces());
+    assert_eq!(node.asked(), [""; 0]);
+
+    kubelet.prepare(claim).await.expect("asked for again, it is prepared");
 }
 
 #[tokio::test]

@@ -26,6 +26,7 @@ use tessera_driver::{
     state::{
         journal::{ClaimRecord, Journal, JournalStore, State},
         library::InstalledLibrary,
+        mounts::{Mounts, Tmpfs},
         shares::ShareFiles,
     },
 };
@@ -43,8 +44,9 @@ impl Hands {
     /// For preparing the claim `name`, which has two shares.
     fn of(node: &Node, name: &str) -> Self {
         let paths = node.paths();
-        let library =
-            InstalledLibrary::install(&node.path("intercept.so"), &paths, &node.mounts).expect("installed");
+        let journal = JournalStore::new(paths.clone());
+        let library = InstalledLibrary::install(&node.path("intercept.so"), &paths, &journal, &node.mounts)
+            .expect("installed");
         let object = serde_json::from_value(claim(name, &[(0, 4, 10), (1, 4, 10)])).expect("a claim");
         let claim = AllocatedClaim::check(
             &object,
@@ -64,7 +66,7 @@ impl Hands {
         base.describe(&gpus, &Default::default()).expect("written");
         let files = ShareFiles::new(paths.clone(), Arc::new(node.mounts.clone()));
         let executor = Executor::new(files, specs, Arc::new(base));
-        Self { journal: JournalStore::new(paths), executor, claim: claim.uid, record, steps }
+        Self { journal, executor, claim: claim.uid, record, steps }
     }
 
     fn write_down(&self, state: State) {
@@ -121,8 +123,8 @@ async fn death_after_any_step_of_an_unprepare_is_finished_by_the_next_one() {
     for done in 0..=count {
         let node = Node::with_gpus(2);
         let hands = Hands::of(&node, "a");
-        hands.executor.execute(&hands.steps).expect("taken");
         hands.write_down(State::Completed);
+        hands.executor.execute(&hands.steps).expect("taken");
         hands.executor.undo(&undo_steps(&hands.claim, &hands.record)[..done]).expect("taken back");
         drop(hands);
 
@@ -237,12 +239,8 @@ async fn what_is_missing_of_a_prepared_claim_is_made_again_and_what_belongs_to_n
     for path in stale {
         fs::create_dir_all(node.path(path)).expect("made");
     }
-    tessera_driver::state::mounts::Mounts::mount_tmpfs(
-        &node.mounts,
-        &node.path(stale[1]),
-        tessera_driver::state::mounts::Tmpfs { size_bytes: 1, inodes: 1, executable: false },
-    )
-    .expect("mounted");
+    let tmpfs = Tmpfs { size_bytes: 1, inodes: 1, executable: false };
+    Mounts::mount_tmpfs(&node.mounts, &node.path(stale[1]), tmpfs).expect("mounted");
     fs::create_dir(node.path("cdi")).expect("made");
     let foreign = node.path("cdi/k8s.gpu.tessera.dev-claim_foreign.json");
     fs::write(&foreign, r#"{"kind": "other/kind"}"#).expect("written");
@@ -313,4 +311,79 @@ async fn two_instances_serve_side_by_side_and_share_the_journal() {
     second.expect("there is room beside what the old one prepared");
     kubelet.unprepare(first).await.expect("what the old one prepared is unprepared by the new one");
     assert_eq!(node.mounts.all().len(), 1);
+}
+
+#[tokio::test]
+async fn a_deleted_journal_is_rebuilt_from_the_api_while_claims_are_prepared() {
+    for lost in [&["state/journal.json"][..], &["state"][..]] {
+        let node = Node::with_gpus(1);
+        let driver = node.start().await;
+        let kubelet = Kubelet::register(&node.path("kubelet")).await;
+        let kept = node.allocate("kept", &[(0, 4, 10)]);
+        let first = kubelet.prepare(kept.clone()).await.expect("prepared");
+        kubelet.prepare(node.allocate("gone", &[(0, 4, 10)])).await.expect("prepared");
+        node.allocate("never-prepared", &[(0, 1, 0)]);
+        driver.stop().await;
+        node.api.remove_claim("ns", "gone");
+        for path in lost {
+            let path = node.path(path);
+            let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+            removed.expect("removed");
+        }
+        // Those of directories that are gone.
+        for mount in node.mounts.all().into_keys().filter(|mount| !mount.exists()) {
+            Mounts::unmount(&node.mounts, &mount).expect("unmounted");
+        }
+
+        let _driver = node.start().await;
+        let traces = node.traces();
+        assert!(!traces.iter().any(|trace| trace.contains("gone") || trace.contains("never")), "{traces:#?}");
+        let kubelet = Kubelet::register(&node.path("kubelet")).await;
+        let journal = fs::read_to_string(node.paths().journal()).expect("a journal");
+        assert!(journal.contains(&uid("kept")), "{journal}");
+        assert_eq!(kubelet.prepare(kept.clone()).await.expect("prepared"), first);
+        kubelet.unprepare(kept).await.expect("unprepared");
+        assert!(node.traces().is_empty(), "{:#?}", node.traces());
+    }
+}
+
+#[tokio::test]
+async fn what_somebody_put_among_grants_and_ledgers_keeps_no_driver_from_starting() {
+    let node = Node::with_gpus(1);
+    for below in ["state/grants", "state/ledgers", "state/asked"] {
+        fs::create_dir_all(node.path(below).join("Not A UID/deeper")).expect("made");
+        fs::write(node.path(below).join("notes.txt"), "precious").expect("written");
+    }
+    let before = node.traces();
+    let _driver = node.start().await;
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    let claim = node.allocate("a", &[(0, 4, 10)]);
+    kubelet.prepare(claim.clone()).await.expect("prepared");
+    kubelet.unprepare(claim).await.expect("unprepared");
+    assert_eq!(node.traces(), before, "left alone");
+}
+
+#[tokio::test]
+async fn a_failed_prepare_that_cannot_be_taken_back_is_not_forgotten() {
+    let node = Node::with_gpus(1);
+    let driver = node.start().await;
+    // The last step cannot be taken, and then the ledger's file system cannot be unmounted.
+    let path = node.path(&format!("cdi/k8s.gpu.tessera.dev-claim_{}.json", uid("a")));
+    fs::create_dir(&path).expect("a directory");
+    node.mounts.refuse_unmounts(true);
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    let claim = node.allocate("a", &[(0, 4, 10)]);
+    kubelet.prepare(claim.clone()).await.expect_err("it fails");
+    fs::remove_dir(&path).expect("still there, and empty");
+    assert!(node.traces().contains(&uid("a")), "the journal has it: {:#?}", node.traces());
+    kubelet.unprepare(claim.clone()).await.expect_err("the mount is still there");
+    driver.stop().await;
+
+    // Nor does it keep a driver from starting.
+    let _driver = node.start().await;
+    assert!(node.traces().contains(&uid("a")), "the journal has it: {:#?}", node.traces());
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    node.mounts.refuse_unmounts(false);
+    kubelet.unprepare(claim).await.expect("unprepared");
+    assert!(node.traces().is_empty(), "{:#?}", node.traces());
 }

@@ -26,12 +26,8 @@ pub fn build(inventory: &Inventory, options: &SliceOptions) -> Vec<ResourceSlice
     let mut gpus: Vec<&Gpu> = inventory.gpus.iter().collect();
     options.order.sort(&mut gpus, &options.in_use, &cliques);
     let clique_values = clique_values(&cliques, &options.node);
-    let devices: Vec<Device> = gpus
-        .iter()
-        .map(|gpu| {
-            device::device(gpu, clique_values.get(&gpu.uuid).cloned(), options.fence, options.memory_ratio)
-        })
-        .collect();
+    let devices: Vec<Device> =
+        gpus.iter().map(|gpu| device::device(gpu, clique_values.get(&gpu.uuid).cloned(), options)).collect();
     let per_slice =
         if devices.iter().any(|d| d.taints.is_some()) { MAX_TAINTED_DEVICES } else { MAX_DEVICES };
     let parts: Vec<(&[Device], &[&Gpu])> = match devices.len() {

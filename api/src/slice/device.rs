@@ -6,9 +6,11 @@ use k8s_openapi::api::resource::v1::{
     CapacityRequestPolicy, CapacityRequestPolicyRange, Device, DeviceAttribute, DeviceCapacity, DeviceTaint,
 };
 
-use super::{Fence, MemoryRatio};
+use super::{Fence, MemoryRatio, SliceOptions};
 use crate::gpu::{Gpu, Health, normalise_version};
-use crate::names::{MANAGED_TAINT_KEY, NO_SCHEDULE, UNHEALTHY_TAINT_KEY, attribute, capacity};
+use crate::names::{
+    MANAGED_TAINT_KEY, NO_SCHEDULE, ORPHANED_TAINT_KEY, UNHEALTHY_TAINT_KEY, attribute, capacity,
+};
 use crate::quantity::Quantity;
 
 /// Longest string and version that an attribute can have, bytes (API limit `DeviceAttributeMaxValueLength`).
@@ -20,7 +22,8 @@ pub fn truncated(text: &str) -> &str {
 }
 
 /// The device of a GPU; `clique` is the value of its NVLink clique's attribute.
-pub(super) fn device(gpu: &Gpu, clique: Option<String>, fence: Fence, ratio: MemoryRatio) -> Device {
+pub(super) fn device(gpu: &Gpu, clique: Option<String>, options: &SliceOptions) -> Device {
+    let ratio = options.memory_ratio;
     let published = Quantity::from_mib(ratio.of_mib(gpu.memory_mib()));
     Device {
         name: gpu.device_name().into(),
@@ -41,7 +44,7 @@ pub(super) fn device(gpu: &Gpu, clique: Option<String>, fence: Fence, ratio: Mem
                 ),
             ),
         ])),
-        taints: taints(gpu, fence),
+        taints: taints(gpu, options),
         ..Device::default()
     }
 }
@@ -98,13 +101,14 @@ fn int(value: Option<i64>) -> Option<DeviceAttribute> {
     value.map(|number| DeviceAttribute { int: Some(number), ..DeviceAttribute::default() })
 }
 
-fn taints(gpu: &Gpu, fence: Fence) -> Option<Vec<DeviceTaint>> {
-    let managed = (fence == Fence::Managed).then(|| no_schedule(MANAGED_TAINT_KEY, None));
+fn taints(gpu: &Gpu, options: &SliceOptions) -> Option<Vec<DeviceTaint>> {
+    let managed = (options.fence == Fence::Managed).then(|| no_schedule(MANAGED_TAINT_KEY, None));
     let unhealthy = match &gpu.health {
         Health::Healthy => None,
         Health::Unhealthy { code, .. } => Some(no_schedule(UNHEALTHY_TAINT_KEY, label_value(code))),
     };
-    let taints: Vec<DeviceTaint> = managed.into_iter().chain(unhealthy).collect();
+    let orphaned = options.orphaned.contains(&gpu.uuid).then(|| no_schedule(ORPHANED_TAINT_KEY, None));
+    let taints: Vec<DeviceTaint> = managed.into_iter().chain(unhealthy).chain(orphaned).collect();
     (!taints.is_empty()).then_some(taints)
 }
 

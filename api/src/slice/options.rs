@@ -1,6 +1,6 @@
 //! What besides the hardware decides how slices look.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::DeviceOrder;
 use crate::names::{GpuUuid, NodeName, PoolName};
@@ -20,6 +20,8 @@ pub struct SliceOptions {
     pub order: DeviceOrder,
     /// Memory in use per GPU, bytes, for the orders that look at it; what is missing is unused.
     pub in_use: BTreeMap<GpuUuid, u64>,
+    /// GPUs that a claim uses of which the API does not know: nothing new is put on them.
+    pub orphaned: BTreeSet<GpuUuid>,
     /// How much memory is published of what is there.
     pub memory_ratio: MemoryRatio,
 }
@@ -34,6 +36,7 @@ impl SliceOptions {
             fence: Fence::Managed,
             order: DeviceOrder::Index,
             in_use: BTreeMap::new(),
+            orphaned: BTreeSet::new(),
             memory_ratio: MemoryRatio::WHOLE,
         }
     }

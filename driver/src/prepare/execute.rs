@@ -7,6 +7,7 @@ use tessera_cdi::{SpecFile, SpecStore, StoreError};
 use super::step::{Step, Undo, claim_kind};
 use crate::{
     base_spec::BaseSpec,
+    fault,
     state::shares::{ShareError, ShareFiles},
 };
 
@@ -48,27 +49,11 @@ impl Executor {
         &self.specs
     }
 
-    /// Takes all steps, or none: on an error those that were taken are taken back.
+    /// Takes all steps. Those that were taken stay so on an error: of a claim that is prepared, containers may be running.
     ///
     /// # Errors
-    /// The first step's that failed. Should taking back fail too, that is logged, and is done again at the next start.
+    /// The first step's that failed; it may have done a part of its work.
     pub fn execute(&self, steps: &[Step]) -> Result<(), StepError> {
-        for (done, step) in steps.iter().enumerate() {
-            if let Err(error) = self.take(step) {
-                // The failed step too: it may have done a part of its work.
-                self.take_back(&steps[..=done]);
-                return Err(error);
-            }
-        }
-        Ok(())
-    }
-
-    /// Takes all steps of a claim that is prepared, so that what is missing is made again. Nothing is taken back on an error: its
-    /// containers may be running.
-    ///
-    /// # Errors
-    /// The first step's that failed.
-    pub fn execute_again(&self, steps: &[Step]) -> Result<(), StepError> {
         steps.iter().try_for_each(|step| self.take(step))
     }
 
@@ -78,39 +63,51 @@ impl Executor {
     /// [`StepError`].
     pub fn take(&self, step: &Step) -> Result<(), StepError> {
         match step {
-            Step::EnsureBaseSpec => self.base.ensure()?,
-            Step::WriteGrant { share, grant } => self.files.write_grant(share, grant)?,
-            Step::MakeLedger { share } => self.files.make_ledger(share)?,
+            Step::EnsureBaseSpec => {
+                self.base.ensure()?;
+                fault::point("prepare-base-spec");
+            }
+            Step::WriteGrant { share, grant } => {
+                self.files.write_grant(share, grant)?;
+                fault::point("prepare-grant");
+            }
+            Step::MakeLedger { share } => {
+                self.files.make_ledger(share)?;
+                fault::point("prepare-ledger");
+            }
             Step::WriteClaimSpec { claim, spec } => {
                 self.specs.write(&SpecFile::of(claim_kind(), claim.as_str()), spec)?;
+                fault::point("prepare-claim-spec");
             }
         }
         Ok(())
     }
 
-    /// Takes back steps, in the order given.
+    /// Takes back steps, in the order given. One that cannot be taken back keeps none after it from being.
     ///
     /// # Errors
-    /// [`StepError`]; what came before it is done, and doing all of it again is right.
+    /// The first that failed; doing all of it again is right.
     pub fn undo(&self, steps: &[Undo]) -> Result<(), StepError> {
-        for step in steps {
-            match step {
-                Undo::RemoveGrant(share) => self.files.remove_grant(share)?,
-                Undo::RemoveLedger(share) => self.files.remove_ledger(share)?,
-                Undo::RemoveClaimSpec(claim) => {
-                    self.specs.remove(&SpecFile::of(claim_kind(), claim.as_str()))?;
-                }
+        let failed = steps.iter().filter_map(|step| self.take_back(step).err());
+        // All of them, not only up to the first.
+        failed.collect::<Vec<_>>().into_iter().next().map_or(Ok(()), Err)
+    }
+
+    fn take_back(&self, step: &Undo) -> Result<(), StepError> {
+        match step {
+            Undo::RemoveGrant(share) => {
+                self.files.remove_grant(share)?;
+                fault::point("unprepare-grant");
+            }
+            Undo::RemoveLedger(share) => {
+                self.files.remove_ledger(share)?;
+                fault::point("unprepare-ledger");
+            }
+            Undo::RemoveClaimSpec(claim) => {
+                self.specs.remove(&SpecFile::of(claim_kind(), claim.as_str()))?;
+                fault::point("unprepare-claim-spec");
             }
         }
         Ok(())
-    }
-
-    fn take_back(&self, steps: &[Step]) {
-        let undo: Vec<_> = steps.iter().rev().filter_map(Step::inverse).collect();
-        for step in undo {
-            if let Err(error) = self.undo(std::slice::from_ref(&step)) {
-                tracing::error!(?step, error = %crate::report::chain(&error), "a step could not be taken back");
-            }
-        }
     }
 }

@@ -79,7 +79,7 @@ impl PlanError {
             // More than the whole GPU fits never.
             Self::Memory { asked_bytes, total_bytes, .. } => asked_bytes <= total_bytes,
             Self::Cores { asked, .. } => *asked <= WHOLE_GPU_PERCENT,
-            // That claim's own Unprepare would wait for us: it gets the claim's lock only when this Prepare has ended.
+            // What it waits for is the claim's own Unprepare, and that ends this Prepare too.
             Self::PreparedDifferently => false,
             Self::NotAGpu { .. } | Self::Gone { .. } => false,
         }

@@ -18,7 +18,8 @@ use super::{
 };
 use crate::{
     report::chain,
-    state::journal::{ClaimRecord, Journal, JournalError, State},
+    state::attempts,
+    state::journal::{ClaimRecord, Journal, JournalError, Replaced, State},
 };
 
 /// What repair found and did.
@@ -41,54 +42,71 @@ impl Node {
     /// Doing it again changes nothing.
     ///
     /// # Errors
-    /// [`PrepareError`], for the journal and for what cannot be removed. A prepared claim that cannot be made whole is logged, and tried
-    /// again when the kubelet asks for it.
+    /// [`PrepareError`], for the journal and for directories that cannot be listed. A prepared claim that cannot be made whole is
+    /// logged, and tried again when the kubelet asks for it; so is what cannot be removed, for the next start.
     pub fn repair(&self) -> Result<Repaired, PrepareError> {
         let mut journal = self.journal.lock()?;
+        let specs = self.executor.specs().ids(&claim_kind()).map_err(StepError::from)?;
+        if journal.is_new() && !specs.is_empty() {
+            return Err(JournalError::Lost { path: self.paths.journal() }.into());
+        }
         let mut repaired = Repaired::default();
+        attempts::sweep(&self.paths, &journal)?;
         let claims: Vec<(ClaimUid, ClaimRecord)> = journal.journal().claims.clone().into_iter().collect();
         for (claim, record) in claims {
             match record.state {
-                State::Started => {
-                    self.executor.undo(&undo_steps(&claim, &record))?;
-                    journal.remove(&claim)?;
-                    repaired.rolled_back.push(claim);
-                }
+                State::Started => match self.executor.undo(&undo_steps(&claim, &record)) {
+                    Ok(()) => {
+                        journal.remove(&claim)?;
+                        repaired.rolled_back.push(claim);
+                    }
+                    Err(error) => {
+                        tracing::error!(uid = %claim, error = %chain(&error), "what a Prepare has begun cannot be taken back; the claim stays in the journal as started");
+                    }
+                },
                 State::Completed => {
                     self.make_whole(&claim, &record);
                     repaired.kept.push(claim);
                 }
             }
         }
-        let prepared = &journal.journal().claims;
-        let shares = prepared
+        repaired.removed = self.remove_others(journal.journal())?;
+        Ok(repaired)
+    }
+
+    /// Removes what belongs to no claim of the journal. What is none of ours is left alone.
+    fn remove_others(&self, journal: &Journal) -> Result<BTreeSet<String>, PrepareError> {
+        let claims = &journal.claims;
+        let shares = claims
             .iter()
             .flat_map(|(claim, record)| record.shares.iter().map(|share| share.id(claim)))
             .collect();
-        repaired.removed = self.executor.files().retain(&shares).map_err(StepError::from)?;
-        let specs: BTreeSet<String> = prepared.keys().map(ToString::to_string).collect();
-        let cleaned = self.executor.specs().retain(&claim_kind(), &specs).map_err(StepError::from)?;
-        for path in &cleaned.foreign {
-            tracing::warn!(path = %path.display(), "a file in the CDI directory is named like ours and is not; it is left alone");
+        let files = self.executor.files().retain(&shares).map_err(StepError::from)?;
+        for error in &files.failed {
+            tracing::error!(error = %chain(error), "what belongs to no prepared claim stays");
         }
-        repaired.removed.extend(cleaned.removed);
-        let libraries = prepared.values().map(|record| record.library.clone()).collect();
+        let specs: BTreeSet<String> = claims.keys().map(ToString::to_string).collect();
+        let specs = self.executor.specs().retain(&claim_kind(), &specs).map_err(StepError::from)?;
+        for path in files.foreign.iter().chain(&specs.foreign) {
+            tracing::warn!(path = %path.display(), "this is none of ours, in a place of ours; it is left alone");
+        }
+        let libraries = claims.values().map(|record| record.library.clone()).collect();
         if let Err(error) = self.library.remove_others(&self.paths, &libraries) {
             tracing::warn!(error = %chain(&error), "unused interceptor libraries stay");
         }
-        Ok(repaired)
+        Ok(files.removed.into_iter().chain(specs.removed).collect())
     }
 
     fn make_whole(&self, claim: &ClaimUid, record: &ClaimRecord) {
         let result = steps(claim, record, &self.paths)
             .map_err(PrepareError::from)
-            .and_then(|steps| Ok(self.executor.execute_again(&steps)?));
+            .and_then(|steps| Ok(self.executor.execute(&steps)?));
         if let Err(error) = result {
             tracing::error!(uid = %claim, error = %chain(&error), "a prepared claim is not whole; its containers may not restart");
         }
     }
 
-    /// Writes an unreadable journal anew, from the claims that are allocated to this node's `pool` and have files here. What the API does
+    /// Writes an unreadable or lost journal anew, from the claims that are allocated to this node's `pool` and have files here. What the API does
     /// not know is not put back, so that repair removes its files. Dying in it leaves the journal unreadable, for the next start to rebuild.
     ///
     /// # Errors
@@ -99,9 +117,11 @@ impl Node {
         pool: &PoolName,
     ) -> Result<(), PrepareError> {
         let on_disk = self.executor.files().claims().map_err(StepError::from)?;
+        let specs = self.executor.specs().ids(&claim_kind()).map_err(StepError::from)?;
+        let is_here = |claim: &ClaimUid| on_disk.contains(claim) || specs.contains(claim.as_str());
         let mut records = BTreeMap::new();
         for claim in claims {
-            let Some(checked) = checked(claim, pool).filter(|checked| on_disk.contains(&checked.uid)) else {
+            let Some(checked) = checked(claim, pool).filter(|checked| is_here(&checked.uid)) else {
                 continue;
             };
             let Ok(mut record) = plan::record(&checked, &self.library.hash) else { continue };
@@ -110,8 +130,8 @@ impl Node {
         }
         let claims = records.len();
         match self.journal.replace_unreadable(Journal { claims: records })? {
-            Some(aside) => tracing::warn!(aside = %aside.display(), claims, "the journal is rebuilt"),
-            None => tracing::warn!("another instance of the driver has rebuilt the journal"),
+            Replaced::Now { aside } => tracing::warn!(?aside, claims, "the journal is rebuilt"),
+            Replaced::ByAnother => tracing::warn!("another instance of the driver has rebuilt the journal"),
         }
         Ok(())
     }
@@ -125,7 +145,7 @@ fn checked(claim: &k8s_openapi::api::resource::v1::ResourceClaim, pool: &PoolNam
     AllocatedClaim::check(claim, &uid, &namespace, &name, pool).ok()
 }
 
-/// Repairs the node. An unreadable journal is set aside and rebuilt from the API's claims, which is waited for: what is prepared must
+/// Repairs the node. An unreadable journal is set aside, and as a lost one rebuilt from the API's claims, which is waited for: what is prepared must
 /// be known before anything new is.
 ///
 /// # Errors
@@ -140,8 +160,8 @@ pub async fn repair(
 
     let worker = Arc::clone(node);
     match tokio::task::spawn_blocking(move || worker.repair()).await? {
-        Err(PrepareError::Journal(error @ JournalError::Unreadable { .. })) => {
-            tracing::error!(error = %chain(&error), "the journal is set aside and rebuilt from the claims that the API has");
+        Err(PrepareError::Journal(error @ (JournalError::Unreadable { .. } | JournalError::Lost { .. }))) => {
+            tracing::error!(error = %chain(&error), "the journal is rebuilt from the claims that the API has");
         }
         result => return result,
     }

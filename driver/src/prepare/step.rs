@@ -1,4 +1,4 @@
-//! What preparing a claim does to the node, step by step, each with its inverse.
+//! What preparing a claim does to the node, step by step, and what takes it back.
 
 use std::path::Path;
 
@@ -53,19 +53,6 @@ pub enum Undo {
     RemoveLedger(ClaimDeviceName),
     /// Of [`Step::WriteClaimSpec`].
     RemoveClaimSpec(ClaimUid),
-}
-
-impl Step {
-    /// What takes it back.
-    #[must_use]
-    pub fn inverse(&self) -> Option<Undo> {
-        match self {
-            Self::EnsureBaseSpec => None,
-            Self::WriteGrant { share, .. } => Some(Undo::RemoveGrant(share.clone())),
-            Self::MakeLedger { share } => Some(Undo::RemoveLedger(share.clone())),
-            Self::WriteClaimSpec { claim, .. } => Some(Undo::RemoveClaimSpec(claim.clone())),
-        }
-    }
 }
 
 /// Why a share cannot be written into a grant.

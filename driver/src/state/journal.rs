@@ -4,7 +4,7 @@ mod schema;
 mod store;
 
 pub use schema::{ClaimRecord, ComputeCap, Journal, ShareRecord, State};
-pub use store::{JournalError, JournalStore, LockedJournal};
+pub use store::{JournalError, JournalStore, LockedJournal, Replaced};
 
 #[cfg(test)]
 mod tests;

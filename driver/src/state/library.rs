@@ -12,6 +12,7 @@ use sha2::{Digest, Sha256};
 
 use super::{
     StatePaths,
+    journal::{JournalError, JournalStore},
     mounts::{Mounts, Tmpfs},
 };
 
@@ -41,6 +42,9 @@ pub enum LibraryError {
         /// Where it is.
         path: PathBuf,
     },
+    /// Another instance cannot be kept from installing at the same time.
+    #[error("the journal cannot be locked")]
+    Lock(#[from] JournalError),
     /// The operating system said no.
     #[error("failed to {operation} `{path}`", path = .path.display())]
     Io {
@@ -66,15 +70,22 @@ pub struct InstalledLibrary {
 }
 
 impl InstalledLibrary {
-    /// Installs the library at `source`, or finds that it is.
+    /// Installs the library at `source`, or finds that it is. Under the journal's lock: another instance may be installing its own.
     ///
     /// # Errors
     /// [`LibraryError`]. Without the library nothing can be enforced, so nothing can be prepared.
-    pub fn install(source: &Path, paths: &StatePaths, mounts: &dyn Mounts) -> Result<Self, LibraryError> {
+    pub fn install(
+        source: &Path,
+        paths: &StatePaths,
+        journal: &JournalStore,
+        mounts: &dyn Mounts,
+    ) -> Result<Self, LibraryError> {
         let (content, hash) = read(source)?;
-        make_executable_directory(&paths.libraries(), content.len(), mounts)?;
-        write_once(&path(paths, &hash), &content)?;
-        write_once(&paths.preload(), format!("{CONTAINER_PATH}\n").as_bytes())?;
+        journal.exclusively(|| {
+            make_executable_directory(&paths.libraries(), content.len(), mounts)?;
+            write_once(&path(paths, &hash), &content)?;
+            write_once(&paths.preload(), format!("{CONTAINER_PATH}\n").as_bytes())
+        })??;
         Ok(Self { hash, source: source.to_owned() })
     }
 
@@ -145,7 +156,8 @@ fn make_executable_directory(
     Ok(())
 }
 
-/// Writes a file unless it is there with this very content; never changes one that is.
+/// Writes a file unless it is there with this very content; never changes one that is. The temporary name is the same for all
+/// instances: only the holder of the journal's lock writes.
 fn write_once(path: &Path, content: &[u8]) -> Result<(), LibraryError> {
     if fs::read(path).is_ok_and(|found| found == content) {
         return Ok(());
@@ -173,6 +185,10 @@ mod tests {
     use super::*;
     use crate::state::mounts::KernelMounts;
 
+    fn install(source: &Path, paths: &StatePaths) -> Result<InstalledLibrary, LibraryError> {
+        InstalledLibrary::install(source, paths, &JournalStore::new(paths.clone()), &KernelMounts)
+    }
+
     #[test]
     fn another_version_is_installed_beside_the_one_in_use() {
         let directory = tempfile::tempdir().expect("a directory");
@@ -180,10 +196,10 @@ mod tests {
         let source = directory.path().join("source.so");
 
         fs::write(&source, "one").expect("written");
-        let one = InstalledLibrary::install(&source, &paths, &KernelMounts).expect("installed");
+        let one = install(&source, &paths).expect("installed");
         let before = path(&paths, &one.hash);
         fs::write(&source, "two").expect("written");
-        let two = InstalledLibrary::install(&source, &paths, &KernelMounts).expect("installed");
+        let two = install(&source, &paths).expect("installed");
 
         assert_ne!(one.hash, two.hash);
         assert_eq!(fs::read_to_string(&before).expect("still there"), "one");
@@ -202,7 +218,7 @@ mod tests {
         let paths = StatePaths::new(directory.path().join("state"));
         let source = directory.path().join("source.so");
         fs::write(&source, "one").expect("written");
-        let library = InstalledLibrary::install(&source, &paths, &KernelMounts).expect("installed");
+        let library = install(&source, &paths).expect("installed");
         let remove = || fs::remove_dir_all(paths.libraries().join(&library.hash)).expect("removed");
 
         remove();
@@ -217,6 +233,28 @@ mod tests {
     }
 
     #[test]
+    fn instances_that_start_at_once_install_side_by_side() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let sources = ["one", "two"].map(|content| {
+            let source = directory.path().join(content);
+            fs::write(&source, content.repeat(100_000)).expect("written");
+            source
+        });
+        for round in 0..20 {
+            let paths = StatePaths::new(directory.path().join(format!("state-{round}")));
+            std::thread::scope(|scope| {
+                let started = sources.iter().map(|source| scope.spawn(|| install(source, &paths)));
+                for installed in started.collect::<Vec<_>>() {
+                    let library = installed.join().expect("no panic").expect("installed");
+                    assert!(path(&paths, &library.hash).exists());
+                }
+            });
+            let preload = fs::read_to_string(paths.preload()).expect("there");
+            assert_eq!(preload, format!("{CONTAINER_PATH}\n"));
+        }
+    }
+
+    #[test]
     fn an_installed_library_keeps_its_inode() {
         use std::os::unix::fs::MetadataExt;
         let directory = tempfile::tempdir().expect("a directory");
@@ -224,7 +262,7 @@ mod tests {
         let source = directory.path().join("source.so");
         fs::write(&source, "one").expect("written");
         let inode = || {
-            let library = InstalledLibrary::install(&source, &paths, &KernelMounts).expect("installed");
+            let library = install(&source, &paths).expect("installed");
             let inode = |path: &Path| fs::metadata(path).expect("there").ino();
             (inode(&path(&paths, &library.hash)), inode(&paths.preload()))
         };
@@ -235,8 +273,7 @@ mod tests {
     fn a_missing_library_is_an_error_that_names_the_flag() {
         let directory = tempfile::tempdir().expect("a directory");
         let paths = StatePaths::new(directory.path());
-        let error =
-            InstalledLibrary::install(Path::new("/no/such.so"), &paths, &KernelMounts).expect_err("missing");
+        let error = install(Path::new("/no/such.so"), &paths).expect_err("missing");
         assert!(error.to_string().contains("--intercept-library"), "{error}");
     }
 }

@@ -1,7 +1,7 @@
 //! Grants and ledgers: the files by which a container knows its share and accounts for it.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs::{self, File, Permissions},
     io::{self, Write},
     os::unix::fs::{FileExt, PermissionsExt},
@@ -16,6 +16,7 @@ use super::{
     StatePaths,
     mounts::{Mounts, Tmpfs},
 };
+use crate::fault;
 
 /// Why a grant or ledger could not be made or removed.
 #[derive(Debug, thiserror::Error)]
@@ -38,6 +39,17 @@ pub enum ShareError {
         /// What it said.
         source: io::Error,
     },
+}
+
+/// What [`ShareFiles::retain`] did.
+#[derive(Debug, Default)]
+pub struct Cleaned {
+    /// Shares whose files were removed.
+    pub removed: BTreeSet<String>,
+    /// What is none of ours.
+    pub foreign: Vec<PathBuf>,
+    /// What could not be removed.
+    pub failed: Vec<ShareError>,
 }
 
 /// The files of all shares on this node. Callers hold the journal's lock.
@@ -111,6 +123,7 @@ impl ShareFiles {
         if !self.mounts.is_mounted(&directory).map_err(io_error("look at", &directory))? {
             let tmpfs = Tmpfs { size_bytes: LEDGER_LEN as u64, inodes: LEDGER_INODES, executable: false };
             self.mounts.mount_tmpfs(&directory, tmpfs).map_err(io_error("mount a tmpfs at", &directory))?;
+            fault::point("prepare-ledger-mounted");
         }
         let path = self.paths.ledger(share);
         match File::options().write(true).create_new(true).open(&path) {
@@ -138,33 +151,34 @@ impl ShareFiles {
         remove_if_empty(&self.paths.claim_ledgers(share.claim()))
     }
 
-    /// Removes every grant and ledger whose share is not in `keep`. Returns what was removed, by the name that its
-    /// directory has.
+    /// Removes every grant and ledger whose share is not in `keep`.
+    ///
+    /// # Guarantees
+    /// What does not have the name and form of ours is left alone. What cannot be removed stays, and keeps nothing else from
+    /// being removed.
     ///
     /// # Errors
-    /// [`ShareError::Io`]; what came before it is gone.
-    pub fn retain(&self, keep: &BTreeSet<ClaimDeviceName>) -> Result<BTreeSet<String>, ShareError> {
-        let keep: BTreeSet<String> = keep.iter().map(ToString::to_string).collect();
-        let mut removed = BTreeSet::new();
+    /// [`ShareError::Io`], where the directories cannot be listed.
+    pub fn retain(&self, keep: &BTreeSet<ClaimDeviceName>) -> Result<Cleaned, ShareError> {
+        let mut cleaned = Cleaned::default();
         for (parent, ledgers) in [(self.paths.grants(), false), (self.paths.ledgers(), true)] {
-            for claim in entries(&parent)? {
-                let claim = parent.join(claim);
-                for share in entries(&claim)? {
-                    if keep.contains(&share) {
-                        continue;
+            let found = survey(&parent)?;
+            for (claim, shares) in found.claims {
+                let claim = parent.join(claim.as_str());
+                for share in shares.iter().filter(|share| !keep.contains(share)) {
+                    let directory = claim.join(share.to_string());
+                    let removed =
+                        if ledgers { self.remove_ledger_mount(&directory) } else { remove_tree(&directory) };
+                    match removed {
+                        Ok(()) => drop(cleaned.removed.insert(share.to_string())),
+                        Err(error) => cleaned.failed.push(error),
                     }
-                    let directory = claim.join(&share);
-                    if ledgers {
-                        self.remove_ledger_mount(&directory)?;
-                    } else {
-                        remove_tree(&directory)?;
-                    }
-                    removed.insert(share);
                 }
-                remove_if_empty(&claim)?;
+                cleaned.failed.extend(remove_if_empty(&claim).err());
             }
+            cleaned.foreign.extend(found.foreign);
         }
-        Ok(removed)
+        Ok(cleaned)
     }
 
     /// Claims that have grants or ledgers, whoever made them.
@@ -172,11 +186,7 @@ impl ShareFiles {
     /// # Errors
     /// [`ShareError::Io`].
     pub fn claims(&self) -> Result<BTreeSet<ClaimUid>, ShareError> {
-        let mut claims = BTreeSet::new();
-        for parent in [self.paths.grants(), self.paths.ledgers()] {
-            claims.extend(entries(&parent)?.into_iter().filter_map(|name| ClaimUid::new(name).ok()));
-        }
-        Ok(claims)
+        claims_with_files(&self.paths)
     }
 
     fn remove_ledger_mount(&self, directory: &Path) -> Result<(), ShareError> {
@@ -240,18 +250,71 @@ fn remove_if_empty(directory: &Path) -> Result<(), ShareError> {
     }
 }
 
-/// Names in a directory that are text; none if there is no directory.
-fn entries(directory: &Path) -> Result<Vec<String>, ShareError> {
-    let found = match fs::read_dir(directory) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        found => found.map_err(io_error("list", directory))?,
-    };
-    let mut names = Vec::new();
-    for entry in found {
-        let entry = entry.map_err(io_error("list", directory))?;
-        names.extend(entry.file_name().into_string());
+/// What lies below the directory of all grants, or of all ledgers.
+#[derive(Debug, Default)]
+struct Survey {
+    /// Directories named and laid out as ours, empty ones included.
+    claims: BTreeMap<ClaimUid, Vec<ClaimDeviceName>>,
+    /// Everything else.
+    foreign: Vec<PathBuf>,
+}
+
+fn survey(parent: &Path) -> Result<Survey, ShareError> {
+    let mut survey = Survey::default();
+    for (path, name) in directories(parent, &mut survey.foreign)? {
+        let Some(claim) = name.and_then(|name| ClaimUid::new(name).ok()) else {
+            survey.foreign.push(path);
+            continue;
+        };
+        let shares = survey.claims.entry(claim.clone()).or_default();
+        for (path, name) in directories(&path, &mut survey.foreign)? {
+            match name.and_then(|name| share_named(&claim, &name)) {
+                Some(share) => shares.push(share),
+                None => survey.foreign.push(path),
+            }
+        }
     }
-    Ok(names)
+    Ok(survey)
+}
+
+/// The directories in a directory, with their names if these are text; none if there is no such directory. What is none goes to `foreign`.
+fn directories(
+    parent: &Path,
+    foreign: &mut Vec<PathBuf>,
+) -> Result<Vec<(PathBuf, Option<String>)>, ShareError> {
+    let found = match fs::read_dir(parent) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        found => found.map_err(io_error("list", parent))?,
+    };
+    let mut directories = Vec::new();
+    for entry in found {
+        let entry = entry.map_err(io_error("list", parent))?;
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            directories.push((entry.path(), entry.file_name().into_string().ok()));
+        } else {
+            foreign.push(entry.path());
+        }
+    }
+    Ok(directories)
+}
+
+fn share_named(claim: &ClaimUid, name: &str) -> Option<ClaimDeviceName> {
+    let result = name.strip_prefix(claim.as_str())?.strip_prefix('-')?;
+    let share = match result.parse() {
+        Ok(index) => ClaimDeviceName::of_result(claim, index, None),
+        Err(_) => ClaimDeviceName::of_result(claim, 0, Some(result)),
+    };
+    share.ok().filter(|share| share.to_string() == name)
+}
+
+/// Claims that have grants or ledgers, whoever made them.
+pub(super) fn claims_with_files(paths: &StatePaths) -> Result<BTreeSet<ClaimUid>, ShareError> {
+    let mut claims = BTreeSet::new();
+    for parent in [paths.grants(), paths.ledgers()] {
+        let found = survey(&parent)?.claims;
+        claims.extend(found.into_iter().filter(|(_, shares)| !shares.is_empty()).map(|(claim, _)| claim));
+    }
+    Ok(claims)
 }
 
 fn io_error(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ShareError {

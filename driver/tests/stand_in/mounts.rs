@@ -4,7 +4,10 @@ use std::{
     collections::BTreeMap,
     io,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use tessera_driver::state::mounts::{Mounts, Tmpfs};
@@ -13,12 +16,18 @@ use tessera_driver::state::mounts::{Mounts, Tmpfs};
 #[derive(Clone, Debug, Default)]
 pub struct RememberedMounts {
     mounted: Arc<Mutex<BTreeMap<PathBuf, Tmpfs>>>,
+    refuses: Arc<AtomicBool>,
 }
 
 impl RememberedMounts {
     /// What is mounted where.
     pub fn all(&self) -> BTreeMap<PathBuf, Tmpfs> {
         self.mounted.lock().expect("no panic").clone()
+    }
+
+    /// Whether unmounting fails from now on.
+    pub fn refuse_unmounts(&self, refuse: bool) {
+        self.refuses.store(refuse, Ordering::SeqCst);
     }
 }
 
@@ -32,6 +41,9 @@ impl Mounts for RememberedMounts {
     }
 
     fn unmount(&self, target: &Path) -> io::Result<()> {
+        if self.refuses.load(Ordering::SeqCst) {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
         let removed = self.mounted.lock().expect("no panic").remove(target);
         removed.map(drop).ok_or_else(|| io::ErrorKind::InvalidInput.into())
     }

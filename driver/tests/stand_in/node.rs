@@ -102,6 +102,12 @@ impl Node {
         traces.retain(|trace| !trace.ends_with("k8s.gpu.tessera.dev-driver.json"));
         traces
     }
+
+    /// Claims that a Prepare has been begun for since their last Unprepare.
+    pub fn asked(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(self.paths().asked()).into_iter().flatten();
+        entries.map(|entry| entry.expect("an entry").file_name().into_string().expect("UTF-8")).collect()
+    }
 }
 
 fn files(directory: &Path, found: &mut BTreeSet<String>) {

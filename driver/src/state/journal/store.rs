@@ -14,7 +14,10 @@ use tessera_api::names::ClaimUid;
 use tokio::sync::watch;
 
 use super::schema::{ClaimRecord, Journal};
-use crate::state::StatePaths;
+use crate::state::{
+    StatePaths,
+    shares::{ShareError, claims_with_files},
+};
 
 /// The version written. A change of the schema that an older driver would misread raises it.
 const VERSION: u32 = 1;
@@ -30,6 +33,12 @@ pub enum JournalError {
         /// What is wrong with it.
         source: serde_json::Error,
     },
+    /// It is not there, and claims are prepared.
+    #[error("journal `{path}` is gone, and claims are prepared: restart the driver, which rebuilds it", path = .path.display())]
+    Lost {
+        /// The file.
+        path: PathBuf,
+    },
     /// A newer driver wrote it, and is or was at work on this node.
     #[error("journal `{path}` has version {found}, this driver knows {VERSION}: let the newer driver work, or drain the node before going back", path = .path.display())]
     Newer {
@@ -38,6 +47,9 @@ pub enum JournalError {
         /// Its version.
         found: u32,
     },
+    /// Whether claims are prepared cannot be told.
+    #[error("the files of claims cannot be looked at")]
+    Shares(#[from] ShareError),
     /// The operating system said no.
     #[error("failed to {operation} `{path}`", path = .path.display())]
     Io {
@@ -100,6 +112,18 @@ pub struct JournalStore {
     latest: watch::Sender<Arc<Journal>>,
 }
 
+/// What [`JournalStore::replace_unreadable`] did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Replaced {
+    /// The journal is there now.
+    Now {
+        /// Where the unreadable one is kept; `None` where there was none.
+        aside: Option<PathBuf>,
+    },
+    /// Nothing: the journal can be read after all. Another instance has rebuilt it, and knows better.
+    ByAnother,
+}
+
 /// The journal, locked. Dropping it unlocks.
 #[derive(Debug)]
 pub struct LockedJournal<'a> {
@@ -134,6 +158,9 @@ impl JournalStore {
         let lock = self.flock()?;
         let path = self.paths.journal();
         let identity = identity(&path)?;
+        if identity.is_none() && !claims_with_files(&self.paths)?.is_empty() {
+            return Err(JournalError::Lost { path });
+        }
         if identity.is_none() || identity != cache.identity {
             let journal = Arc::new(read(&path)?);
             *cache = Cache { identity, journal };
@@ -142,29 +169,41 @@ impl JournalStore {
         Ok(LockedJournal { store: self, cache, _lock: lock })
     }
 
-    /// Writes `journal` in place of an unreadable one, of which a copy is kept, so that it can be looked at; returns where. `None` if the
-    /// journal can be read after all: another instance has rebuilt it, and knows better.
+    /// Writes `journal` in place of an unreadable or lost one. An unreadable one is kept as a copy, so that it can be looked at.
     ///
     /// # Guarantees
     /// At no instant is there no journal, or one with a part of the claims: whoever starts then would take the rest for nobody's.
     ///
     /// # Errors
     /// [`JournalError`]; the unreadable file is still there.
-    pub fn replace_unreadable(&self, journal: Journal) -> Result<Option<PathBuf>, JournalError> {
+    pub fn replace_unreadable(&self, journal: Journal) -> Result<Replaced, JournalError> {
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         let _lock = self.flock()?;
         let path = self.paths.journal();
-        match read(&path) {
-            Ok(_) => return Ok(None),
-            Err(JournalError::Unreadable { .. }) => {}
-            Err(error) => return Err(error),
+        let mut aside = None;
+        if identity(&path)?.is_some() {
+            match read(&path) {
+                Ok(_) => return Ok(Replaced::ByAnother),
+                Err(JournalError::Unreadable { .. }) => {}
+                Err(error) => return Err(error),
+            }
+            let copy = aside.insert(path.with_extension("json.unreadable"));
+            fs::copy(&path, copy).map_err(io_error("copy", &path))?;
         }
-        let aside = path.with_extension("json.unreadable");
-        fs::copy(&path, &aside).map_err(io_error("copy", &path))?;
         let identity = write(&path, &journal)?;
         *cache = Cache { identity: Some(identity), journal: Arc::new(journal) };
         self.tell(&cache.journal);
-        Ok(Some(aside))
+        Ok(Replaced::Now { aside })
+    }
+
+    /// Does `work` under the lock, whatever the journal says.
+    ///
+    /// # Errors
+    /// [`JournalError::Io`]; nothing was done.
+    pub fn exclusively<T>(&self, work: impl FnOnce() -> T) -> Result<T, JournalError> {
+        let _cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let _lock = self.flock()?;
+        Ok(work())
     }
 
     fn flock(&self) -> Result<File, JournalError> {
@@ -191,6 +230,12 @@ impl LockedJournal<'_> {
     #[must_use]
     pub fn journal(&self) -> &Journal {
         &self.cache.journal
+    }
+
+    /// Whether there is no file yet.
+    #[must_use]
+    pub fn is_new(&self) -> bool {
+        self.cache.identity.is_none()
     }
 
     /// What it says about one claim.

@@ -94,7 +94,8 @@ fn an_unreadable_journal_is_refused_and_replaced_by_a_whole_one() {
     }
     let mut rebuilt = Journal::default();
     rebuilt.claims.insert(uid("a"), record(GPU, 10, 20));
-    let aside = store.replace_unreadable(rebuilt.clone()).expect("replaced").expect("it was unreadable");
+    let replaced = store.replace_unreadable(rebuilt.clone()).expect("replaced");
+    let Replaced::Now { aside: Some(aside) } = replaced else { panic!("it was unreadable: {replaced:?}") };
     assert_eq!(fs::read_to_string(aside).expect("kept"), r#"{"version":1,"claims":{},"more":1}"#);
     assert_eq!(*store.lock().expect("locked").journal(), rebuilt);
 }
@@ -112,14 +113,35 @@ fn a_journal_that_cannot_be_replaced_stays_unreadable_and_is_not_lost() {
 }
 
 #[test]
+fn a_journal_that_is_gone_while_claims_have_files_is_not_taken_for_an_empty_one() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let store = store(&directory);
+    store.lock().expect("locked").put(uid("a"), record(GPU, 1, 2)).expect("written");
+    fs::remove_file(directory.path().join("journal.json")).expect("removed");
+    for below in ["grants/a/a-0", "ledgers/a/a-0"] {
+        fs::create_dir_all(directory.path().join(below)).expect("made");
+        let error = store.lock().expect_err("lost");
+        assert!(matches!(error, JournalError::Lost { .. }), "{error}");
+        fs::remove_dir_all(directory.path().join(below)).expect("removed");
+    }
+    assert!(store.lock().expect("nothing is prepared").is_new());
+
+    fs::create_dir_all(directory.path().join("grants/a/a-0")).expect("made");
+    let mut rebuilt = Journal::default();
+    rebuilt.claims.insert(uid("a"), record(GPU, 10, 20));
+    assert_eq!(store.replace_unreadable(rebuilt.clone()).expect("written"), Replaced::Now { aside: None });
+    assert_eq!(*store.lock().expect("locked").journal(), rebuilt);
+}
+
+#[test]
 fn a_journal_that_another_instance_has_rebuilt_is_not_replaced() {
     let directory = tempfile::tempdir().expect("a directory");
     let (one, two) = (store(&directory), store(&directory));
     fs::write(directory.path().join("journal.json"), "{").expect("written");
-    one.replace_unreadable(Journal::default()).expect("replaced").expect("it was unreadable");
+    one.replace_unreadable(Journal::default()).expect("replaced");
     one.lock().expect("locked").put(uid("new"), record(GPU, 1, 2)).expect("written");
 
-    assert_eq!(two.replace_unreadable(Journal::default()).expect("looked at"), None);
+    assert_eq!(two.replace_unreadable(Journal::default()).expect("looked at"), Replaced::ByAnother);
     assert!(two.lock().expect("locked").get(&uid("new")).is_some());
 }
 

@@ -151,10 +151,35 @@ fn what_belongs_to_no_kept_share_is_cleaned_up() {
         node.files.write_grant(share, &grant(share, 1)).expect("written");
         node.files.make_ledger(share).expect("made");
     }
-    let removed = node.files.retain(&BTreeSet::from([kept.clone()])).expect("cleaned");
+    let cleaned = node.files.retain(&BTreeSet::from([kept.clone()])).expect("cleaned");
 
-    assert_eq!(removed, BTreeSet::from([sibling.to_string(), other.to_string()]));
+    assert_eq!(cleaned.removed, BTreeSet::from([sibling.to_string(), other.to_string()]));
     assert_eq!(node.files.claims().expect("listed"), BTreeSet::from([kept.claim().clone()]));
     assert!(node.files.has_ledger(&kept).expect("there"));
     assert_eq!(node.mounts.mounted.lock().expect("no panic").len(), 1);
+}
+
+#[test]
+fn what_is_not_named_and_laid_out_as_ours_is_left_alone_and_told() {
+    let node = node();
+    let paths = StatePaths::new(node.directory.path());
+    let gone = share("gone", 0);
+    node.files.write_grant(&gone, &grant(&gone, 1)).expect("written");
+    let mut stray = Vec::new();
+    for parent in [paths.grants(), paths.ledgers()] {
+        fs::create_dir_all(parent.join("a-claim/lost+found")).expect("made");
+        fs::create_dir_all(parent.join("Not A UID")).expect("made");
+        fs::write(parent.join("notes.txt"), "precious").expect("written");
+        fs::write(parent.join("a-claim/a-claim-0"), "a file where a directory would be").expect("written");
+        let below = ["Not A UID", "a-claim/a-claim-0", "a-claim/lost+found", "notes.txt"];
+        stray.extend(below.map(|name| parent.join(name)));
+    }
+    let mut cleaned = node.files.retain(&BTreeSet::new()).expect("cleaned");
+
+    cleaned.foreign.sort();
+    assert_eq!(cleaned.foreign, stray);
+    assert!(cleaned.failed.is_empty(), "{:?}", cleaned.failed);
+    assert_eq!(cleaned.removed, BTreeSet::from([gone.to_string()]));
+    assert!(stray.iter().all(|path| path.exists()));
+    assert!(node.files.claims().expect("listed").is_empty(), "strays are no claims");
 }

@@ -1,0 +1,96 @@
+//! Claims that vanish from the API while they are prepared.
+
+mod stand_in;
+
+use serde_json::{Value, json};
+use stand_in::{
+    gpus::uuid,
+    kubelet::Kubelet,
+    node::{Node, claim},
+};
+
+/// A little more than the driver waits between two looks.
+const AUDITED_EVERY: std::time::Duration = std::time::Duration::from_secs(301);
+
+const TAINT: &str = "gpu.tessera.dev/orphaned-claim";
+
+/// Names of the published devices that say that an orphaned claim uses them.
+fn tainted(slices: &[Value]) -> Vec<String> {
+    let devices =
+        slices.iter().flat_map(|slice| slice["spec"]["devices"].as_array().cloned().unwrap_or_default());
+    let orphaned = devices.filter(|device| {
+        let taints = device["taints"].as_array().cloned().unwrap_or_default();
+        taints.iter().any(|taint| taint["key"] == TAINT && taint["effect"] == "NoSchedule")
+    });
+    orphaned.map(|device| device["name"].as_str().expect("a name").to_owned()).collect()
+}
+
+async fn until_tainted(node: &Node, gpus: &[u32]) {
+    let names: Vec<_> = gpus.iter().map(|gpu| uuid(*gpu).device_name().to_string()).collect();
+    let published = |slices: &[Value]| !slices.is_empty() && tainted(slices) == names;
+    node.api.wait_for("the taints", |api| published(&api.slices()).then_some(())).await;
+}
+
+#[tokio::test]
+async fn a_gpu_whose_claim_vanished_takes_nothing_new_until_it_is_unprepared() {
+    let replaced = || {
+        let mut claim = claim("a", &[(1, 1, 0)]);
+        claim["metadata"]["uid"] = json!("another");
+        claim
+    };
+    let deallocated = || {
+        let mut claim = claim("a", &[(1, 1, 0)]);
+        claim["status"] = json!({});
+        claim
+    };
+    let moved = || claim("a", &[(0, 1, 0)]);
+    for instead in [None, Some(replaced()), Some(deallocated()), Some(moved())] {
+        let node = Node::with_gpus(2);
+        let driver = node.start().await;
+        let kubelet = Kubelet::register(&node.path("kubelet")).await;
+        let claim = node.allocate("a", &[(1, 1, 0)]);
+        kubelet.prepare(claim.clone()).await.expect("prepared");
+        kubelet.prepare(node.allocate("whole", &[(0, 1, 0)])).await.expect("prepared");
+        assert!(tainted(&node.api.slices()).is_empty());
+        node.api.remove_claim("ns", "a");
+        instead.into_iter().for_each(|claim| node.api.put_claim(claim));
+
+        tokio::time::pause();
+        tokio::time::advance(AUDITED_EVERY).await;
+        tokio::time::resume();
+        until_tainted(&node, &[1]).await;
+        let metrics = driver.metrics().render();
+        assert!(metrics.contains("tessera_claims_orphaned 1"), "{metrics}");
+        kubelet.unprepare(claim).await.expect("unprepared");
+        until_tainted(&node, &[]).await;
+        driver.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_restart_neither_forgets_an_orphaned_claim_nor_clears_its_taint_for_a_moment() {
+    let node = Node::with_gpus(2);
+    let driver = node.start().await;
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    let claim = node.allocate("a", &[(1, 1, 0)]);
+    kubelet.prepare(claim.clone()).await.expect("prepared");
+    node.api.remove_claim("ns", "a");
+    driver.stop().await;
+    let driver = node.start().await;
+    until_tainted(&node, &[1]).await;
+    let published = node.api.slices();
+    driver.stop().await;
+
+    // Nobody can tell now whether the claim is there: what is published stays.
+    node.api.fail_claim_reads(usize::MAX, 503);
+    let reads = node.api.claim_reads();
+    let driver = node.start().await;
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    node.api.wait_for("the audit", |api| (api.claim_reads() > reads).then_some(())).await;
+    assert_eq!(node.api.slices(), published, "nothing was written");
+    node.api.fail_claim_reads(0, 503);
+    kubelet.unprepare(claim).await.expect("unprepared");
+    driver.stop().await;
+    let _driver = node.start().await;
+    until_tainted(&node, &[]).await;
+}
