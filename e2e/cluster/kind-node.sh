@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # node.sh for the nodes of a kind cluster: the same actions on a node (a container with systemd), by the node's name.
 #
-#   kind-node.sh exec|restart|stop|start|kill|gpu|residue NODE ...      (see node.sh)
+#   kind-node.sh exec|restart|stop|start|kill|freeze|thaw|gpu|residue NODE ...      (see node.sh)
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -17,13 +17,15 @@ machine_exec() {
 
 main() {
   local action=${1:-} node=${2:-}
-  if [ -z "$node" ]; then fail "usage: kind-node.sh exec|restart|stop|start|kill|gpu|residue NODE ..."; fi
+  if [ -z "$node" ]; then fail "usage: kind-node.sh exec|restart|stop|start|kill|freeze|thaw|gpu|residue NODE ..."; fi
   shift 2
   case $action in
     exec) machine_exec "$node" "$@" ;;
     restart | stop | start) machine_exec "$node" systemctl "$action" "$1" ;;
     restart-*) machine_exec "$node" systemctl restart "${action#restart-}" ;;
     kill) machine_exec "$node" systemctl kill --signal KILL "$1" ;;
+    freeze) machine_exec "$node" ctr --namespace k8s.io tasks kill --signal SIGSTOP "$1" ;;
+    thaw) machine_exec "$node" ctr --namespace k8s.io tasks kill --signal SIGCONT "$1" ;;
     gpu) node_control_gpus "$node" /usr/local/bin "$@" ;;
     residue) docker exec --interactive "$node" sh <"$here/lib/residue.sh" | residue_report ;;
     *) fail "unknown action $action" ;;

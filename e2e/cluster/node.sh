@@ -7,6 +7,8 @@
 #   node.sh stop NODE COMPONENT          SIGTERM, wait until it is gone
 #   node.sh kill NODE COMPONENT          the same with SIGKILL
 #   node.sh start NODE COMPONENT         start again
+#   node.sh freeze NODE CONTAINER        stop a container's process where it is (SIGSTOP), by the container's ID
+#   node.sh thaw NODE CONTAINER          let it go on
 #   node.sh restart-kubelet NODE, node.sh restart-containerd NODE   short for restart
 #   node.sh gpu NODE HAPPENING...        a GPU falls off the bus, reports an XID, ...: see tessera-fake-world control --help
 #   node.sh policies control-plane off|on   remove the chart's admission policies from force, put them back
@@ -39,6 +41,8 @@ main() {
     stop) component_stop "$machine" "$1" TERM ;;
     kill) component_stop "$machine" "$1" KILL ;;
     start) component_start "$machine" "$1" ;;
+    freeze) machine_exec "$machine" "$bin/ctr" --namespace k8s.io tasks kill --signal SIGSTOP "$1" ;;
+    thaw) machine_exec "$machine" "$bin/ctr" --namespace k8s.io tasks kill --signal SIGCONT "$1" ;;
     gpu) node_control_gpus "$machine" "$cargo_output" "$@" ;;
     policies) policies_switch "$1" ;;
     import) node_import "$machine" "$1" ;;

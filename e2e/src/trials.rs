@@ -2,14 +2,20 @@
 
 mod bench;
 mod controller;
+mod controller_deployment;
 mod crowd;
+mod deleted_early;
 mod fence;
+mod frozen_leader;
 mod gpu;
 mod neighbour;
 mod other_allocator;
 mod overcommit;
+mod placement;
 mod policies;
+mod preemption;
 mod progress;
+mod refused_node;
 mod residue;
 mod restart;
 mod room;
@@ -113,12 +119,19 @@ pub fn all(cluster: &Cluster) -> Vec<Trial<'static>> {
         trial!(cluster, "hundred-pods", crowd::hundred),
         trial!(cluster, "two-allocators-unfenced", fence::unfenced),
         trial!(cluster, "two-allocators-fenced", fence::fenced),
+        trial!(cluster, "deleted-before-binding", deleted_early::freed),
     ]
 }
 
 /// The trials that need a real Kubernetes: what they are about is left out of the stand-ins.
-pub fn on_real_cluster(_cluster: &Cluster) -> Vec<Trial<'static>> {
-    vec![]
+pub fn on_real_cluster(cluster: &Cluster) -> Vec<Trial<'static>> {
+    vec![
+        trial!(cluster, "refused-by-port", refused_node::by_port),
+        trial!(cluster, "refused-by-affinity", refused_node::by_affinity),
+        trial!(cluster, "refused-everywhere", refused_node::everywhere),
+        trial!(cluster, "preemption", preemption::stays),
+        trial!(cluster, "frozen-leader", frozen_leader::replaced),
+    ]
 }
 
 /// What has to come after everything else.

@@ -132,9 +132,12 @@ impl Bench {
 
     /// Creates a pod that takes a little memory of a claim from `template` and holds it until it is deleted.
     pub async fn holder(&self, name: &str, template: &str) -> anyhow::Result<()> {
-        let pod = holder(name, json!({"name": "gpu", "resourceClaimTemplateName": template}));
-        self.pods().create(&PostParams::default(), &serde_json::from_value(pod)?).await?;
-        Ok(())
+        self.create(from_template(name, template)).await.map(drop)
+    }
+
+    /// Creates a pod.
+    pub(super) async fn create(&self, pod: Value) -> anyhow::Result<Pod> {
+        Ok(self.pods().create(&PostParams::default(), &serde_json::from_value(pod)?).await?)
     }
 
     /// Waits until the pod runs and its container holds its memory.
@@ -203,6 +206,11 @@ pub(super) fn holder(name: &str, claim: Value) -> Value {
             "resourceClaims": [claim],
         },
     })
+}
+
+/// A pod of one container that holds a share of a claim from that template.
+pub(super) fn from_template(name: &str, template: &str) -> Value {
+    holder(name, json!({"name": "gpu", "resourceClaimTemplateName": template}))
 }
 
 /// A pod's phase.

@@ -1,18 +1,12 @@
 //! Without the controller nobody allocates; when it is back, everybody is served.
 
-use kube::Api;
-use kube::api::{DynamicObject, GroupVersionKind, Patch, PatchParams};
-use kube::core::ApiResource;
 use serde_json::json;
 
-use super::bench::{Bench, PATIENCE};
+use super::bench::Bench;
+use super::controller_deployment::ControllerDeployment;
 use crate::harness::TrialOutcome;
 use crate::leftovers::holds_device;
 use crate::runner::Outcome;
-use crate::wait::{self, Verdict};
-
-const NAMESPACE: &str = "tessera-system";
-const DEPLOYMENT: &str = "tessera-controller";
 
 pub(super) async fn stopped(bench: Bench) -> TrialOutcome {
     bench.node_with("h100", 8).await?;
@@ -50,19 +44,15 @@ async fn waits(bench: &Bench) -> anyhow::Result<Vec<String>> {
 
 /// How the controller is stopped and started: as a Deployment, or as a process.
 enum Switch<'a> {
-    Deployment { api: Box<Api<DynamicObject>>, replicas: i64 },
+    Deployment { deployment: Box<ControllerDeployment>, replicas: i64 },
     Process(&'a Bench),
 }
 
 impl<'a> Switch<'a> {
     async fn of(bench: &'a Bench) -> anyhow::Result<Self> {
-        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk("apps", "v1", "Deployment"));
-        let api: Api<DynamicObject> = Api::namespaced_with(bench.client.clone(), NAMESPACE, &resource);
-        match api.get_opt(DEPLOYMENT).await? {
-            Some(deployment) => {
-                let replicas = deployment.data["spec"]["replicas"].as_i64().unwrap_or(1);
-                Ok(Self::Deployment { api: Box::new(api), replicas })
-            }
+        let deployment = Box::new(ControllerDeployment::of(bench));
+        match deployment.replicas().await? {
+            Some(replicas) => Ok(Self::Deployment { deployment, replicas }),
             None => {
                 bench.hands()?;
                 Ok(Self::Process(bench))
@@ -72,7 +62,7 @@ impl<'a> Switch<'a> {
 
     async fn off(&self) -> anyhow::Result<()> {
         match self {
-            Self::Deployment { api, .. } => scale(api, 0).await,
+            Self::Deployment { deployment, .. } => deployment.scale(0).await,
             Self::Process(bench) => {
                 Ok(bench.hands()?.run(&["stop", "control-plane", "controller"]).await.map(drop)?)
             }
@@ -81,26 +71,10 @@ impl<'a> Switch<'a> {
 
     async fn on(&self) -> anyhow::Result<()> {
         match self {
-            Self::Deployment { api, replicas } => scale(api, *replicas).await,
+            Self::Deployment { deployment, replicas } => deployment.scale(*replicas).await,
             Self::Process(bench) => {
                 Ok(bench.hands()?.run(&["start", "control-plane", "controller"]).await.map(drop)?)
             }
         }
     }
-}
-
-async fn scale(api: &Api<DynamicObject>, replicas: i64) -> anyhow::Result<()> {
-    let patch = json!({"spec": {"replicas": replicas}});
-    api.patch(DEPLOYMENT, &PatchParams::default(), &Patch::Merge(patch)).await?;
-    let judge = |deployment: Option<&DynamicObject>| {
-        let status = deployment.map(|deployment| deployment.data["status"].clone()).unwrap_or_default();
-        let count = |field: &str| status[field].as_i64().unwrap_or(0);
-        // Pods that are on their way out are no replicas any more, but may still write.
-        let done = count("replicas") == replicas
-            && count("readyReplicas") == replicas
-            && count("terminatingReplicas") == 0;
-        if done { Verdict::Done(()) } else { Verdict::NotYet(status.to_string()) }
-    };
-    let what = format!("{DEPLOYMENT} to have {replicas} replicas");
-    Ok(wait::until_one(api.clone(), DEPLOYMENT, &what, PATIENCE, judge).await?)
 }
