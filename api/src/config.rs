@@ -16,7 +16,9 @@ mod values;
 #[cfg(test)]
 mod tests;
 
-pub use collect::{ConfigEntry, ConfigSource, effective_config, effective_config_of_request, merged_config};
+pub use collect::{
+    ConfigEntry, ConfigSource, allocated_config, effective_config, effective_config_of_request, merged_config,
+};
 pub use error::ConfigError;
 pub use values::{
     ComputePolicy, ComputePriority, Percent, PlacementPolicy, Sharing, TopologyMode, TopologyScope,
@@ -175,6 +177,22 @@ impl GpuConfig {
     pub fn effective(&self) -> Result<EffectiveConfig, ConfigError> {
         self.supported()?;
         Ok(self.filled_in())
+    }
+
+    /// The first field that is set and that only our controller can act on, with what to do where kube-scheduler allocates.
+    #[must_use]
+    pub fn needs_controller(&self) -> Option<(&'static str, &'static str)> {
+        const LEAVE_OUT: &str =
+            "leave it out; the order of devices in the slices (driver.deviceOrder) is the only policy there";
+        if self.memory.percent.is_some() {
+            return Some(("memory.percent", "ask for an amount with capacity.requests.memory"));
+        }
+        let fields = [
+            ("placement.node", self.placement.node.is_some()),
+            ("placement.device", self.placement.device.is_some()),
+            ("topology", self.topology.is_some()),
+        ];
+        fields.into_iter().find(|(_, set)| *set).map(|(field, _)| (field, LEAVE_OUT))
     }
 
     fn filled_in(&self) -> EffectiveConfig {

@@ -35,6 +35,10 @@ pub const UNHEALTHY_TAINT_KEY: &str = "gpu.tessera.dev/unhealthy";
 /// share looks free and is in use.
 pub const ORPHANED_TAINT_KEY: &str = "gpu.tessera.dev/orphaned-claim";
 
+/// Taint of a device that was published without the fence a while ago, effect `NoSchedule`: what kube-scheduler had begun to allocate
+/// then may still be written. Nobody gets it, whatever a claim tolerates.
+pub const LEAVING_STOCK_TAINT_KEY: &str = "gpu.tessera.dev/leaving-stock";
+
 /// The taint effect that keeps new claims away and leaves running pods alone.
 pub const NO_SCHEDULE: &str = "NoSchedule";
 

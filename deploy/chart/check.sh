@@ -35,6 +35,8 @@ for values in "$here"/golden/*.values.yaml; do check_golden "$(basename "$values
 check_refused "a misspelt value" --set driver.nvidiaDriverRooot=/
 check_refused "a relative driver root" --set driver.nvidiaDriverRoot=run/nvidia
 check_refused "a GPU index in place of a UUID" --set 'driver.excludeGpus={0}'
+check_refused "an unknown mode" --set mode=both
+check_refused "an unknown order of devices" --set driver.deviceOrder=random
 check_refused "an unknown way with other allocators" --set driver.otherAllocators=warn
 check_refused "a class with two selectors" --set deviceClasses.h100.architecture=Hopper
 check_refused "a class without a selector" --set deviceClasses.other.config.topology=x

@@ -8,7 +8,7 @@ use tessera_api::{
     slice::DeviceOrder,
 };
 
-use crate::other_allocators::OnOtherAllocator;
+use crate::{mode::Mode, other_allocators::OnOtherAllocator};
 
 /// Shares the GPUs of one node: publishes them as ResourceSlices and prepares the claims that are allocated here.
 #[derive(Clone, Debug, Parser)]
@@ -70,6 +70,15 @@ pub struct Args {
     /// packs, spreads or keeps together thereby.
     #[arg(long, env = "TESSERA_DEVICE_ORDER", default_value = "index")]
     pub device_order: DeviceOrder,
+
+    /// Who allocates the GPUs: managed, tessera-controller; stock, kube-scheduler, without what needs the controller.
+    #[arg(long, env = "TESSERA_MODE", default_value = "managed")]
+    pub mode: Mode,
+
+    /// Seconds for which a GPU is nobody's when the mode changes from stock to managed: what kube-scheduler has begun to allocate may
+    /// be written as late as its binding timeout.
+    #[arg(long, env = "TESSERA_STOCK_DRAIN_SECONDS", value_name = "SECONDS", default_value_t = 600)]
+    pub stock_drain_seconds: u32,
 
     /// What to do with GPUs that another allocator hands out too, such as NVIDIA's device plugin or DRA driver: refuse to publish them,
     /// or ignore it.

@@ -1,6 +1,10 @@
 //! The driver as a whole: its parts, wired, started in order and stopped in the opposite one.
 
-use std::{path::PathBuf, sync::Arc, time::Instant};
+use std::{
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use anyhow::Context;
 use kube::Client;
@@ -28,6 +32,7 @@ use crate::{
         socket::{self, SocketPaths},
     },
     metrics::Metrics,
+    mode::Mode,
     other_allocators::{self, OnOtherAllocator},
     prepare::{DetachedClaims, Node, Preparer, execute::Executor, repair, source::ClaimSource},
     publisher::Publisher,
@@ -60,6 +65,10 @@ pub struct Settings {
     pub intercept_library: PathBuf,
     /// In which order slices list the GPUs.
     pub device_order: DeviceOrder,
+    /// Who allocates the GPUs.
+    pub mode: Mode,
+    /// How long a GPU is nobody's between kube-scheduler and our controller.
+    pub stock_drain: Duration,
     /// What to do with GPUs that somebody else hands out too.
     pub on_other_allocator: OnOtherAllocator,
 }
@@ -129,14 +138,14 @@ impl Driver {
         let events = Events::new(client.clone(), node_name.clone());
         tokio::spawn(events.clone().tell_of_node(news));
         let preparer = Preparer::new(node, pool, hardware.clone(), source, events, Arc::clone(&metrics));
-        let claims = Arc::new(DetachedClaims(Arc::new(preparer)));
+        let claims = Arc::new(DetachedClaims(Arc::new(preparer.in_mode(settings.mode))));
         for path in socket::remove_abandoned(&kubelet_root, DRIVER_NAME) {
             tracing::info!(path = %path.display(), "an abandoned socket is removed");
         }
         let servers = KubeletServers::start(&sockets, DRIVER_NAME, Arc::clone(&claims), health)?;
         tokio::spawn(keep_gauges(journal.watch(), servers.registered(), Arc::clone(&metrics), begun));
 
-        let slices = SliceSource::new(node_name, settings.device_order);
+        let slices = SliceSource::new(node_name, settings.device_order, settings.mode);
         let (orphaned_sender, orphaned) = watch::channel(None);
         let audit = Audit::new(
             ClaimSource::new(client.clone()),
@@ -147,7 +156,7 @@ impl Driver {
         tokio::spawn(audit.run(stop.clone()));
         let publisher =
             Publisher::new(client, slices, hardware, journal.watch(), orphaned, Arc::clone(&metrics));
-        let publisher = tokio::spawn(publisher.run(stop.clone()));
+        let publisher = tokio::spawn(publisher.draining(settings.stock_drain).run(stop.clone()));
         Ok(Self { servers, stop, sockets, metrics, journal, claims, publisher, _watcher: watcher })
     }
 

@@ -30,6 +30,7 @@ pub mod http;
 pub mod inventory;
 pub mod kubelet;
 pub mod metrics;
+pub mod mode;
 pub mod other_allocators;
 pub mod prepare;
 pub mod publisher;

@@ -43,6 +43,7 @@ use crate::{
     inventory::HardwareState,
     kubelet::plugin::{AskedClaim, Claims, PreparedDevice},
     metrics::{Metrics, Operation},
+    mode::Mode,
     report::chain,
     state::{
         StatePaths,
@@ -155,6 +156,7 @@ pub struct Preparer {
     source: ClaimSource,
     events: Events,
     metrics: Arc<Metrics>,
+    mode: Mode,
 }
 
 /// A claim as the kubelet names it, checked.
@@ -188,7 +190,13 @@ impl Preparer {
         events: Events,
         metrics: Arc<Metrics>,
     ) -> Self {
-        Self { node, pool, hardware, source, events, metrics }
+        Self { node, pool, hardware, source, events, metrics, mode: Mode::Managed }
+    }
+
+    /// Where this mode holds.
+    #[must_use]
+    pub fn in_mode(self, mode: Mode) -> Self {
+        Self { mode, ..self }
     }
 
     /// Prepares one claim, with patience for what passes by itself.
@@ -263,6 +271,10 @@ impl Preparer {
         fault::point_async("prepare-claim-read").await;
         let allocated =
             AllocatedClaim::check(from_api, &claim.uid, &claim.namespace, &claim.name, &self.pool)?;
+        // What is prepared was allocated by whoever could; it stays as it is.
+        if self.mode == Mode::Stock && !self.node.journal.watch().borrow().claims.contains_key(&claim.uid) {
+            claim::check_without_controller(from_api)?;
+        }
         let hardware = Arc::clone(&self.hardware.borrow());
         let (node, attempt) = (Arc::clone(&self.node), Arc::clone(attempt));
         tokio::task::spawn_blocking(move || node.prepare(&allocated, &hardware, &attempt)).await?

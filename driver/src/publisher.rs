@@ -11,8 +11,13 @@
 //! and repaired at once, with growing pauses if it does not stop.
 
 pub mod plan;
+mod stock_drain;
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use futures::{Stream, StreamExt, TryStreamExt};
 use k8s_openapi::api::{core::v1::Node, resource::v1::ResourceSlice};
@@ -28,11 +33,15 @@ use tessera_api::{
 use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
-use self::plan::{Change, plan};
+use self::{
+    plan::{Change, plan},
+    stock_drain::StockDrain,
+};
 use crate::{
     audit::Orphaned,
     inventory::HardwareState,
     metrics::{Metrics, SliceWrite},
+    mode::Mode,
     report::chain,
     slices::SliceSource,
     state::journal::Journal,
@@ -91,6 +100,8 @@ pub struct Publisher {
     observed: BTreeMap<String, ResourceSlice>,
     /// The highest generation that was ever seen or written: it never goes back, even when all slices were deleted.
     generation: i64,
+    /// Where our controller allocates: GPUs that kube-scheduler may still be allocating. `None` where it always may.
+    drain: Option<StockDrain>,
 }
 
 impl std::fmt::Debug for Publisher {
@@ -113,7 +124,25 @@ impl Publisher {
         let (slices, nodes) = (Api::all(client.clone()), Api::all(client));
         let journal = source.follows_use().then_some(journal);
         let observed = BTreeMap::new();
-        Self { slices, nodes, source, hardware, journal, orphaned, metrics, observed, generation: 0 }
+        Self {
+            slices,
+            nodes,
+            source,
+            hardware,
+            journal,
+            orphaned,
+            metrics,
+            observed,
+            generation: 0,
+            drain: None,
+        }
+    }
+
+    /// Keeps a GPU that was published for kube-scheduler from everybody for so long, before it is our controller's.
+    #[must_use]
+    pub fn draining(mut self, stock: Duration) -> Self {
+        self.drain = (self.source.mode() == Mode::Managed).then(|| StockDrain::new(stock));
+        self
     }
 
     /// Publishes until `stop`. What is published stays: a restart of the driver changes nothing.
@@ -133,6 +162,7 @@ impl Publisher {
                 () = changed(&mut self.journal) => {}
                 Ok(()) = self.orphaned.changed() => {}
                 () = pace.due() => {}
+                () = ends(&self.drain) => {}
             }
             if !complete || !pace.may_act() {
                 continue;
@@ -210,7 +240,9 @@ impl Publisher {
         // A restart forgets them: until they are known again, they are those that are published.
         let orphaned = self.orphaned.borrow_and_update().clone();
         let orphaned = orphaned.unwrap_or_else(|| Arc::new(orphaned_as_published(self.observed.values())));
-        let Some(desired) = self.source.slices(&hardware, journal.as_deref(), &orphaned) else {
+        let leaving_stock = self.leaving_stock();
+        let Some(desired) = self.source.slices(&hardware, journal.as_deref(), &orphaned, leaving_stock)
+        else {
             return Ok(0);
         };
         let observed: Vec<_> = self.observed.values().cloned().collect();
@@ -224,6 +256,14 @@ impl Publisher {
             self.make(change).await?;
         }
         Ok(count)
+    }
+
+    /// The GPUs that are nobody's yet, as what is published says.
+    fn leaving_stock(&mut self) -> BTreeSet<GpuUuid> {
+        let now = Instant::now();
+        let Some(drain) = &mut self.drain else { return BTreeSet::new() };
+        drain.observe(self.observed.values(), now);
+        drain.leaving(now)
     }
 
     /// Looked up each time: a Node that was deleted and made again has another UID, and the garbage collector removes what the old
@@ -298,6 +338,14 @@ fn orphaned_as_published<'a>(slices: impl Iterator<Item = &'a ResourceSlice>) ->
     orphaned
         .filter_map(|device| GpuUuid::from_device_name(&DeviceName::new(&device.name).ok()?).ok())
         .collect()
+}
+
+/// Waits until another GPU has waited enough.
+async fn ends(drain: &Option<StockDrain>) {
+    match drain.as_ref().and_then(|drain| drain.next_end(Instant::now())) {
+        Some(end) => tokio::time::sleep_until(end).await,
+        None => std::future::pending().await,
+    }
 }
 
 /// Waits for a change of the journal, where that is followed.

@@ -1,6 +1,6 @@
 //! From flags to a driver, and from a signal to its end.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use anyhow::Context;
 use kube::{
@@ -39,6 +39,8 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         intercept_library,
         exclude_gpus,
         device_order,
+        mode,
+        stock_drain_seconds,
         other_allocators,
         metrics_address,
         log_format,
@@ -53,7 +55,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let gpus = Arc::new(NvmlLibrary::new(options));
     if print_slices {
         let inventory = gpus.inventory().context("the GPUs cannot be looked at")?;
-        print!("{}", SliceSource::new(node_name, device_order).as_yaml(inventory)?);
+        print!("{}", SliceSource::new(node_name, device_order, mode).as_yaml(inventory)?);
         return Ok(());
     }
     start_logging(log_format);
@@ -70,6 +72,8 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         driver_root: DriverRoot::new(driver_root, driver_root_host),
         intercept_library,
         device_order,
+        mode,
+        stock_drain: Duration::from_secs(stock_drain_seconds.into()),
         on_other_allocator: other_allocators,
     };
     let edges = Edges { client: client(kubeconfig).await?, gpus, mounts: Arc::new(KernelMounts) };

@@ -1,26 +1,35 @@
 //! The ResourceSlices that say what the hardware is.
 
+use std::collections::BTreeSet;
+
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use tessera_api::{
     Inventory,
-    names::NodeName,
+    names::{GpuUuid, NodeName},
     slice::{DeviceOrder, SliceOptions, build},
 };
 
-use crate::{audit::Orphaned, inventory::HardwareState, state::journal::Journal};
+use crate::{audit::Orphaned, inventory::HardwareState, mode::Mode, state::journal::Journal};
 
 /// Makes the slices of one node.
 #[derive(Clone, Debug)]
 pub struct SliceSource {
     node: NodeName,
     order: DeviceOrder,
+    mode: Mode,
 }
 
 impl SliceSource {
-    /// The slices of `node`, with devices in this order.
+    /// The slices of `node`, with devices in this order, fenced as the mode says.
     #[must_use]
-    pub fn new(node: NodeName, order: DeviceOrder) -> Self {
-        Self { node, order }
+    pub fn new(node: NodeName, order: DeviceOrder, mode: Mode) -> Self {
+        Self { node, order, mode }
+    }
+
+    /// Who allocates the devices.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.mode
     }
 
     /// The node.
@@ -39,7 +48,8 @@ impl SliceSource {
     }
 
     /// The slices of this hardware; one without devices where nobody can tell what there is. `None` before the hardware was asked: what
-    /// was published before a restart stays until then. `orphaned` are GPUs of claims that the API does not know. Generations and
+    /// was published before a restart stays until then. `orphaned` are GPUs of claims that the API does not know, `leaving_stock` those that
+    /// kube-scheduler may still be allocating. Generations and
     /// owners are the publisher's to set.
     #[must_use]
     pub fn slices(
@@ -47,6 +57,7 @@ impl SliceSource {
         hardware: &HardwareState,
         journal: Option<&Journal>,
         orphaned: &Orphaned,
+        leaving_stock: BTreeSet<GpuUuid>,
     ) -> Option<Vec<ResourceSlice>> {
         let nothing = Inventory::default();
         let inventory = match hardware {
@@ -58,9 +69,11 @@ impl SliceSource {
         Some(build(
             inventory,
             &SliceOptions {
+                fence: self.mode.fence(),
                 order: self.order,
                 in_use,
                 orphaned: orphaned.clone(),
+                leaving_stock,
                 ..SliceOptions::new(self.node.clone())
             },
         ))
@@ -71,8 +84,9 @@ impl SliceSource {
     /// # Errors
     /// Never, for what [`build`] makes.
     pub fn as_yaml(&self, inventory: Inventory) -> Result<String, serde_saphyr::ser::Error> {
-        let slices =
-            self.slices(&HardwareState::Known(inventory), None, &Orphaned::new()).unwrap_or_default();
+        let slices = self
+            .slices(&HardwareState::Known(inventory), None, &Orphaned::new(), BTreeSet::new())
+            .unwrap_or_default();
         let documents: Result<Vec<String>, _> = slices.iter().map(serde_saphyr::to_string).collect();
         Ok(documents?.into_iter().map(|document| format!("---\n{document}")).collect())
     }

@@ -368,6 +368,28 @@ fn slices_of_other_drivers_and_devices_outside_the_fence_are_not_given_out() {
 }
 
 #[test]
+fn a_device_that_leaves_stock_mode_is_not_given_out_whatever_a_claim_tolerates() {
+    let mut fed = Fed::new();
+    fed.node("node-a", "8");
+    fed.class("gpu.tessera.dev", "device.driver == 'gpu.tessera.dev'");
+    let mut leaving = gpu("gpu-0");
+    let taints = leaving["taints"].as_array_mut().unwrap();
+    taints.push(json!({"key": "gpu.tessera.dev/leaving-stock", "effect": "NoSchedule"}));
+    fed.slice("node-a", 1, 1, json!([leaving]));
+    let mut tolerant = claim("c", "gpu.tessera.dev");
+    tolerant["spec"]["devices"]["requests"][0]["exactly"]["tolerations"] = json!([{"operator": "Exists"}]);
+    fed.claim(tolerant);
+    fed.pod(pod("p", &["c"]));
+    assert!(plan(&fed.index.snapshot(), &fed.index.work().pending, Settings::default()).decisions.is_empty());
+    // Once that is over, the toleration changes nothing.
+    fed.slice("node-a", 2, 1, json!([gpu("gpu-0")]));
+    assert_eq!(
+        plan(&fed.index.snapshot(), &fed.index.work().pending, Settings::default()).decisions.len(),
+        1
+    );
+}
+
+#[test]
 fn a_taint_rule_keeps_claims_off_a_device_until_it_is_gone() {
     let mut fed = Fed::with_gpu();
     fed.claim(claim("c", "gpu.tessera.dev"));

@@ -134,12 +134,23 @@ pub fn effective_config(
     configs: &[DeviceAllocationConfiguration],
     request: &RequestName,
 ) -> Result<EffectiveConfig, ConfigError> {
+    allocated_config(configs, request)?.effective()
+}
+
+/// The same as written, without defaults.
+///
+/// # Errors
+/// As [`effective_config`].
+pub fn allocated_config(
+    configs: &[DeviceAllocationConfiguration],
+    request: &RequestName,
+) -> Result<GpuConfig, ConfigError> {
     let entries: Vec<ConfigEntry<'_>> = configs
         .iter()
         .enumerate()
         .map(|(index, config)| ConfigEntry::of_allocation(index, config))
         .collect::<Result<_, _>>()?;
-    merged_config(entries, request)?.effective()
+    merged_config(entries, request)
 }
 
 /// The parameters of a request before it is allocated: from the configs of its class and of its claim.

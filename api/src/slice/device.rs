@@ -9,7 +9,8 @@ use k8s_openapi::api::resource::v1::{
 use super::{Fence, MemoryRatio, SliceOptions};
 use crate::gpu::{Gpu, Health, normalise_version};
 use crate::names::{
-    MANAGED_TAINT_KEY, NO_SCHEDULE, ORPHANED_TAINT_KEY, UNHEALTHY_TAINT_KEY, attribute, capacity,
+    LEAVING_STOCK_TAINT_KEY, MANAGED_TAINT_KEY, NO_SCHEDULE, ORPHANED_TAINT_KEY, UNHEALTHY_TAINT_KEY,
+    attribute, capacity,
 };
 use crate::quantity::Quantity;
 
@@ -108,7 +109,10 @@ fn taints(gpu: &Gpu, options: &SliceOptions) -> Option<Vec<DeviceTaint>> {
         Health::Unhealthy { code, .. } => Some(no_schedule(UNHEALTHY_TAINT_KEY, label_value(code))),
     };
     let orphaned = options.orphaned.contains(&gpu.uuid).then(|| no_schedule(ORPHANED_TAINT_KEY, None));
-    let taints: Vec<DeviceTaint> = managed.into_iter().chain(unhealthy).chain(orphaned).collect();
+    let leaving =
+        options.leaving_stock.contains(&gpu.uuid).then(|| no_schedule(LEAVING_STOCK_TAINT_KEY, None));
+    let taints: Vec<DeviceTaint> =
+        managed.into_iter().chain(unhealthy).chain(orphaned).chain(leaving).collect();
     (!taints.is_empty()).then_some(taints)
 }
 

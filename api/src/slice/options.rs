@@ -22,6 +22,8 @@ pub struct SliceOptions {
     pub in_use: BTreeMap<GpuUuid, u64>,
     /// GPUs that a claim uses of which the API does not know: nothing new is put on them.
     pub orphaned: BTreeSet<GpuUuid>,
+    /// GPUs that were published without the fence a while ago.
+    pub leaving_stock: BTreeSet<GpuUuid>,
     /// How much memory is published of what is there.
     pub memory_ratio: MemoryRatio,
 }
@@ -37,6 +39,7 @@ impl SliceOptions {
             order: DeviceOrder::Index,
             in_use: BTreeMap::new(),
             orphaned: BTreeSet::new(),
+            leaving_stock: BTreeSet::new(),
             memory_ratio: MemoryRatio::WHOLE,
         }
     }

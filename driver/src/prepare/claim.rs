@@ -5,7 +5,7 @@ use k8s_openapi::api::resource::v1::{
 };
 use tessera_api::{
     ConfigError, Quantity,
-    config::{ComputePolicy, effective_config},
+    config::{ComputePolicy, allocated_config, effective_config},
     names::{
         ClaimName, ClaimUid, DRIVER_NAME, DeviceName, NameError, Namespace, PodName, PoolName, RequestName,
         ShareId, capacity,
@@ -63,6 +63,19 @@ pub struct ReservingPod {
 /// Why a claim cannot be prepared as it is. Field paths are those of the ResourceClaim.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ClaimError {
+    /// kube-scheduler has allocated it, and knows nothing of that field.
+    #[error(
+        "request {request}: `{field}` of its GpuConfig needs tessera-controller, and this cluster runs Tessera in mode stock: {instead}, or \
+         install Tessera with mode=managed"
+    )]
+    NeedsController {
+        /// The request.
+        request: RequestName,
+        /// The field.
+        field: &'static str,
+        /// What to do.
+        instead: &'static str,
+    },
     /// The kubelet means an object that was replaced.
     #[error(
         "ResourceClaim {namespace}/{name} was replaced: the kubelet asks for UID {asked}, the API has {found}"
@@ -201,6 +214,26 @@ pub fn reserving_pods(claim: &ResourceClaim) -> Vec<ReservingPod> {
         Some(ReservingPod { namespace: namespace.clone()?, name, uid: consumer.uid.clone() })
     };
     reserved.iter().filter_map(pod).collect()
+}
+
+/// Checks that the claim asks for nothing that only our controller could have allocated.
+///
+/// # Errors
+/// [`ClaimError::NeedsController`], for the first field.
+pub fn check_without_controller(claim: &ResourceClaim) -> Result<(), ClaimError> {
+    let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
+    let Some(devices) = allocation.and_then(|allocation| allocation.devices.as_ref()) else { return Ok(()) };
+    let configs = devices.config.as_deref().unwrap_or_default();
+    let results = devices.results.iter().flatten().enumerate();
+    for (index, result) in results.filter(|(_, result)| result.driver == DRIVER_NAME) {
+        let request = name(index, "request", RequestName::new(&result.request))?;
+        let config = allocated_config(configs, &request)
+            .map_err(|source| ClaimError::Config { request: request.clone(), source })?;
+        if let Some((field, instead)) = config.needs_controller() {
+            return Err(ClaimError::NeedsController { request, field, instead });
+        }
+    }
+    Ok(())
 }
 
 fn shares(allocation: &AllocationResult, ours: &PoolName) -> Result<Vec<AllocatedShare>, ClaimError> {

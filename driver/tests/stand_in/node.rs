@@ -4,6 +4,7 @@ use std::{
     collections::BTreeSet,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use serde_json::{Value, json};
@@ -11,6 +12,7 @@ use tessera_api::slice::DeviceOrder;
 use tessera_driver::{
     base_spec::DriverRoot,
     driver::{Driver, Edges, Settings},
+    mode::Mode,
     other_allocators::OnOtherAllocator,
     state::{StatePaths, mounts::Mounts},
 };
@@ -66,6 +68,8 @@ impl Node {
             driver_root: DriverRoot::new(self.path("root"), "/"),
             intercept_library: self.path("intercept.so"),
             device_order: DeviceOrder::Index,
+            mode: Mode::Managed,
+            stock_drain: Duration::from_secs(600),
             on_other_allocator: OnOtherAllocator::Refuse,
         }
     }

@@ -9,7 +9,9 @@ use tessera_allocator::model::{
     Attribute, BINDING_CONDITIONS, Capacity, Device, NODE_ALLOCATABLE, NodeChoice, PoolId, RequestPolicy,
     SHARED_COUNTERS, Slice, Taint, TaintEffect, ValidRange,
 };
-use tessera_api::names::{DeviceName, DriverName, MANAGED_TAINT_KEY, NO_SCHEDULE, NodeName, PoolName};
+use tessera_api::names::{
+    DeviceName, DriverName, LEAVING_STOCK_TAINT_KEY, MANAGED_TAINT_KEY, NO_SCHEDULE, NodeName, PoolName,
+};
 use tessera_api::quantity::Quantity;
 
 use super::selector::node_selector;
@@ -94,7 +96,9 @@ fn device(device: &api::Device, fence: Fence, subject: Subject<'_>) -> Result<De
         binds_to_node: device.binds_to_node == Some(true),
         ..Device::new(name)
     };
-    converted.foreign = fence == Fence::Managed && fences.is_empty();
+    // What kube-scheduler had begun to allocate may still be written: no toleration makes the device ours before.
+    let leaving_stock = converted.taints.iter().any(|taint| taint.key == LEAVING_STOCK_TAINT_KEY);
+    converted.foreign = fence == Fence::Managed && (fences.is_empty() || leaving_stock);
     converted.unsupported = unsupported(device);
     Ok(converted)
 }

@@ -1,0 +1,128 @@
+//! From stock to managed: a GPU that kube-scheduler could allocate a moment ago is nobody's for a while.
+//!
+//! kube-scheduler decides first and writes later: what it has decided while a device had no fence may be written up to its binding
+//! timeout (600 s) after the fence is there. So long the device has a second taint. Time is what this process has seen pass, no
+//! clock: a restart of the driver begins the wait anew, never shortens it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
+use tessera_api::names::{DeviceName, GpuUuid, LEAVING_STOCK_TAINT_KEY, MANAGED_TAINT_KEY};
+use tokio::time::Instant;
+
+/// Which devices wait, and since when.
+#[derive(Debug)]
+pub(super) struct StockDrain {
+    length: Duration,
+    since: BTreeMap<String, Instant>,
+}
+
+impl StockDrain {
+    /// Waits of that length.
+    pub(super) fn new(length: Duration) -> Self {
+        Self { length, since: BTreeMap::new() }
+    }
+
+    /// Sees what is published: a device without the fence begins its wait, and one that waits since before this process goes on.
+    pub(super) fn observe<'a>(&mut self, slices: impl Iterator<Item = &'a ResourceSlice>, now: Instant) {
+        for device in slices.flat_map(|slice| slice.spec.devices.iter().flatten()) {
+            let known = self.since.get(&device.name).copied();
+            let leaving = has(device, LEAVING_STOCK_TAINT_KEY);
+            if !has(device, MANAGED_TAINT_KEY) || (leaving && known.is_none()) {
+                self.since.insert(device.name.clone(), now);
+            } else if !leaving && known.is_some_and(|since| self.is_over(since, now)) {
+                // Its wait is over, and published as over.
+                self.since.remove(&device.name);
+            }
+        }
+    }
+
+    /// The GPUs that wait.
+    pub(super) fn leaving(&self, now: Instant) -> BTreeSet<GpuUuid> {
+        let waiting = self.since.iter().filter(|(_, since)| !self.is_over(**since, now));
+        waiting.filter_map(|(name, _)| GpuUuid::from_device_name(&DeviceName::new(name).ok()?).ok()).collect()
+    }
+
+    /// When the next of them has waited enough.
+    pub(super) fn next_end(&self, now: Instant) -> Option<Instant> {
+        self.since.values().map(|since| *since + self.length).filter(|end| *end > now).min()
+    }
+
+    fn is_over(&self, since: Instant, now: Instant) -> bool {
+        now >= since + self.length
+    }
+}
+
+fn has(device: &Device, key: &str) -> bool {
+    device.taints.iter().flatten().any(|taint| taint.key == key)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const WAIT: Duration = Duration::from_secs(600);
+    const GPU: &str = "gpu-00000000-0000-0000-0000-000000000001";
+
+    fn slice(taints: &[&str]) -> ResourceSlice {
+        let taints: Vec<_> = taints.iter().map(|key| json!({"key": key, "effect": "NoSchedule"})).collect();
+        serde_json::from_value(json!({
+            "metadata": {"name": "s"},
+            "spec": {
+                "driver": "gpu.tessera.dev",
+                "pool": {"name": "n", "generation": 1, "resourceSliceCount": 1},
+                "devices": [{"name": GPU, "taints": taints}],
+            },
+        }))
+        .expect("a slice")
+    }
+
+    fn observe(drain: &mut StockDrain, taints: &[&str], now: Instant) -> usize {
+        drain.observe([slice(taints)].iter(), now);
+        drain.leaving(now).len()
+    }
+
+    #[test]
+    fn a_device_without_the_fence_waits_its_time_and_once() {
+        let (mut drain, begin) = (StockDrain::new(WAIT), Instant::now());
+        assert_eq!(observe(&mut drain, &[], begin), 1);
+        let both = [MANAGED_TAINT_KEY, LEAVING_STOCK_TAINT_KEY];
+        let almost = begin + WAIT - Duration::from_secs(1);
+        assert_eq!(observe(&mut drain, &both, almost), 1);
+        assert_eq!(drain.next_end(almost), Some(begin + WAIT));
+        assert_eq!(
+            observe(&mut drain, &both, begin + WAIT),
+            0,
+            "the taint that is still there begins nothing"
+        );
+        assert_eq!(drain.next_end(begin + WAIT), None);
+        assert_eq!(observe(&mut drain, &[MANAGED_TAINT_KEY], begin + WAIT), 0);
+        assert!(drain.since.is_empty(), "forgotten");
+    }
+
+    #[test]
+    fn a_wait_that_a_process_before_began_is_never_shortened() {
+        let (mut drain, begin) = (StockDrain::new(WAIT), Instant::now());
+        assert_eq!(observe(&mut drain, &[MANAGED_TAINT_KEY, LEAVING_STOCK_TAINT_KEY], begin), 1);
+        assert_eq!(drain.next_end(begin), Some(begin + WAIT));
+    }
+
+    #[test]
+    fn a_slice_that_is_wiped_or_stripped_of_the_taint_meanwhile_ends_no_wait() {
+        let (mut drain, begin) = (StockDrain::new(WAIT), Instant::now());
+        assert_eq!(observe(&mut drain, &[], begin), 1);
+        drain.observe([].iter(), begin);
+        assert_eq!(drain.leaving(begin).len(), 1);
+        assert_eq!(observe(&mut drain, &[MANAGED_TAINT_KEY], begin), 1);
+    }
+
+    #[test]
+    fn a_device_that_was_always_fenced_does_not_wait() {
+        assert_eq!(observe(&mut StockDrain::new(WAIT), &[MANAGED_TAINT_KEY], Instant::now()), 0);
+    }
+}

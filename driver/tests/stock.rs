@@ -1,0 +1,136 @@
+//! Stock mode: kube-scheduler allocates.
+
+mod stand_in;
+
+use std::{sync::Arc, time::Duration};
+
+use serde_json::{Value, json};
+use stand_in::{
+    kubelet::Kubelet,
+    node::{Node, asked, claim},
+};
+use tessera_driver::{driver::Settings, mode::Mode};
+
+fn taints(node: &Node) -> Vec<Vec<String>> {
+    let slices = node.api.slices();
+    let devices =
+        slices.iter().flat_map(|slice| slice["spec"]["devices"].as_array().cloned().unwrap_or_default());
+    let key = |taint: &Value| taint["key"].as_str().expect("a key").to_owned();
+    devices.map(|device| device["taints"].as_array().into_iter().flatten().map(key).collect()).collect()
+}
+
+async fn taints_are(node: &Node, wanted: &[&str]) {
+    let wanted: Vec<String> = wanted.iter().map(|key| format!("gpu.tessera.dev/{key}")).collect();
+    let what = format!("taints {wanted:?}");
+    let all = |found: Vec<Vec<String>>| !found.is_empty() && found.iter().all(|taints| *taints == wanted);
+    node.api.wait_for(&what, |_| all(taints(node)).then_some(())).await;
+}
+
+/// Waits until the driver has put right what somebody else changed.
+async fn sees_slices(node: &Node) {
+    let name = node.api.slices()[0]["metadata"]["name"].as_str().expect("a name").to_owned();
+    node.api.edit_slice(&name, |slice| {
+        slice["metadata"]["annotations"]["gpu.tessera.dev/topology"] = json!("nonsense")
+    });
+    let is_right = |slice: &Value| slice["metadata"]["annotations"]["gpu.tessera.dev/topology"].is_null();
+    node.api.wait_for("the slice put right", |api| is_right(&api.slices()[0]).then_some(())).await;
+}
+
+async fn start(node: &Node, mode: Mode) -> tessera_driver::driver::Driver {
+    let settings = Settings { mode, ..node.settings() };
+    node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts")
+}
+
+#[tokio::test]
+async fn stock_has_no_fence_and_leaving_it_takes_as_long_as_an_allocation_may_be_under_way() {
+    let node = Node::with_gpus(2);
+    let driver = start(&node, Mode::Stock).await;
+    taints_are(&node, &[]).await;
+    driver.stop().await;
+
+    let driver = start(&node, Mode::Managed).await;
+    taints_are(&node, &["managed", "leaving-stock"]).await;
+    node.api.wipe_slices();
+    taints_are(&node, &["managed", "leaving-stock"]).await;
+    driver.stop().await;
+
+    // A restart begins the wait anew: no clock is trusted, and no shorter one would be safe.
+    let _driver = start(&node, Mode::Managed).await;
+    sees_slices(&node).await;
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(590)).await;
+    assert_eq!(taints(&node)[0].len(), 2, "{:?}", taints(&node));
+    tokio::time::advance(Duration::from_secs(11)).await;
+    taints_are(&node, &["managed"]).await;
+}
+
+#[tokio::test]
+async fn from_managed_to_stock_there_is_nothing_to_wait_for() {
+    let node = Node::with_gpus(1);
+    let driver = start(&node, Mode::Managed).await;
+    taints_are(&node, &["managed"]).await;
+    driver.stop().await;
+    let _driver = start(&node, Mode::Stock).await;
+    taints_are(&node, &[]).await;
+}
+
+/// A claim whose config says this.
+fn configured(name: &str, fields: &Value) -> Value {
+    let mut parameters = json!({"apiVersion": "gpu.tessera.dev/v1alpha1", "kind": "GpuConfig"});
+    parameters.as_object_mut().expect("an object").extend(fields.as_object().expect("fields").clone());
+    let mut claim = claim(name, &[(0, 1, 0)]);
+    claim["status"]["allocation"]["devices"]["config"] =
+        json!([{"source": "FromClaim", "opaque": {"driver": "gpu.tessera.dev", "parameters": parameters}}]);
+    claim
+}
+
+#[tokio::test]
+async fn what_only_the_controller_can_do_is_refused_with_the_field_and_the_fix() {
+    let node = Node::with_gpus(1);
+    let driver = start(&node, Mode::Managed).await;
+    taints_are(&node, &["managed"]).await;
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    node.api.put_claim(configured("before", &json!({"memory": {"percent": 10}})));
+    let before = kubelet.prepare(asked("before")).await.expect("the controller has allocated it");
+    driver.stop().await;
+
+    let _driver = start(&node, Mode::Stock).await;
+    taints_are(&node, &[]).await;
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    assert_eq!(kubelet.prepare(asked("before")).await.expect("it keeps what it has"), before);
+    let configs = [
+        ("memory.percent", json!({"memory": {"percent": 25}})),
+        ("placement.node", json!({"placement": {"node": "Spread"}})),
+        ("placement.device", json!({"placement": {"device": "Binpack"}})),
+    ];
+    for (field, fields) in configs {
+        node.api.put_claim(configured("after", &fields));
+        let refused = kubelet.prepare(asked("after")).await.expect_err(field);
+        assert!(refused.contains(field) && refused.contains("mode=managed"), "{refused}");
+    }
+    let event = node.api.wait_for("an event", |api| api.events().first().cloned()).await;
+    let note = event["note"].as_str().expect("a note");
+    assert!(note.contains("capacity.requests.memory"), "{note}");
+    node.api.put_claim(configured("plain", &json!({"sharing": "Intercept"})));
+    kubelet.prepare(asked("plain")).await.expect("nothing that needs the controller");
+}
+
+#[tokio::test]
+async fn a_burst_of_claims_does_not_rewrite_the_slice_for_each() {
+    let node = Node::with_gpus(4);
+    let order = tessera_api::slice::DeviceOrder::FreeFirst;
+    let settings = Settings { mode: Mode::Stock, device_order: order, ..node.settings() };
+    let driver = node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
+    taints_are(&node, &[]).await;
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    for number in 0..16 {
+        let name = format!("claim-{number}");
+        kubelet.prepare(node.allocate(&name, &[(number % 4, 1, 0)])).await.expect("prepared");
+    }
+    let metrics = driver.metrics().render();
+    let patches = metrics
+        .lines()
+        .find_map(|line| line.strip_prefix("tessera_driver_slice_writes_total{verb=\"Patch\"} "));
+    let patches: u32 = patches.unwrap_or("0").parse().expect("a number");
+    assert!(patches <= 4, "{patches} writes for 16 claims");
+}
