@@ -6,6 +6,8 @@
 #   build.sh NAME...      only these (make lint needs nothing but helm)
 #   build.sh --print-dir  print that directory without building
 #
+# K8S: the version of Kubernetes, 1.37 (default) or 1.36.
+#
 # The directory is <cache>/<key>/bin, <cache> being $TESSERA_E2E_CACHE or ${XDG_CACHE_HOME:-~/.cache}/tessera-e2e and
 # <key> a hash of everything that decides what is built. A binary is built beside its place and renamed into it, so an
 # interrupted run leaves no half a binary, and one that is there already is skipped.
@@ -17,9 +19,51 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 modules=$here/modules
 parallel=${TESSERA_E2E_GO_PARALLEL:-$(nproc)}
+current_kubernetes=1.37
 
+# The module directory of a version of Kubernetes: `kubernetes` is the current one's, the others' carry their number.
+kubernetes_module() {
+  case ${K8S:-} in
+    '' | "$current_kubernetes") echo kubernetes ;;
+    *) echo "kubernetes-$K8S" ;;
+  esac
+}
+
+check_version() {
+  local supported
+  supported=$(cd "$modules" && echo "$current_kubernetes" kubernetes-*)
+  [ -d "$modules/$(kubernetes_module)" ] || {
+    echo "K8S=$K8S is not supported: set it to one of: ${supported//kubernetes-/}" >&2
+    exit 1
+  }
+}
+
+# The lines of components.txt for the version asked for: it names the current one's module and release.
+components() {
+  local module release
+  module=$(kubernetes_module)
+  if [ "$module" = kubernetes ]; then
+    grep -v '^#' "$modules/components.txt"
+  else
+    release=$(sed -nE 's/^(require)?[[:space:]]*k8s.io\/kubernetes (v[0-9.]+)( .*)?$/\2/p' "$modules/$module/go.mod")
+    grep -v '^#' "$modules/components.txt" |
+      awk -v module="$module" -v release="$release" '$2 == "kubernetes" { $2 = module; $NF = release } { print }'
+  fi
+}
+
+# Of the modules of Kubernetes only the one that is built from: other versions come and go without another build of it.
 cache_key() {
-  (cd "$modules" && grep -v '^#' components.txt && sha256sum ./*/go.mod ./*/go.sum && go env GOARCH) | sha256sum | cut -c1-16
+  local directories=() directory
+  (
+    cd "$modules"
+    for directory in ./*/; do
+      case $directory in
+        ./kubernetes*/) if [ "$directory" = "./$(kubernetes_module)/" ]; then directories+=("${directory%/}"); fi ;;
+        *) directories+=("${directory%/}") ;;
+      esac
+    done
+    components && sha256sum "${directories[@]/%//go.mod}" "${directories[@]/%//go.sum}" && go env GOARCH
+  ) | sha256sum | cut -c1-16
 }
 
 bin_dir() {
@@ -60,12 +104,12 @@ build_all() { # directory [names]
   mkdir -p "$directory"
   trap 'rm -f "$directory"/.*.$$' EXIT
   while read -r name module package cgo tags variable value; do
-    if [ -z "$name" ] || [ "${name:0:1}" = "#" ]; then continue; fi
     if [ $# -gt 1 ] && [[ $only != *" $name "* ]]; then continue; fi
     build_one "$directory" "$name" "$module" "$package" "$cgo" "$tags" "$variable" "$value"
-  done <"$modules/components.txt"
+  done < <(components)
 }
 
+check_version
 directory=$(bin_dir)
 if [ "${1:-}" != --print-dir ]; then build_all "$directory" "$@"; fi
 echo "$directory"
