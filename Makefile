@@ -26,7 +26,7 @@ demo: build ## Show the whole of Tessera on this machine: no root, no GPU, no Ku
 test: build ## Run every test that needs neither root nor a cluster
 	$(CARGO) test --locked --workspace --exclude tessera-e2e $(if $(SHOW_SKIPPED),-- --show-output)
 	$(CARGO) test --locked --package tessera-e2e --lib --test layers --test faults
-	$(CARGO) test --locked --package tessera-e2e --test simcluster
+	$(CARGO) test --locked --package tessera-e2e --test simcluster --test chaos
 
 .PHONY: soak
 soak: build ## The long trials on the cluster of stand-ins; FENCE_CLAIMS=10000

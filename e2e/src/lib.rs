@@ -23,5 +23,6 @@ pub mod operations;
 pub mod random;
 pub mod runner;
 pub mod scenario;
+pub mod served;
 pub mod trials;
 pub mod wait;

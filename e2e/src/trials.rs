@@ -1,6 +1,8 @@
 //! Trials: what scenarios cannot say, since it needs hands on the machines or an eye on every moment.
 
 mod bench;
+mod chaos;
+mod clock;
 mod controller;
 mod controller_deployment;
 mod crowd;
@@ -132,6 +134,19 @@ pub fn on_real_cluster(cluster: &Cluster) -> Vec<Trial<'static>> {
         trial!(cluster, "preemption", preemption::stays),
         trial!(cluster, "frozen-leader", frozen_leader::replaced),
     ]
+}
+
+/// Faults of the API server by plan, one trial for each seed, and clocks that are wrong. Only the stand-ins can do that, when they
+/// are served with `--clocks`.
+pub fn on_faulty_cluster(cluster: &Cluster, seeds: &[u64]) -> Vec<Trial<'static>> {
+    let mut trials = vec![trial!(cluster, "wrong-clock", clock::of_a_node)];
+    trials.extend(seeds.iter().map(|&seed| {
+        let name = format!("chaos-{seed}");
+        let bench = Bench::new(cluster, &name);
+        let run = Box::pin(async move { bench.run(|bench| chaos::survived(bench, seed)).await });
+        Trial { name: format!("trial/{name}"), run }
+    }));
+    trials
 }
 
 /// What has to come after everything else.

@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 pub mod api;
+pub mod chaos;
 pub mod cluster;
 pub mod controllers;
 mod informer;

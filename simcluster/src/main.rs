@@ -26,7 +26,7 @@ enum Command {
     Serve(serve::ServeArgs),
     /// Acts on a node of a cluster that `serve` runs, in the words of e2e/cluster/node.sh: restart|stop|kill|start NODE
     /// kubelet|driver, the same for `control-plane controller`, policies control-plane on|off, residue NODE,
-    /// gpu NODE HAPPENING...
+    /// gpu NODE HAPPENING...; and chaos begin SEED SECONDS, chaos report, chaos end, clock NODE|control-plane SECONDS.
     Node(serve::NodeArgs),
     /// Supervises one container.
     #[command(name = container::INIT, hide = true)]

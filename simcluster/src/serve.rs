@@ -30,6 +30,9 @@ pub(crate) struct ServeArgs {
     /// Directory of the fake worlds.
     #[arg(long, default_value = WORLDS)]
     worlds: PathBuf,
+    /// Run driver and controller with a wall clock that can be set: `node chaos` needs it.
+    #[arg(long)]
+    clocks: bool,
 }
 
 /// Flags of `node`.
@@ -68,14 +71,15 @@ pub(crate) fn log_to_stderr() {
 }
 
 async fn run(args: ServeArgs, directory: PathBuf) -> anyhow::Result<()> {
-    let ServeArgs { run_directory, worlds } = args;
+    let ServeArgs { run_directory, worlds, clocks } = args;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     std::fs::create_dir_all(&run_directory)?;
-    let mut stage = Stage::raise(options(directory, &worlds)?).await?;
+    let mut stage = Stage::raise(StageOptions { clocks, ..options(directory, &worlds)? }).await?;
     let listener = UnixListener::bind(run_directory.join("control.sock"))
         .with_context(|| format!("another cluster uses `{}`", run_directory.display()))?;
     write_script(&run_directory)?;
+    publish(&stage.observer_kubeconfig(), &run_directory.join("observer.kubeconfig"))?;
     // Last: whoever waits for this file finds everything ready.
     publish(&std::fs::read_to_string(stage.kubeconfig())?, &run_directory.join("kubeconfig"))?;
     println!("export KUBECONFIG={}", run_directory.join("kubeconfig").display());
@@ -84,7 +88,7 @@ async fn run(args: ServeArgs, directory: PathBuf) -> anyhow::Result<()> {
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
     };
-    for name in ["kubeconfig", "control.sock", "node.sh"] {
+    for name in ["kubeconfig", "observer.kubeconfig", "control.sock", "node.sh"] {
         std::fs::remove_file(run_directory.join(name))?;
     }
     stage.lower().await?;
@@ -106,6 +110,7 @@ pub(crate) fn options(directory: PathBuf, worlds: &Path) -> anyhow::Result<Stage
         programs: Programs::beside_this()?,
         nodes: nodes.into(),
         sync_period: SYNC_PERIOD,
+        clocks: false,
     })
 }
 

@@ -178,6 +178,14 @@ impl Rig {
         self.claims().get(name).await.unwrap().status.is_some_and(|status| status.allocation.is_some())
     }
 
+    /// The same, and the pod comes before all others.
+    pub(crate) async fn urgent_pod(&self, name: &str, memory: &str) {
+        create::<ResourceClaim>(&self.claims(), claim(name, memory)).await;
+        let mut pod = pod(name);
+        pod["spec"]["priority"] = 1000.into();
+        create::<Pod>(&self.pods(), pod).await;
+    }
+
     /// Creates a pod that no scheduler looks at, and waits until its claim is allocated.
     pub(crate) async fn unbindable(&self, name: &str, memory: &str) {
         create::<ResourceClaim>(&self.claims(), claim(name, memory)).await;

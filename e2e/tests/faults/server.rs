@@ -17,7 +17,7 @@ fn is_allocation(request: &RequestInfo) -> bool {
 }
 
 /// The server crashes at the write of an allocation, which is still `served` or is not. Two claims want more than there is,
-/// so whoever forgets the first while its outcome is open gives its share to the second.
+/// so whoever forgets the first while its outcome is open gives its share to the second, which is more urgent.
 async fn crash_at_the_allocation(served: bool) {
     let rig = Rig::with_nodes(&[1]).await;
     let api = rig.api().clone();
@@ -35,7 +35,7 @@ async fn crash_at_the_allocation(served: bool) {
     let lease = rig.led_by("a").await;
     rig.pod("first", "50Gi").await;
     rig.requested(1, is_allocation).await;
-    rig.pod("second", "50Gi").await;
+    rig.urgent_pod("second", "50Gi").await;
     rig.told("second", "NoDevices").await;
     crashed.store(true, Ordering::Relaxed);
     if served {

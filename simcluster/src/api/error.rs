@@ -165,6 +165,11 @@ impl ApiError {
         }
     }
 
+    /// 429, for faults that tests inject.
+    pub fn too_many_requests(message: impl Into<String>) -> Self {
+        Self::plain(429, "TooManyRequests", message)
+    }
+
     /// 503, for faults that tests inject. Clients may retry this for minutes before they tell; 500 is told at once.
     pub fn unavailable(message: impl Into<String>) -> Self {
         Self::plain(503, "ServiceUnavailable", message)

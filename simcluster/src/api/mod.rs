@@ -149,6 +149,7 @@ impl ApiServer {
                 bookmark: tokio::sync::watch::Sender::new(0),
                 stop: stop.clone(),
                 forgotten: AtomicU64::new(0),
+                expired: AtomicU64::new(0),
             }),
             faults: Arc::default(),
             clock: clock::Clock::default(),
@@ -270,6 +271,11 @@ impl ApiServer {
     pub fn forget_past(&self) {
         // The first version that can be continued is one that was handed out after this moment.
         self.shared.signals.forgotten.store(self.shared.store.skip_revision(), Ordering::Relaxed);
+    }
+
+    /// How many watches could not be continued since they were from before [`Self::forget_past`].
+    pub fn expired_resumptions(&self) -> u64 {
+        self.shared.signals.expired.load(Ordering::Relaxed)
     }
 
     /// The newest resource version.

@@ -30,6 +30,8 @@ pub(crate) struct Signals {
     pub(crate) stop: CancellationToken,
     /// The watch cache knows nothing of what happened up to this revision: who continues from before it gets 410.
     pub(crate) forgotten: AtomicU64,
+    /// How many watches could not be continued for that reason.
+    pub(crate) expired: AtomicU64,
 }
 
 /// What a client asked for.
@@ -51,7 +53,7 @@ pub(crate) struct Wanted {
 pub(crate) fn start(store: Arc<Store>, signals: &Arc<Signals>, wanted: Wanted) -> mpsc::Receiver<Bytes> {
     let (lines, receiver) = mpsc::channel(WAITING_LINES);
     let forgotten = signals.forgotten.load(Ordering::Relaxed);
-    let watcher = Watcher { lines, position: 0, store, wanted, forgotten };
+    let watcher = Watcher { lines, position: 0, store, wanted, forgotten, signals: signals.clone() };
     let mut close = signals.close.subscribe();
     let bookmark = signals.bookmark.subscribe();
     let stop = signals.stop.clone();
@@ -78,6 +80,7 @@ struct Watcher {
     store: Arc<Store>,
     wanted: Wanted,
     forgotten: u64,
+    signals: Arc<Signals>,
 }
 
 impl Watcher {
@@ -109,6 +112,7 @@ impl Watcher {
         if !from_start && !self.wanted.send_initial_events {
             self.position = self.wanted.resource_version.unwrap_or_default();
             if self.wanted.faults.is_some() && self.position < self.forgotten {
+                self.signals.expired.fetch_add(1, Ordering::Relaxed);
                 self.send("ERROR", &ApiError::expired(self.position, self.forgotten).status()).await?;
                 return Ok(false);
             }

@@ -11,6 +11,9 @@ use tokio::net::{UnixListener, UnixStream};
 
 use super::Stage;
 
+/// While faults are at work, programs that end (a leader without its lease) are started again, as Kubernetes would.
+const REVIVE_EVERY: std::time::Duration = std::time::Duration::from_millis(500);
+
 #[derive(Debug, Serialize, Deserialize)]
 struct Answer {
     ok: bool,
@@ -19,8 +22,15 @@ struct Answer {
 
 /// Answers one caller after the other. Runs until dropped.
 pub(crate) async fn serve(listener: UnixListener, stage: &mut Stage) -> anyhow::Result<()> {
+    let mut ticks = tokio::time::interval(REVIVE_EVERY);
     loop {
-        let (stream, _) = listener.accept().await?;
+        let stream = tokio::select! {
+            accepted = listener.accept() => accepted?.0,
+            _ = ticks.tick(), if stage.has_chaos() => {
+                stage.revive()?;
+                continue;
+            }
+        };
         if let Err(error) = converse(stream, stage).await {
             tracing::warn!(error = format!("{error:#}"), "a caller was not answered");
         }
@@ -74,6 +84,11 @@ async fn act(words: &[String], stage: &mut Stage) -> anyhow::Result<String> {
             let happening: Vec<String> = words[2..].iter().map(|word| (*word).to_owned()).collect();
             return stage.machine(node)?.gpu(&happening).await;
         }
+        ["chaos", "begin", seed, seconds] => stage.begin_chaos(seed.parse()?, seconds.parse()?)?,
+        ["chaos", "report"] => return stage.chaos_report(),
+        ["chaos", "end"] => stage.end_chaos()?,
+        ["clock", "control-plane", seconds] => stage.set_clock("controller.clock", seconds.parse()?)?,
+        ["clock", node, seconds] => stage.set_clock(&format!("{node}/driver.clock"), seconds.parse()?)?,
         _ => bail!("not understood: {}", words.join(" ")),
     }
     Ok(String::new())

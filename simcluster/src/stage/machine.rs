@@ -13,9 +13,9 @@ use tessera_simcluster::node::container::{Image, ImageStore, Runtime, RuntimeOpt
 use tessera_simcluster::node::kubelet::{Kubelet, KubeletOptions};
 use tokio::process::Command;
 
-use super::NAMESPACE;
 use super::process::{Process, ProcessSpec};
 use super::programs::Programs;
+use super::{NAMESPACE, chaos};
 
 /// Name under which the driver registers.
 const DRIVER: &str = "gpu.tessera.dev";
@@ -28,6 +28,16 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Where a driver that has gone leaves its slices: as in production.
 const SLICE_WIPE_DELAY: Duration = Duration::from_secs(30);
+
+/// What the nodes of a stage have in common.
+pub(crate) struct Common<'a> {
+    pub(crate) programs: &'a Programs,
+    /// Each node has a directory under it.
+    pub(crate) base: &'a Path,
+    pub(crate) sync_period: Duration,
+    /// Whether the driver gets a wall clock that can be set.
+    pub(crate) clocks: bool,
+}
 
 /// A node.
 pub(crate) struct Machine {
@@ -43,12 +53,11 @@ pub(crate) struct Machine {
 impl Machine {
     pub(crate) async fn start(
         cluster: &SimCluster,
-        programs: &Programs,
-        base: &Path,
+        common: &Common<'_>,
         name: String,
         world: &Path,
-        sync_period: Duration,
     ) -> anyhow::Result<Self> {
+        let Common { programs, base, sync_period, clocks } = *common;
         let directory = base.join(&name);
         std::fs::create_dir_all(directory.join("run"))?;
         std::fs::create_dir_all(directory.join("cdi"))?;
@@ -81,7 +90,11 @@ impl Machine {
         let kubelet = Kubelet::start(kubelet_options.clone()).await?;
         let user = User::service_account(NAMESPACE, "tessera-driver").on_node(&name);
         let kubeconfig = cluster.kubeconfig_for(&user)?;
-        let driver = Process::start(driver_spec(programs, &kubeconfig, &name, &directory)).await?;
+        let mut driver = driver_spec(programs, &kubeconfig, &name, &directory);
+        if clocks {
+            driver = chaos::with_clock(driver, programs, &directory.join("driver.clock"))?;
+        }
+        let driver = Process::start(driver).await?;
         let programs = programs.clone();
         Ok(Self { name, directory, programs, runtime, kubelet_options, kubelet: Some(kubelet), driver })
     }

@@ -7,6 +7,7 @@
 //!   '-- containers                    namespaces; the CDI edits that the driver wrote
 //! ```
 
+pub(crate) mod chaos;
 pub(crate) mod classes;
 pub(crate) mod control;
 pub(crate) mod machine;
@@ -21,7 +22,8 @@ use kube::Client;
 use tessera_simcluster::api::{ApiOptions, Policies, User};
 use tessera_simcluster::cluster::{ClusterOptions, SimCluster};
 
-use self::machine::Machine;
+use self::chaos::Chaos;
+use self::machine::{Common, Machine};
 use self::process::{Process, ProcessSpec};
 use self::programs::Programs;
 
@@ -41,6 +43,8 @@ pub(crate) struct StageOptions {
     pub(crate) nodes: Vec<(String, PathBuf)>,
     /// Pause before the kubelet tries a failed step of a pod again.
     pub(crate) sync_period: std::time::Duration,
+    /// Whether driver and controller get a wall clock that can be set, for `chaos`.
+    pub(crate) clocks: bool,
 }
 
 /// Everything, running.
@@ -49,26 +53,32 @@ pub(crate) struct Stage {
     pub(crate) machines: Vec<Machine>,
     pub(crate) controller: Process,
     directory: PathBuf,
+    chaos: Option<Chaos>,
 }
 
 impl Stage {
     /// Starts everything and waits until the drivers are registered.
     pub(crate) async fn raise(options: StageOptions) -> anyhow::Result<Self> {
-        let StageOptions { directory, programs, nodes, sync_period } = options;
+        let StageOptions { directory, programs, nodes, sync_period, clocks } = options;
         let cluster = start_cluster(&directory).await?;
         classes::create(&cluster.client()).await?;
         let user = User::service_account(NAMESPACE, "tessera-controller");
         let kubeconfig = cluster.kubeconfig_for(&user)?;
-        let controller = Process::start(controller_spec(&programs, &kubeconfig, &directory)).await?;
+        let mut controller = controller_spec(&programs, &kubeconfig, &directory);
+        if clocks {
+            controller = chaos::with_clock(controller, &programs, &directory.join("controller.clock"))?;
+        }
+        let controller = Process::start(controller).await?;
+        let common = Common { programs: &programs, base: &directory, sync_period, clocks };
         let mut machines = Vec::new();
         for (name, world) in nodes {
-            let machine = Machine::start(&cluster, &programs, &directory, name, &world, sync_period).await?;
+            let machine = Machine::start(&cluster, &common, name, &world).await?;
             machines.push(machine);
         }
         for machine in &machines {
             machine.ready().await?;
         }
-        Ok(Self { cluster, machines, controller, directory })
+        Ok(Self { cluster, machines, controller, directory, chaos: None })
     }
 
     pub(crate) fn client(&self) -> Client {

@@ -21,18 +21,26 @@ const TAIL: usize = 40;
 pub(crate) struct ProcessSpec {
     program: PathBuf,
     arguments: Vec<OsString>,
+    environment: Vec<(&'static str, OsString)>,
     log: PathBuf,
 }
 
 impl ProcessSpec {
     /// The program, with its output appended to `log`.
     pub(crate) fn new(program: &Path, log: PathBuf) -> Self {
-        Self { program: program.to_owned(), arguments: Vec::new(), log }
+        Self { program: program.to_owned(), arguments: Vec::new(), environment: Vec::new(), log }
     }
 
     #[must_use]
     pub(crate) fn argument(mut self, flag: &str, value: impl Into<OsString>) -> Self {
         self.arguments.extend([flag.into(), value.into()]);
+        self
+    }
+
+    /// Sets a variable of its environment.
+    #[must_use]
+    pub(crate) fn variable(mut self, name: &'static str, value: impl Into<OsString>) -> Self {
+        self.environment.push((name, value.into()));
         self
     }
 }
@@ -56,7 +64,7 @@ impl Process {
         if self.child.is_some() {
             return Ok(());
         }
-        let ProcessSpec { program, arguments, log } = &self.spec;
+        let ProcessSpec { program, arguments, environment, log } = &self.spec;
         let output = File::options()
             .create(true)
             .append(true)
@@ -65,6 +73,7 @@ impl Process {
         let mut command = Command::new(program);
         command
             .args(arguments)
+            .envs(environment.iter().cloned())
             .stdin(Stdio::null())
             .stdout(output.try_clone()?)
             .stderr(output)
@@ -97,6 +106,17 @@ impl Process {
         let ended = tokio::time::timeout(PATIENCE, child.wait()).await;
         // Dropping the child kills it where it did not listen.
         ended.with_context(|| format!("`{name}` did not end within {PATIENCE:?} after {signal:?}"))??;
+        Ok(())
+    }
+
+    /// Starts it again if it has ended by itself, as Kubernetes would; a program that was stopped stays so.
+    pub(crate) fn revive(&mut self) -> anyhow::Result<()> {
+        let Some(child) = &mut self.child else { return Ok(()) };
+        if let Some(status) = child.try_wait()? {
+            tracing::warn!(program = %self.spec.program.display(), %status, "it ended by itself and is started again");
+            self.child = None;
+            self.start_again()?;
+        }
         Ok(())
     }
 

@@ -13,6 +13,7 @@ pub(crate) struct Programs {
     pub(crate) fake_nvml: PathBuf,
     pub(crate) fake_cuda: PathBuf,
     pub(crate) intercept: PathBuf,
+    pub(crate) fake_clock: PathBuf,
 }
 
 impl Programs {
@@ -37,6 +38,7 @@ impl Programs {
             fake_nvml: find("libnvidia_ml.so", "tessera-fake-nvml"),
             fake_cuda: find("libcuda.so", "tessera-fake-cuda"),
             intercept: find("../intercept/libtessera_intercept.so", "tessera-intercept --profile intercept"),
+            fake_clock: find("libtessera_fake_clock.so", "tessera-fake-clock"),
             simcluster,
         };
         anyhow::ensure!(

@@ -1,0 +1,181 @@
+//! Pods of random shapes come and go while everything happens that an API server can do to its clients.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use futures::TryStreamExt;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::api::{DeleteParams, PostParams};
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, ResourceExt};
+use serde_json::{Value, json};
+
+use super::bench::{Bench, holder, phase};
+use super::ledger::DeviceLedger;
+use super::residue;
+use crate::harness::TrialOutcome;
+use crate::inventory::{DRIVER, GpuInventory};
+use crate::random::Random;
+use crate::runner::{Figure, Outcome};
+use crate::wait::{self, Verdict};
+
+/// How long faults go on, seconds.
+const LENGTH: u64 = 20;
+
+/// Between two pods that come or go.
+const PACE: Duration = Duration::from_millis(200);
+
+/// So many pods live at once. With the shapes below they fit on twelve GPUs, however they are spread.
+const MOST: usize = 16;
+
+/// A pause of the controller after failures (20 s, doubled) may begin with the last fault.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Memory and cores of the shapes.
+const SHAPES: [(&str, &str, &str); 4] =
+    [("crumb", "1Gi", "1"), ("slice", "8Gi", "10"), ("quarter", "19Gi", "25"), ("half", "38Gi", "40")];
+
+pub(super) async fn survived(bench: Bench, seed: u64) -> TrialOutcome {
+    for (name, memory, cores) in SHAPES {
+        bench.template(name, DRIVER, json!({"memory": memory, "cores": cores})).await?;
+    }
+    let ledger = DeviceLedger::new(&GpuInventory::read(&bench.client).await?);
+    let outcome = tokio::select! {
+        seen = watch_over(&bench, ledger) => Err(seen.err().unwrap_or_else(|| anyhow::anyhow!("the watch ended"))),
+        outcome = live(&bench, seed) => outcome,
+    };
+    // Also after a failure: the next seed begins with a plan of its own.
+    let hands = bench.hands()?;
+    while hands.run(&["chaos", "end"]).await.is_err() && report(&bench).await?.is_none() {
+        tokio::task::yield_now().await;
+    }
+    outcome.with_context(|| format!("seed {seed}; replay it with TESSERA_CHAOS_SEED={seed}"))
+}
+
+async fn live(bench: &Bench, seed: u64) -> TrialOutcome {
+    let hands = bench.hands()?;
+    hands.run(&["chaos", "begin", &seed.to_string(), &LENGTH.to_string()]).await?;
+    let (mut random, mut living, mut made) = (Random::new(seed), Vec::<String>::new(), 0);
+    let mut ticks = tokio::time::interval(PACE);
+    let report = loop {
+        ticks.tick().await;
+        if let Some(report) = report(bench).await? {
+            break report;
+        }
+        let is_full = living.len() >= MOST;
+        if is_full || (!living.is_empty() && random.percent(33)) {
+            let name = random.one_of(&living).clone();
+            living.retain(|other| *other != name);
+            bench.pods().delete(&name, &DeleteParams::default()).await?;
+        } else {
+            made += 1;
+            let name = format!("pod-{made}");
+            create(bench, &name, &mut random).await?;
+            living.push(name);
+        }
+    };
+    let missing: Vec<_> =
+        report.iter().filter(|(_, count)| **count == 0).map(|(kind, _)| kind.as_str()).collect();
+    anyhow::ensure!(missing.is_empty(), "these faults have not happened: {missing:?}");
+    let calm = Instant::now();
+    settled(bench, &living).await?;
+    let settled = calm.elapsed();
+    for name in &living {
+        bench.pods().delete(name, &DeleteParams::default()).await?;
+    }
+    settled_gone(bench).await?;
+    residue::none(bench.clone()).await?;
+    println!("  seed {seed}: {made} pods; {report:?}");
+    Ok(Outcome::Held(vec![Figure { of: format!("seed {seed}: last fault -> all pods run"), took: settled }]))
+}
+
+/// A pod with one claim or two.
+async fn create(bench: &Bench, name: &str, random: &mut Random) -> anyhow::Result<()> {
+    let (shape, ..) = random.one_of(&SHAPES);
+    let mut pod = holder(name, json!({"name": "gpu", "resourceClaimTemplateName": shape}));
+    // Small ones, so that everything fits in the end.
+    let (second, ..) = random.one_of(&SHAPES[..2]);
+    if random.percent(25) {
+        let entry = |list: &mut Value, entry: Value| list.as_array_mut().map(|list| list.push(entry));
+        entry(
+            &mut pod["spec"]["resourceClaims"],
+            json!({"name": "more", "resourceClaimTemplateName": second}),
+        );
+        entry(&mut pod["spec"]["containers"][0]["resources"]["claims"], json!({"name": "more"}));
+    }
+    bench.pods().create(&PostParams::default(), &serde_json::from_value(pod)?).await?;
+    Ok(())
+}
+
+/// Waits until exactly these pods are there, and run.
+async fn settled(bench: &Bench, living: &[String]) -> anyhow::Result<()> {
+    let judge = |pods: &[Pod]| {
+        if let Some(failed) = pods.iter().find(|pod| phase(pod) == "Failed") {
+            return Verdict::Hopeless(json!(failed.status).to_string());
+        }
+        let runs = |pod: &Pod| phase(pod) == "Running" && pod.metadata.deletion_timestamp.is_none();
+        let not_yet: Vec<_> = pods.iter().filter(|pod| !runs(pod)).map(ResourceExt::name_any).collect();
+        match not_yet.is_empty() && pods.len() == living.len() {
+            true => Verdict::Done(()),
+            false => Verdict::NotYet(format!("{} pods, {not_yet:?} do not run", pods.len())),
+        }
+    };
+    Ok(wait::until(bench.pods(), Default::default(), "all pods to run", PATIENCE, judge).await?)
+}
+
+/// Waits until no pod and no claim is left.
+async fn settled_gone(bench: &Bench) -> anyhow::Result<()> {
+    let pods = |pods: &[Pod]| none_of(pods.iter().map(ResourceExt::name_any).collect());
+    wait::until(bench.pods(), Default::default(), "all pods to be gone", PATIENCE, pods).await?;
+    let claims = |claims: &[ResourceClaim]| none_of(claims.iter().map(ResourceExt::name_any).collect());
+    wait::until(bench.claims(), Default::default(), "all claims to be gone", PATIENCE, claims).await?;
+    Ok(())
+}
+
+fn none_of(names: Vec<String>) -> Verdict<()> {
+    if names.is_empty() { Verdict::Done(()) } else { Verdict::NotYet(names.join(", ")) }
+}
+
+/// How often each kind of fault has happened; none while faults still happen.
+async fn report(bench: &Bench) -> anyhow::Result<Option<BTreeMap<String, u64>>> {
+    let text = bench.hands()?.run(&["chaos", "report"]).await?;
+    let counts = text.lines().filter_map(|line| {
+        let (kind, count) = line.split_once(' ')?;
+        Some((kind.to_owned(), count.parse().ok()?))
+    });
+    Ok(Some(counts.collect::<BTreeMap<_, _>>()).filter(|report| !report.is_empty()))
+}
+
+/// Looks at every change of every claim: what devices give, and that no share is given twice. Ends only with an error.
+async fn watch_over(bench: &Bench, mut ledger: DeviceLedger) -> anyhow::Result<()> {
+    let claims: Api<ResourceClaim> = Api::all(bench.client.clone());
+    let mut shares: BTreeMap<String, String> = BTreeMap::new();
+    let mut stream = Box::pin(watcher(claims, watcher::Config::default()).default_backoff());
+    loop {
+        match stream.try_next().await {
+            Ok(Some(watcher::Event::Apply(claim) | watcher::Event::InitApply(claim))) => {
+                ledger.see(&claim).map_err(|error| anyhow::anyhow!("over-committed: {error}"))?;
+                let uid = claim.uid().unwrap_or_default();
+                for share in shares_of(&claim) {
+                    let owner = shares.entry(share.clone()).or_insert_with(|| uid.clone());
+                    anyhow::ensure!(*owner == uid, "share {share} was given to {owner} and to {uid}");
+                }
+            }
+            Ok(Some(watcher::Event::Delete(claim))) => ledger.forget(&claim),
+            // A second listing would have missed moments.
+            Ok(Some(watcher::Event::Init)) if ledger.holding() > 0 => {
+                anyhow::bail!("the watch over the devices was interrupted")
+            }
+            // All watches break now and then. It goes on where it was.
+            Ok(_) | Err(_) => {}
+        }
+    }
+}
+
+fn shares_of(claim: &ResourceClaim) -> Vec<String> {
+    let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
+    let results = allocation.and_then(|allocation| allocation.devices.as_ref()?.results.as_ref());
+    results.into_iter().flatten().filter_map(|result| result.share_id.clone()).collect()
+}
