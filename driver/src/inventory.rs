@@ -18,7 +18,7 @@ use std::{
 use jiff::Timestamp;
 use tessera_api::{
     Inventory,
-    gpu::{Health, Unpublished, UnpublishedReason},
+    gpu::{Health, UnpublishedReason},
     labels::event,
     names::{GpuUuid, PoolName},
 };
@@ -64,7 +64,8 @@ impl Default for HardwareState {
 /// Between looks at the hardware while the library answers: finds what no event tells, such as MIG mode.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
 
-/// The same while something is held against a GPU, or the driver's libraries are missing: no event tells when that is over.
+/// The same while something is held against a GPU, or keeps it from being published: no event tells when that is over. A lost GPU is
+/// not watched either.
 const LOOK_EVERY_IN_TROUBLE: Duration = Duration::from_secs(5);
 
 /// Between attempts while it does not: soon enough for an administrator who has just installed the driver.
@@ -252,8 +253,7 @@ impl Watcher {
         self.describe(&inventory);
         self.log(&inventory);
         let unhealthy = inventory.gpus.iter().filter(|gpu| !gpu.is_healthy()).count();
-        let lacks_cuda = |gpu: &Unpublished| matches!(gpu.reason, UnpublishedReason::NoCudaLibrary { .. });
-        self.in_trouble = unhealthy > 0 || inventory.unpublished.iter().any(lacks_cuda);
+        self.in_trouble = unhealthy > 0 || inventory.unpublished.iter().any(|gpu| gpu.reason.is_trouble());
         self.metrics.hardware(true, inventory.gpus.len(), unhealthy, &inventory.unpublished_by_reason());
         let gpus = inventory.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
         self.send(HardwareState::Known(inventory));

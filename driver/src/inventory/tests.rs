@@ -216,6 +216,7 @@ fn a_gpu_that_vanished_under_a_claim_is_reported_unhealthy() {
     let lost =
         Unpublished { uuid: Some(uuid(GPU)), index: None, pci_bus_id: None, reason: UnpublishedReason::Lost };
     bench.watcher.found(Inventory::new(vec![gpu(OTHER)], vec![], vec![lost]));
+    assert!(bench.watcher.in_trouble, "it is looked for again soon");
 
     assert_eq!(healths(&bench), [(OTHER.to_lowercase(), Some(true)), (GPU.to_lowercase(), Some(false))]);
     assert!(bench.health.borrow().devices[1].message.contains("bus"), "{:?}", bench.health.borrow());
