@@ -29,9 +29,9 @@ test: build ## Run every test that needs neither root nor a cluster
 	$(CARGO) test --locked --package tessera-e2e --test simcluster --test chaos
 
 .PHONY: soak
-soak: build ## The long trials on the cluster of stand-ins; FENCE_CLAIMS=10000
-	TESSERA_FENCE_CLAIMS=$(or $(FENCE_CLAIMS),10000) \
-	  $(CARGO) test --locked --package tessera-e2e --test simcluster -- two-allocators
+soak: build ## The long trials on the cluster of stand-ins, in full: PODS=10000 CLAIMS=10000 (SEED=... repeats one)
+	TESSERA_SOAK_PODS=$(or $(PODS),10000) TESSERA_FENCE_CLAIMS=$(or $(CLAIMS),10000) $(if $(SEED),TESSERA_SOAK_SEED=$(SEED)) \
+	  $(CARGO) test --locked --package tessera-e2e --test simcluster -- two-allocators trial/soak
 
 .PHONY: e2e
 e2e: ## Run Tessera on a real Kubernetes 1.37 on this machine (root and Go; fake GPUs; 15 minutes the first time)

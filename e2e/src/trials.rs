@@ -21,13 +21,17 @@ mod refused_node;
 mod residue;
 mod restart;
 mod room;
+mod soak;
 
 pub mod ledger;
+
+use std::time::Duration;
 
 use anyhow::Context as _;
 use kube::{Client, Config};
 
 pub use bench::Bench;
+pub use soak::SoakSize;
 
 use crate::harness::Trial;
 use crate::operations::Operations;
@@ -46,20 +50,29 @@ pub struct Cluster {
 pub struct Sizes {
     /// Claims that two allocators fight over.
     pub fenced_claims: usize,
+    /// Pods that come and go while components are killed.
+    pub soak: SoakSize,
 }
 
 impl Sizes {
     /// The stand-ins, as part of all tests: a minute each.
-    pub const SIMULATED: Self = Self { fenced_claims: 1000 };
+    pub const SIMULATED: Self = Self {
+        fenced_claims: 1000,
+        soak: SoakSize { pods: 300, started_percent: 3, pause: Duration::from_secs(4) },
+    };
     /// A real API server, real containers.
-    pub const REAL: Self = Self { fenced_claims: 500 };
+    pub const REAL: Self = Self {
+        fenced_claims: 500,
+        soak: SoakSize { pods: 1000, started_percent: 100, pause: Duration::from_secs(20) },
+    };
 
-    /// The same, but for what $TESSERA_FENCE_CLAIMS says.
+    /// The same, but for what $TESSERA_FENCE_CLAIMS and $TESSERA_SOAK_PODS say.
     ///
     /// # Errors
     /// It is set to something other than a number.
     pub fn or_from_environment(self) -> anyhow::Result<Self> {
-        Ok(Self { fenced_claims: number("TESSERA_FENCE_CLAIMS", self.fenced_claims)? })
+        let soak = SoakSize { pods: number("TESSERA_SOAK_PODS", self.soak.pods)?, ..self.soak };
+        Ok(Self { fenced_claims: number("TESSERA_FENCE_CLAIMS", self.fenced_claims)?, soak })
     }
 }
 
@@ -123,6 +136,11 @@ pub fn all(cluster: &Cluster) -> Vec<Trial<'static>> {
         trial!(cluster, "two-allocators-fenced", fence::fenced),
         trial!(cluster, "deleted-before-binding", deleted_early::freed),
     ]
+}
+
+/// The trials of the stand-ins alone.
+pub fn on_stand_ins(cluster: &Cluster) -> Vec<Trial<'static>> {
+    vec![trial!(cluster, "soak", soak::survived)]
 }
 
 /// The trials that need a real Kubernetes: what they are about is left out of the stand-ins.

@@ -110,8 +110,7 @@ impl<'a> Load<'a> {
             match events.next().await {
                 Some(Ok(watcher::Event::Apply(pod) | watcher::Event::InitApply(pod))) => {
                     if pod.metadata.deletion_timestamp.is_none() && (is_bound(&pod) || is_denied(&pod)) {
-                        let now = DeleteParams::default().grace_period(0);
-                        self.bench.pods().delete(&pod.name_any(), &now).await?;
+                        self.delete(&pod.name_any()).await?;
                     }
                 }
                 Some(Ok(watcher::Event::Delete(pod))) => {
@@ -126,6 +125,14 @@ impl<'a> Load<'a> {
             }
         }
         Ok(())
+    }
+
+    /// A pod may be seen twice before it is seen to be gone.
+    async fn delete(&self, pod: &str) -> anyhow::Result<()> {
+        match self.bench.pods().delete(pod, &DeleteParams::default().grace_period(0)).await {
+            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+            answer => Ok(answer.map(drop)?),
+        }
     }
 
     /// The next pod, while there are claims to ask for.

@@ -14,6 +14,12 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 pub(super) async fn none(bench: Bench) -> TrialOutcome {
+    nowhere(&bench).await?;
+    Ok(Outcome::Held(vec![]))
+}
+
+/// No node has anything of a claim, or soon has not any more.
+pub(super) async fn nowhere(bench: &Bench) -> anyhow::Result<()> {
     let hands = bench.hands()?;
     for node in GpuInventory::read(&bench.client).await?.nodes() {
         let mut last = String::new();
@@ -30,5 +36,5 @@ pub(super) async fn none(bench: Bench) -> TrialOutcome {
         let looked = tokio::time::timeout(PATIENCE, look).await;
         looked.map_err(|_| anyhow::anyhow!("left on {node}:\n{last}"))??;
     }
-    Ok(Outcome::Held(vec![]))
+    Ok(())
 }

@@ -23,6 +23,9 @@ const DRIVER: &str = "gpu.tessera.dev";
 /// The image of the scenarios.
 const PROBE_IMAGE: &str = "tessera/probe:e2e";
 
+/// The same, for trials of thousands of pods: everything but the processes.
+const UNSTARTED_IMAGE: &str = "tessera/probe-unstarted:e2e";
+
 /// From start to registered a driver needs a fraction of a second; a debug build on a busy machine, some more.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -66,7 +69,9 @@ impl Machine {
             .context("failed to mount a tmpfs for the driver's state")?;
         lay_out_gpus(programs, world, &directory).await?;
         let mut images = ImageStore::default();
-        images.insert(PROBE_IMAGE, Image::of_programs(&[&programs.probe])?);
+        let probe = Image::of_programs(&[&programs.probe])?;
+        images.insert(UNSTARTED_IMAGE, probe.clone().unstarted());
+        images.insert(PROBE_IMAGE, probe);
         let runtime = Runtime::new(RuntimeOptions {
             directory: directory.join("containers"),
             cdi_directories: vec![directory.join("cdi")],

@@ -29,6 +29,8 @@ pub struct Image {
     pub env: BTreeMap<String, String>,
     /// Runs when the pod names no command.
     pub entrypoint: Vec<String>,
+    /// Containers are prepared in everything, and their programs not started.
+    pub unstarted: bool,
 }
 
 /// An image could not be put together.
@@ -77,6 +79,12 @@ impl Image {
             image.env.insert("LD_LIBRARY_PATH".into(), MULTIARCH.into());
         }
         Ok(image)
+    }
+
+    /// The same image for containers that are prepared in everything and not started.
+    #[must_use]
+    pub fn unstarted(self) -> Self {
+        Self { unstarted: true, ..self }
     }
 
     fn add_program(&mut self, loader: &Path, program: &Path) -> Result<(), ImageError> {

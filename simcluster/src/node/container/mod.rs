@@ -17,6 +17,7 @@ mod rootfs;
 mod runtime;
 mod spec;
 mod supervisor;
+mod unstarted;
 
 pub use cdi::CdiError;
 pub use image::{Image, ImageError, ImageFile, ImageStore};

@@ -19,6 +19,7 @@ use super::cdi::{self, CdiError, Edits};
 use super::image::{Image, ImageStore};
 use super::spec::{BindMount, InitSpec, Order, Report, RunAs};
 use super::supervisor::INIT;
+use super::unstarted;
 
 /// What a runtime needs to know.
 #[derive(Clone, Debug)]
@@ -191,9 +192,14 @@ impl Runtime {
     /// message instead.
     pub async fn start(&self, config: ContainerConfig) -> Result<(), StartError> {
         let id = config.id.clone();
+        let is_unstarted = self.inner.options.images.get(&config.image).is_some_and(|image| image.unstarted);
         let spec = self.plan(config)?;
         let (orders, to_supervisor) = mpsc::unbounded_channel();
         let log = self.inner.admit(&id, orders)?;
+        if is_unstarted {
+            self.start_none(id, spec, to_supervisor);
+            return Ok(());
+        }
         match self.spawn(&id, &spec, &log) {
             Ok((child, socket)) => {
                 let (started, ack) = oneshot::channel();
@@ -208,6 +214,24 @@ impl Runtime {
                 Err(StartError::Supervisor { source })
             }
         }
+    }
+
+    /// A container without a process.
+    fn start_none(&self, id: ContainerId, spec: InitSpec, orders: mpsc::UnboundedReceiver<Order>) {
+        let inner = self.inner.clone();
+        let started_at = Timestamp::now();
+        if let Err(message) = unstarted::check(&spec) {
+            let message = Some(message);
+            let ended =
+                State::Exited { code: 128, signal: None, started_at: None, finished_at: started_at, message };
+            return inner.record(&id, ended);
+        }
+        // No process has the number of the idle task.
+        inner.record(&id, State::Running { pid: 0, started_at });
+        tokio::spawn(async move {
+            let ended = unstarted::end(&spec, started_at, orders).await;
+            inner.record(&id, ended);
+        });
     }
 
     /// Everything that is decided before a process exists.
@@ -286,7 +310,7 @@ impl Runtime {
         self.inner.lock().by_id.retain(|id, entry| {
             let remove = id.pod_uid == pod_uid && matches!(entry.container.state, State::Exited { .. });
             if remove {
-                gone.push(self.container_directory(id));
+                gone.extend(Some(self.container_directory(id)).filter(|directory| directory.exists()));
             }
             !remove
         });
