@@ -13,7 +13,7 @@ use crate::plan::{Planner, Reach, ToPlace};
 use crate::pools::{Candidate, PoolState};
 use crate::predicate;
 use crate::request::PodTask;
-use crate::search::{ClaimTask, Failure, RequestTask};
+use crate::search::{AlternativeTask, ClaimTask, Failure};
 
 /// Explains why no node was found for the pending claims of a pod. `failures` are the nodes on which the search had to be
 /// stopped, with the claim at which it was.
@@ -24,34 +24,37 @@ pub(crate) fn refusals<'s>(
     failures: &BTreeMap<NodeName, (usize, Failure)>,
 ) -> Vec<Refusal> {
     let nodes: Vec<Node> = planner.nodes().cloned().collect();
-    let mut counts: Vec<Vec<RequestCount>> =
+    let mut counts: Vec<Vec<Vec<RequestCount>>> =
         task.claims().iter().map(|c| RequestCount::of_claim(c)).collect();
     for node in &nodes {
         let reach = planner.reach(&node.name);
         if let Some(fault) = predicate::fault(place.pod, &place.bounds, node) {
             let devices: u64 = reach.pools.iter().map(|p| p.devices.len() as u64).sum();
-            for count in counts.iter_mut().flatten().filter(|_| devices > 0) {
+            for count in counts.iter_mut().flatten().flatten().filter(|_| devices > 0) {
                 count.explanation.count(Reason::Node(fault.clone()), &node.name, devices);
             }
             continue;
         }
         for (c, claim) in task.claims().iter().enumerate() {
             let failed = failures.get(&node.name).filter(|(at, _)| *at == c).map(|(_, failure)| failure);
-            for (request, count) in claim.requests.iter().zip(&mut counts[c]) {
-                count.node(request, &reach, planner.usage(), &node.name, failed);
+            let alternatives = claim.requests.iter().flatten();
+            for (alternative, count) in alternatives.zip(counts[c].iter_mut().flatten()) {
+                count.node(alternative, &reach, planner.usage(), &node.name, failed);
             }
         }
     }
     place.refused(|c| Cause::NoFit(decisive(&counts[c])))
 }
 
-/// The count of the request that cannot be served even by itself; if all can, that of the first.
-fn decisive(counts: &[RequestCount]) -> Explanation {
-    let decisive = counts.iter().find(|c| !c.served).or_else(|| counts.first());
+/// The count of the request that cannot be served even by itself; if all can, that of the first. Of a request with
+/// alternatives it is the count of the last: the one that was to be the way out.
+fn decisive(counts: &[Vec<RequestCount>]) -> Explanation {
+    let decisive = counts.iter().find(|alternatives| !alternatives.iter().any(|a| a.served));
+    let decisive = decisive.or_else(|| counts.first()).and_then(|alternatives| alternatives.last());
     decisive.map(|c| c.explanation.clone()).unwrap_or_default()
 }
 
-/// The devices counted for one request.
+/// The devices counted for one alternative of a request.
 struct RequestCount {
     explanation: Explanation,
     wanted: u64,
@@ -60,15 +63,18 @@ struct RequestCount {
 }
 
 impl RequestCount {
-    fn of_claim(claim: &ClaimTask<'_>) -> Vec<Self> {
-        let count =
-            |r: &RequestTask<'_>| Self { explanation: Explanation::new(), wanted: r.count, served: false };
-        claim.requests.iter().map(count).collect()
+    fn of_claim(claim: &ClaimTask<'_>) -> Vec<Vec<Self>> {
+        let count = |r: &AlternativeTask<'_>| Self {
+            explanation: Explanation::new(),
+            wanted: r.count,
+            served: false,
+        };
+        claim.requests.iter().map(|alternatives| alternatives.iter().map(count).collect()).collect()
     }
 
     fn node(
         &mut self,
-        request: &RequestTask<'_>,
+        request: &AlternativeTask<'_>,
         reach: &Reach<'_>,
         usage: &Usage,
         node: &NodeName,
@@ -102,7 +108,7 @@ impl RequestCount {
 
 /// The first test that the device falls to, in the order of the search, and how much it is short of.
 fn device(
-    request: &RequestTask<'_>,
+    request: &AlternativeTask<'_>,
     candidate: &Candidate<'_>,
     i: usize,
     usage: &Usage,

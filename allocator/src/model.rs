@@ -5,7 +5,7 @@
 //!           +- slices   Slice -> Device   what is published, by slice name
 //!           +- classes  DeviceClass
 //!           +- usage    Usage       what allocated claims take of each device
-//! PendingPod -> PodClaim -> Claim -> Request
+//! PendingPod -> PodClaim -> Claim -> Request -> Alternative
 //! ```
 //!
 //! Everything is behind an `Arc`, so that a picture costs one pointer per object and is never changed under a reader.
@@ -17,7 +17,7 @@ mod node;
 mod pod;
 mod usage;
 
-pub use claim::{Claim, Constraint, ConstraintKind, Mode, Request};
+pub use claim::{Alternative, Claim, Constraint, ConstraintKind, Mode, Request};
 pub use class::{DeviceClass, Selector};
 pub use device::{
     Attribute, BINDING_CONDITIONS, Capacity, Device, DeviceId, NODE_ALLOCATABLE, NodeChoice, PoolId,

@@ -101,15 +101,28 @@ impl<'s> Planner<'s> {
         let task = PodTask::new(self.snapshot, &place.pending, self.settings.policy)
             .map_err(|(claim, cause)| vec![Refusal { pod: pod.uid.clone(), claim, cause }])?;
         let mut failures = BTreeMap::new();
+        let mut best: Option<Solution<'s>> = None;
         for name in self.node_order(&place, &task) {
             match self.search(&name, &task, steps) {
-                Ended::Found(chosen) => return Ok(Some(self.decide(&place, &name, chosen))),
+                Ended::Found(chosen) => {
+                    let rank = if task.has_alternatives() { rank(&chosen) } else { 0 };
+                    if best.as_ref().is_none_or(|best| rank < best.rank) {
+                        best = Some(Solution { rank, node: name, chosen });
+                    }
+                    if rank == 0 {
+                        break;
+                    }
+                }
                 Ended::None => {}
                 Ended::Failed(claim, failure) => {
                     failures.insert(name, (claim, failure));
                 }
+                Ended::OutOfSteps if best.is_some() => break,
                 Ended::OutOfSteps => return Err(place.refused(|_| Cause::NotDecided)),
             }
+        }
+        if let Some(Solution { node, chosen, .. }) = best {
+            return Ok(Some(self.decide(&place, &node, chosen)));
         }
         Err(explain::refusals(self, &place, &task, &failures))
     }
@@ -236,9 +249,25 @@ impl<'s> ToPlace<'s> {
     }
 }
 
+/// What would be placed on a node.
+struct Solution<'s> {
+    rank: usize,
+    node: NodeName,
+    chosen: Vec<Vec<Chosen<'s>>>,
+}
+
+/// How far down the lists of preference a solution had to go: kube-scheduler, too, prefers the node with the least.
+fn rank(chosen: &[Vec<Chosen<'_>>]) -> usize {
+    let of_claim = |devices: &Vec<Chosen<'_>>| {
+        let choices: BTreeMap<usize, usize> = devices.iter().map(|d| (d.request, d.alternative)).collect();
+        choices.into_values().sum::<usize>()
+    };
+    chosen.iter().map(of_claim).sum()
+}
+
 fn result(requests: &[Request], chosen: Chosen<'_>) -> DeviceResult {
     DeviceResult {
-        request: requests[chosen.request].name.clone(),
+        request: requests[chosen.request].alternatives[chosen.alternative].name.clone(),
         device: chosen.candidate.id,
         shared: chosen.candidate.device.shared,
         consumed: chosen.consumed,

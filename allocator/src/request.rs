@@ -3,10 +3,10 @@
 use tessera_api::config::{ConfigEntry, PlacementPolicy, merged_config};
 use tessera_api::names::ClaimUid;
 
-use crate::model::{Claim, DeviceClass, Mode, Request, Snapshot};
+use crate::model::{Alternative, Claim, DeviceClass, Mode, Snapshot};
 use crate::outcome::Cause;
 use crate::policy::Policy;
-use crate::search::{ClaimTask, Placement, RequestTask};
+use crate::search::{AlternativeTask, ClaimTask, Placement};
 
 /// The claims of one pod with their classes and configurations.
 pub(crate) struct PodTask<'s> {
@@ -15,8 +15,11 @@ pub(crate) struct PodTask<'s> {
 
 struct ResolvedClaim<'s> {
     claim: &'s Claim,
-    requests: Vec<(&'s Request, &'s DeviceClass, Placement)>,
+    /// Per request its alternatives.
+    requests: Vec<Vec<Resolved<'s>>>,
 }
+
+type Resolved<'s> = (&'s Alternative, &'s DeviceClass, Placement);
 
 impl<'s> PodTask<'s> {
     /// Resolves the claims. The error names the first claim that cannot be served by any node, and why.
@@ -26,7 +29,10 @@ impl<'s> PodTask<'s> {
         policy: Policy,
     ) -> Result<Self, (ClaimUid, Cause)> {
         let resolve = |claim: &&'s Claim| {
-            let requests = claim.requests.iter().map(|request| resolve(snapshot, claim, request, policy));
+            let requests = claim.requests.iter().map(|request| {
+                let alternatives = request.alternatives.iter();
+                alternatives.map(|alternative| resolve(snapshot, claim, alternative, policy)).collect()
+            });
             let requests =
                 requests.collect::<Result<_, Cause>>().map_err(|cause| (claim.uid.clone(), cause))?;
             Ok(ResolvedClaim { claim, requests })
@@ -41,25 +47,35 @@ impl<'s> PodTask<'s> {
             requests: resolved
                 .requests
                 .iter()
-                .map(|(request, class, placement)| RequestTask::new(request, class, *placement))
+                .map(|alternatives| {
+                    let task = |(alternative, class, placement): &Resolved<'s>| {
+                        AlternativeTask::new(alternative, class, *placement)
+                    };
+                    alternatives.iter().map(task).collect()
+                })
                 .collect(),
         };
         self.claims.iter().map(task).collect()
     }
 
-    /// The policy for choosing the node: that of the first request that has one.
+    /// Whether some request can be served in more than one way.
+    pub(crate) fn has_alternatives(&self) -> bool {
+        self.claims.iter().flat_map(|c| &c.requests).any(|alternatives| alternatives.len() > 1)
+    }
+
+    /// The policy for choosing the node: that of the first request.
     pub(crate) fn node_policy(&self) -> Policy {
-        let requests = self.claims.iter().flat_map(|c| &c.requests);
-        requests.map(|(_, _, placement)| placement.node).next().unwrap_or_default()
+        let alternatives = self.claims.iter().flat_map(|c| c.requests.iter().flatten());
+        alternatives.map(|(_, _, placement)| placement.node).next().unwrap_or_default()
     }
 }
 
 fn resolve<'s>(
     snapshot: &'s Snapshot,
     claim: &'s Claim,
-    request: &'s Request,
+    request: &'s Alternative,
     policy: Policy,
-) -> Result<(&'s Request, &'s DeviceClass, Placement), Cause> {
+) -> Result<Resolved<'s>, Cause> {
     let name = || request.name.clone();
     if let Some(feature) = request.unsupported {
         return Err(Cause::NotSupported { request: name(), feature: feature.to_owned() });
@@ -83,7 +99,7 @@ fn resolve<'s>(
 fn placement(
     class: &DeviceClass,
     claim: &Claim,
-    request: &Request,
+    request: &Alternative,
     default: Policy,
 ) -> Result<Placement, Cause> {
     let of_class = class.configs.iter().enumerate().map(|(i, config)| ConfigEntry::of_class(i, config));

@@ -21,7 +21,7 @@ use crate::policy::{self, Policy};
 use crate::pools::Candidate;
 use crate::selector::SelectorError;
 
-pub(crate) use prepare::{ClaimTask, Placement, RequestTask};
+pub(crate) use prepare::{AlternativeTask, ClaimTask, Placement};
 use state::State;
 
 /// More results than this a claim cannot hold (`AllocationResultsMaxSize`).
@@ -62,7 +62,10 @@ pub(crate) enum Failure {
 /// A device chosen for a request.
 #[derive(Debug, Clone)]
 pub(crate) struct Chosen<'s> {
+    /// The request, by its place in the claim.
     pub(crate) request: usize,
+    /// Which of its alternatives.
+    pub(crate) alternative: usize,
     pub(crate) candidate: Candidate<'s>,
     pub(crate) consumed: BTreeMap<String, Quantity>,
 }
@@ -82,6 +85,11 @@ enum Stop {
 }
 
 impl<'a, 's> Search<'a, 's> {
+    /// All alternatives of all requests.
+    fn alternatives(&self) -> impl Iterator<Item = &AlternativeTask<'s>> {
+        self.tasks.iter().flat_map(|task| task.requests.iter().flatten())
+    }
+
     /// Runs the search. `steps` is what may still be spent and is reduced by what was: one step is one device looked at.
     pub(crate) fn run(&self, steps: &mut u64) -> Ended<'s> {
         let mut state = State::new(self);
@@ -95,6 +103,16 @@ impl<'a, 's> Search<'a, 's> {
     }
 }
 
+/// Which alternative of which request of which claim is being served.
+#[derive(Debug, Clone, Copy)]
+struct At<'s> {
+    claim: usize,
+    request: usize,
+    alternative: usize,
+    /// Names of the request and the subrequest.
+    name: (&'s str, Option<&'s str>),
+}
+
 struct Run<'r, 'a, 's> {
     search: &'r Search<'a, 's>,
     state: &'r mut State<'a, 's>,
@@ -102,17 +120,29 @@ struct Run<'r, 'a, 's> {
 }
 
 impl<'a, 's> Run<'_, 'a, 's> {
-    /// Serves request `r` of claim `c` and everything after it.
+    /// Serves request `r` of claim `c` and everything after it: with its first alternative that leads to an end.
     fn request(&mut self, c: usize, r: usize) -> Result<bool, Stop> {
-        let Some(task) = self.search.tasks.get(c) else { return Ok(true) };
-        let Some(request) = task.requests.get(r) else { return self.request(c + 1, 0) };
-        match request.mode {
-            Mode::All => self.all(c, r, 0),
-            _ => {
-                let order = self.order(request.policy);
-                self.exact(c, r, 0, &order, 0)
+        let search = self.search;
+        let Some(task) = search.tasks.get(c) else { return Ok(true) };
+        let Some(alternatives) = task.requests.get(r) else { return self.request(c + 1, 0) };
+        for (a, alternative) in alternatives.iter().enumerate() {
+            let at = At { claim: c, request: r, alternative: a, name: alternative.name };
+            let done = match alternative.mode {
+                Mode::All => self.all(at, 0)?,
+                _ => {
+                    let order = self.order(alternative.policy);
+                    self.exact(at, 0, &order, 0)?
+                }
+            };
+            if done {
+                return Ok(true);
             }
         }
+        Ok(false)
+    }
+
+    fn task(&self, at: At<'s>) -> &'a AlternativeTask<'s> {
+        &self.search.tasks[at.claim].requests[at.request][at.alternative]
     }
 
     /// Positions of candidates in the order in which the policy tries them.
@@ -134,12 +164,12 @@ impl<'a, 's> Run<'_, 'a, 's> {
     }
 
     /// Chooses device number `n` of the request among `order[from..]`.
-    fn exact(&mut self, c: usize, r: usize, n: u64, order: &Rc<[usize]>, from: usize) -> Result<bool, Stop> {
-        let request = &self.search.tasks[c].requests[r];
+    fn exact(&mut self, at: At<'s>, n: u64, order: &Rc<[usize]>, from: usize) -> Result<bool, Stop> {
+        let request = self.task(at);
         if n >= request.count {
-            return self.request(c, r + 1);
+            return self.request(at.claim, at.request + 1);
         }
-        if request.count - n > (MAX_RESULTS - self.state.results(c)) as u64 {
+        if request.count - n > (MAX_RESULTS - self.state.results(at.claim)) as u64 {
             return Ok(false);
         }
         let mut failed: Vec<usize> = Vec::new();
@@ -148,14 +178,14 @@ impl<'a, 's> Run<'_, 'a, 's> {
             if failed.iter().any(|&f| self.state.interchangeable(f, i)) {
                 continue;
             }
-            if !self.take(c, r, i)? {
+            if !self.take(at, i)? {
                 continue;
             }
-            let done = self.exact(c, r, n + 1, order, position + 1);
+            let done = self.exact(at, n + 1, order, position + 1);
             if matches!(done, Ok(true)) {
                 return done;
             }
-            self.state.give_back(c, r, i);
+            self.state.give_back(at, i);
             done?;
             failed.push(i);
         }
@@ -163,60 +193,60 @@ impl<'a, 's> Run<'_, 'a, 's> {
     }
 
     /// Takes all devices of the request, from number `n` on.
-    fn all(&mut self, c: usize, r: usize, n: usize) -> Result<bool, Stop> {
-        let request = &self.search.tasks[c].requests[r];
+    fn all(&mut self, at: At<'s>, n: usize) -> Result<bool, Stop> {
+        let request = self.task(at);
         if request.all.is_empty() {
             return Ok(false);
         }
-        let Some(&i) = request.all.get(n) else { return self.request(c, r + 1) };
-        if request.all.len() - n > MAX_RESULTS - self.state.results(c) {
+        let Some(&i) = request.all.get(n) else { return self.request(at.claim, at.request + 1) };
+        if request.all.len() - n > MAX_RESULTS - self.state.results(at.claim) {
             return Ok(false);
         }
-        if !self.take_all(c, r, i)? {
+        if !self.take_all(at, i)? {
             return Ok(false);
         }
-        let done = self.all(c, r, n + 1);
+        let done = self.all(at, n + 1);
         if !matches!(done, Ok(true)) {
-            self.state.give_back(c, r, i);
+            self.state.give_back(at, i);
         }
         done
     }
 
     /// Takes candidate `i` if it passes every test, in upstream's order of tests.
-    fn take(&mut self, c: usize, r: usize, i: usize) -> Result<bool, Stop> {
-        let request = &self.search.tasks[c].requests[r];
+    fn take(&mut self, at: At<'s>, i: usize) -> Result<bool, Stop> {
+        let request = self.task(at);
         let candidate = &self.search.candidates[i];
         self.step()?;
         if self.state.in_use(i) {
             return Ok(false);
         }
         let selected = request.selects(candidate, i);
-        if !selected.map_err(|e| Stop::Failed(c, Failure::Selector(e)))? || !candidate.reachable {
+        if !selected.map_err(|e| Stop::Failed(at.claim, Failure::Selector(e)))? || !candidate.reachable {
             return Ok(false);
         }
-        let Some(demand) = self.demand(c, request, candidate)? else { return Ok(false) };
+        let Some(demand) = self.demand(at.claim, request, candidate)? else { return Ok(false) };
         if !self.state.has_room(i, &demand) || !request.usable(candidate.device) {
             return Ok(false);
         }
-        Ok(self.state.take(c, r, i, demand).is_ok())
+        Ok(self.state.take(at, i, demand).is_ok())
     }
 
     /// The same for a device of an `All` request, which has been selected before; a constraint against it is fatal.
-    fn take_all(&mut self, c: usize, r: usize, i: usize) -> Result<bool, Stop> {
-        let request = &self.search.tasks[c].requests[r];
+    fn take_all(&mut self, at: At<'s>, i: usize) -> Result<bool, Stop> {
+        let request = self.task(at);
         let candidate = &self.search.candidates[i];
         self.step()?;
         if self.state.in_use(i) || !request.usable(candidate.device) {
             return Ok(false);
         }
-        let Some(demand) = self.demand(c, request, candidate)? else { return Ok(false) };
+        let Some(demand) = self.demand(at.claim, request, candidate)? else { return Ok(false) };
         let room = self.state.has_room(i, &demand);
         // Upstream looks at constraints before it looks at the room that is left.
-        if let Err(attribute) = self.state.take(c, r, i, demand) {
-            return Err(Stop::Failed(c, Failure::AllAgainstConstraint(attribute.to_owned())));
+        if let Err(attribute) = self.state.take(at, i, demand) {
+            return Err(Stop::Failed(at.claim, Failure::AllAgainstConstraint(attribute.to_owned())));
         }
         if !room {
-            self.state.give_back(c, r, i);
+            self.state.give_back(at, i);
         }
         Ok(room)
     }
@@ -224,7 +254,7 @@ impl<'a, 's> Run<'_, 'a, 's> {
     fn demand(
         &self,
         c: usize,
-        request: &RequestTask<'s>,
+        request: &AlternativeTask<'s>,
         candidate: &Candidate<'s>,
     ) -> Result<Option<BTreeMap<String, Quantity>>, Stop> {
         let demand = capacity::demand(&request.amounts(candidate.device), candidate.device);

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use builders::*;
 use serde_json::json;
 use tessera_allocator::model::{
-    Attribute, Mode, NodeSelector, NodeTaint, PendingPod, PodClaim, PodToleration, Selector, Toleration,
-    TolerationOperator,
+    Attribute, Claim, Constraint, Mode, NodeSelector, NodeTaint, PendingPod, PodClaim, PodToleration,
+    Selector, Toleration, TolerationOperator,
 };
 use tessera_allocator::{Cause, Plan, Settings, plan};
 use tessera_api::names::{ClaimName, ClaimUid, NodeName};
@@ -192,7 +192,7 @@ fn all_means_every_matching_gpu_of_a_node() {
     let mut cluster = two_nodes();
     cluster.use_share("node-a", "gpu-3", "1Gi", "0");
     let mut all = request("gpus", 1, &[]);
-    all.mode = Mode::All;
+    all.alternatives[0].mode = Mode::All;
     let got = places(&decide(&cluster, &[pod("p", vec![claim("all", vec![all])])]));
     assert_eq!(got, [["node-b/gpu-0", "node-b/gpu-1", "node-b/gpu-2", "node-b/gpu-3"]]);
 }
@@ -309,7 +309,7 @@ fn requests_of_pods_planned_together_add_up_on_the_node() {
 fn a_tainted_device_is_taken_by_who_tolerates_it() {
     let cluster = Cluster::new().node("node-a", vec![gpu("gpu-0", "80Gi").tainted("example.com/old")]);
     let mut tolerant = request("gpu", 1, &[]);
-    tolerant.tolerations.push(Toleration {
+    tolerant.alternatives[0].tolerations.push(Toleration {
         key: Some("example.com/old".to_owned()),
         operator: TolerationOperator::Exists,
         value: String::new(),
@@ -332,7 +332,8 @@ fn a_device_outside_the_fence_is_never_taken() {
 fn an_unknown_class_and_a_bad_config_are_named() {
     let cluster = two_nodes();
     let mut lost = request("gpu", 1, &[]);
-    lost.class = Some(tessera_api::names::DeviceClassName::new("h200.gpu.tessera.dev").unwrap());
+    lost.alternatives[0].class =
+        Some(tessera_api::names::DeviceClassName::new("h200.gpu.tessera.dev").unwrap());
     let plan = decide(&cluster, &[pod("p", vec![claim("c", vec![lost])])]);
     assert!(
         matches!(&plan.refusals[0].cause, Cause::UnknownClass { class, .. } if class.as_str() == "h200.gpu.tessera.dev")
@@ -350,7 +351,9 @@ fn a_selector_that_fails_is_a_reason_on_the_devices_it_fails_on() {
         .node("node-a", vec![gpu("gpu-0", "80Gi")])
         .node("node-b", vec![gpu("gpu-0", "80Gi").with("generation", Attribute::Int(9))]);
     let mut picky = request("gpu", 1, &[]);
-    picky.selectors.push(Selector::new("device.attributes['gpu.tessera.dev'].generation > 8"));
+    picky.alternatives[0]
+        .selectors
+        .push(Selector::new("device.attributes['gpu.tessera.dev'].generation > 8"));
     let both = decide(&cluster, &[pod("p", vec![claim("c", vec![picky.clone()])])]);
     assert_eq!(places(&both), [["node-b/gpu-0"]]);
     let alone = Cluster::new().node("node-a", vec![gpu("gpu-0", "80Gi")]);
@@ -403,4 +406,49 @@ fn nothing_is_taken_from_a_pool_that_is_being_replaced() {
     let plan = decide(&cluster, &[share_pod("p", "1Gi", "0")]);
     assert_eq!(reasons(&plan).into_keys().collect::<Vec<_>>(), [Reason::PoolIncomplete]);
     assert_eq!(old.generation, 1);
+}
+
+#[test]
+fn a_better_alternative_is_worth_a_worse_node() {
+    // Under Binpack node-b comes first: it is fuller. But only node-a has two GPUs to give.
+    let mut cluster = Cluster::new()
+        .node("node-a", (0..2).map(|i| gpu(&format!("gpu-{i}"), "80Gi")).collect())
+        .node("node-b", (0..2).map(|i| gpu(&format!("gpu-{i}"), "80Gi")).collect());
+    cluster.use_share("node-b", "gpu-0", "40Gi", "50");
+    let either =
+        || first_available("gpu", vec![request("two", 2, &[]), request("share", 1, &[("memory", "10Gi")])]);
+    let chosen = |plan: &Plan| -> Vec<String> {
+        plan.decisions.iter().flat_map(|d| &d.claims[0].results).map(|r| r.request.to_string()).collect()
+    };
+    let first = decide(&cluster, &[pod("p", vec![claim("c", vec![either()])])]);
+    assert_eq!(places(&first), [["node-a/gpu-0", "node-a/gpu-1"]]);
+    assert_eq!(chosen(&first), ["gpu/two", "gpu/two"]);
+
+    cluster.use_share("node-a", "gpu-1", "1Gi", "0");
+    let second = decide(&cluster, &[pod("p", vec![claim("c", vec![either()])])]);
+    assert_eq!(
+        (places(&second), chosen(&second)),
+        (vec![vec!["node-b/gpu-0".to_owned()]], vec!["gpu/share".to_owned()])
+    );
+}
+
+#[test]
+fn a_constraint_binds_the_alternative_that_it_names_and_no_other() {
+    let switch = |name: &str, switch: i64| gpu(name, "80Gi").with("switch", Attribute::Int(switch));
+    let cluster = Cluster::new().node("node-a", vec![switch("gpu-0", 0), switch("gpu-1", 1)]);
+    let ask = |names: &[&str]| {
+        let requests = vec![first_available(
+            "pair",
+            vec![request("close", 2, &[]), request("apart", 2, &[("memory", "1Gi")])],
+        )];
+        let names = names.iter().map(|name| (*name).to_owned()).collect();
+        let constraint = Constraint { requests: names, ..matching("gpu.tessera.dev/switch") };
+        Claim { constraints: vec![constraint], ..claim("c", requests) }
+    };
+    let chosen = |names: &[&str]| -> Option<String> {
+        let plan = decide(&cluster, &[pod("p", vec![ask(names)])]);
+        plan.decisions.first().map(|d| d.claims[0].results[0].request.to_string())
+    };
+    assert_eq!(chosen(&["pair/close"]).as_deref(), Some("pair/apart"));
+    assert_eq!(chosen(&["pair"]), None);
 }

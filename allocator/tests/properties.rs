@@ -102,7 +102,10 @@ fn check_claims(cluster: &Cluster, pods: &[PendingPod], plan: &Plan) {
                 distinct.sort_unstable();
                 distinct.dedup();
                 assert_eq!(distinct.len(), devices.len(), "a request got a device twice");
-                assert_eq!(tessera_allocator::model::Mode::Exact(devices.len() as u64), request.mode);
+                assert_eq!(
+                    tessera_allocator::model::Mode::Exact(devices.len() as u64),
+                    request.alternatives[0].mode
+                );
             }
             if !claim.constraints.is_empty() {
                 numa.dedup();

@@ -3,7 +3,7 @@
 //! Nothing in a claim names a driver, so this is read off the selectors of its classes and requests. It must be known before
 //! anything is allocated, because a claim that asks several drivers can be allocated by nobody as a whole.
 
-use tessera_allocator::model::{Claim, DeviceClass, Request, Selector};
+use tessera_allocator::model::{Alternative, Claim, DeviceClass, Selector};
 use tessera_allocator::selector::DriverVerdict;
 use tessera_api::names::{DRIVER_NAME, DeviceClassName};
 
@@ -19,7 +19,7 @@ pub enum Scope {
     Any,
     /// Those of others.
     Foreign,
-    /// Ours in one request, those of others in another.
+    /// Ours in one request or alternative, those of others in another.
     Mixed,
 }
 
@@ -28,12 +28,13 @@ pub(crate) fn of_claim<'c>(
     claim: &Claim,
     class: impl Fn(&DeviceClassName) -> Option<&'c DeviceClass>,
 ) -> Scope {
-    let mut scopes = claim.requests.iter().map(|r| of_request(r, r.class.as_ref().and_then(&class)));
+    let alternatives = claim.requests.iter().flat_map(|r| &r.alternatives);
+    let mut scopes = alternatives.map(|a| of_alternative(a, a.class.as_ref().and_then(&class)));
     let first = scopes.next().unwrap_or(Scope::Foreign);
     scopes.fold(first, join)
 }
 
-fn of_request(request: &Request, class: Option<&DeviceClass>) -> Scope {
+fn of_alternative(request: &Alternative, class: Option<&DeviceClass>) -> Scope {
     if request.class.is_some() && class.is_none() {
         return Scope::Any;
     }

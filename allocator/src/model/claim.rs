@@ -26,10 +26,19 @@ pub struct Claim {
     pub configs: Vec<DeviceClaimConfiguration>,
 }
 
-/// One request.
+/// One request: its alternatives in order of preference. A request of `exactly` has one, a request of `firstAvailable` several.
 #[derive(Debug, Clone)]
 pub struct Request {
     /// Its name (`requests[].name`).
+    pub name: RequestName,
+    /// One of them is served.
+    pub alternatives: Vec<Alternative>,
+}
+
+/// One way to serve a request.
+#[derive(Debug, Clone)]
+pub struct Alternative {
+    /// What results call it: the request's name, or `request/subrequest`.
     pub name: RequestName,
     /// Its class; empty where the request is of a kind we do not know.
     pub class: Option<DeviceClassName>,

@@ -10,7 +10,7 @@ use tessera_api::reason::Reason;
 
 use super::{Failure, MAX_RESULTS};
 use crate::capacity::{self, Demand};
-use crate::model::{Claim, ConstraintKind, Device, DeviceClass, Mode, Request, Selector, Toleration};
+use crate::model::{Alternative, Claim, ConstraintKind, Device, DeviceClass, Mode, Selector, Toleration};
 use crate::policy::Policy;
 use crate::pools::{Candidate, NodePool, PoolState};
 use crate::selector::{DeviceView, SelectorError};
@@ -19,13 +19,15 @@ use crate::selector::{DeviceView, SelectorError};
 #[derive(Debug)]
 pub(crate) struct ClaimTask<'s> {
     pub(crate) claim: &'s Claim,
-    pub(crate) requests: Vec<RequestTask<'s>>,
+    /// Per request its alternatives.
+    pub(crate) requests: Vec<Vec<AlternativeTask<'s>>>,
 }
 
-/// A request, ready for one node.
+/// One way to serve a request, ready for one node.
 #[derive(Debug)]
-pub(crate) struct RequestTask<'s> {
-    pub(crate) name: &'s str,
+pub(crate) struct AlternativeTask<'s> {
+    /// Name of the request, and of the subrequest in it.
+    pub(crate) name: (&'s str, Option<&'s str>),
     pub(crate) mode: Mode,
     /// How many devices; for `All` so many as there are.
     pub(crate) count: u64,
@@ -51,10 +53,10 @@ pub(crate) struct Placement {
     pub(crate) memory_percent: Option<Percent>,
 }
 
-impl<'s> RequestTask<'s> {
-    pub(crate) fn new(request: &'s Request, class: &'s DeviceClass, placement: Placement) -> Self {
+impl<'s> AlternativeTask<'s> {
+    pub(crate) fn new(request: &'s Alternative, class: &'s DeviceClass, placement: Placement) -> Self {
         Self {
-            name: request.name.as_str(),
+            name: (request.name.parent(), request.name.subrequest()),
             mode: request.mode,
             count: if let Mode::Exact(count) = request.mode { count } else { 0 },
             class,
@@ -164,11 +166,12 @@ impl<'s> ClaimTask<'s> {
         candidates: &[Candidate<'s>],
     ) -> Result<(), Failure> {
         let mut least = 0u64;
-        for request in &mut self.requests {
-            if request.mode == Mode::All {
-                request.count_all(pools, candidates)?;
+        for alternatives in &mut self.requests {
+            for alternative in alternatives.iter_mut().filter(|a| a.mode == Mode::All) {
+                alternative.count_all(pools, candidates)?;
             }
-            least = least.saturating_add(request.count);
+            let fewest = alternatives.iter().map(|a| a.count).min();
+            least = least.saturating_add(fewest.unwrap_or(0));
             if least > MAX_RESULTS as u64 {
                 return Err(Failure::TooManyDevices(least));
             }

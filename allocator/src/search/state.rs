@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use tessera_api::quantity::Quantity;
 
-use super::{Chosen, Search, constraint_sets};
+use super::{At, Chosen, Search, constraint_sets};
 use crate::capacity;
 use crate::constraint::ConstraintSet;
 use crate::model::{Attribute, ConstraintKind, Device, DeviceUse};
@@ -12,7 +12,6 @@ use crate::pools::Candidate;
 
 pub(super) struct State<'a, 's> {
     candidates: &'a [Candidate<'s>],
-    requests: Vec<Vec<&'s str>>,
     /// What allocated claims take, per candidate.
     used: Vec<Option<&'a DeviceUse>>,
     /// Exclusive devices taken by this search.
@@ -30,7 +29,6 @@ impl<'a, 's> State<'a, 's> {
         let count = search.candidates.len();
         Self {
             candidates: search.candidates,
-            requests: search.tasks.iter().map(|t| t.requests.iter().map(|r| r.name).collect()).collect(),
             used: search.candidates.iter().map(|c| search.usage.of(&c.id)).collect(),
             taken: vec![false; count],
             planned: vec![None; count],
@@ -65,13 +63,14 @@ impl<'a, 's> State<'a, 's> {
     /// Takes the device unless a constraint is against it, on the attribute named then.
     pub(super) fn take(
         &mut self,
-        c: usize,
-        r: usize,
+        at: At<'s>,
         i: usize,
         demand: BTreeMap<String, Quantity>,
     ) -> Result<(), &'s str> {
         let candidate = &self.candidates[i];
-        self.constraints[c].add(self.requests[c][r], None, &candidate.id.pool.driver, candidate.device)?;
+        let (request, subrequest) = at.name;
+        let driver = &candidate.id.pool.driver;
+        self.constraints[at.claim].add(request, subrequest, driver, candidate.device)?;
         let consumed = if candidate.device.shared {
             let planned = self.planned[i].get_or_insert_default();
             for (name, amount) in &demand {
@@ -83,13 +82,14 @@ impl<'a, 's> State<'a, 's> {
             self.taken[i] = true;
             BTreeMap::new()
         };
-        self.chosen[c].push(Chosen { request: r, candidate: candidate.clone(), consumed });
+        let (request, alternative) = (at.request, at.alternative);
+        self.chosen[at.claim].push(Chosen { request, alternative, candidate: candidate.clone(), consumed });
         Ok(())
     }
 
-    /// Takes back the device taken last, which is candidate `i` for request `r` of claim `c`.
-    pub(super) fn give_back(&mut self, c: usize, r: usize, i: usize) {
-        let Some(last) = self.chosen[c].pop() else { return };
+    /// Takes back the device taken last, which is candidate `i`.
+    pub(super) fn give_back(&mut self, at: At<'s>, i: usize) {
+        let Some(last) = self.chosen[at.claim].pop() else { return };
         if self.candidates[i].device.shared {
             if let Some(planned) = &mut self.planned[i] {
                 for (name, amount) in &last.consumed {
@@ -104,7 +104,8 @@ impl<'a, 's> State<'a, 's> {
         } else {
             self.taken[i] = false;
         }
-        self.constraints[c].remove(self.requests[c][r], None);
+        let (request, subrequest) = at.name;
+        self.constraints[at.claim].remove(request, subrequest);
     }
 
     /// Whether the two can stand for each other in everything that is still to be decided.
@@ -137,7 +138,7 @@ impl Kind<'_> {
 
 /// Numbers the equivalence classes. A search for a single device gains nothing from them.
 fn classes(search: &Search<'_, '_>) -> Vec<usize> {
-    let wanted: u64 = search.tasks.iter().flat_map(|t| &t.requests).map(|r| r.count).sum();
+    let wanted: u64 = search.alternatives().map(|a| a.count).sum();
     if wanted <= 1 {
         return (0..search.candidates.len()).collect();
     }
@@ -155,7 +156,6 @@ fn classes(search: &Search<'_, '_>) -> Vec<usize> {
 }
 
 fn kind<'s>(search: &Search<'_, 's>, i: usize, candidate: &Candidate<'s>) -> Kind<'s> {
-    let requests = search.tasks.iter().flat_map(|t| &t.requests);
     let constraints = search.tasks.iter().flat_map(|t| &t.claim.constraints);
     let attributes = constraints.map(|constraint| match &constraint.kind {
         ConstraintKind::Match(name) | ConstraintKind::Distinct(name) => {
@@ -166,7 +166,7 @@ fn kind<'s>(search: &Search<'_, 's>, i: usize, candidate: &Candidate<'s>) -> Kin
     Kind {
         device: candidate.device,
         reachable: candidate.reachable,
-        selected: requests.map(|r| r.selects(candidate, i).ok()).collect(),
+        selected: search.alternatives().map(|a| a.selects(candidate, i).ok()).collect(),
         attributes: attributes.collect(),
     }
 }

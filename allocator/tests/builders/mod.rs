@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use tessera_allocator::model::{
-    Attribute, Capacity, Claim, Constraint, ConstraintKind, Device, DeviceClass, DeviceId, DeviceResult,
-    Mode, Node, NodeChoice, PendingPod, PodClaim, PodUid, PoolId, Request, RequestPolicy, Scheduling,
-    Selector, Slice, Snapshot, Taint, TaintEffect, ValidRange,
+    Alternative, Attribute, Capacity, Claim, Constraint, ConstraintKind, Device, DeviceClass, DeviceId,
+    DeviceResult, Mode, Node, NodeChoice, PendingPod, PodClaim, PodUid, PoolId, Request, RequestPolicy,
+    Scheduling, Selector, Slice, Snapshot, Taint, TaintEffect, ValidRange,
 };
 use tessera_api::names::{
     ClaimName, ClaimUid, DeviceClassName, DeviceName, DriverName, Namespace, NodeName, PodName, PoolName,
@@ -142,15 +142,26 @@ pub(crate) fn slice(node: &str, devices: Vec<Device>) -> Slice {
 }
 
 pub(crate) fn request(name: &str, count: u64, amounts: &[(&str, &str)]) -> Request {
-    Request {
-        name: RequestName::new(name).unwrap(),
+    let name = RequestName::new(name).unwrap();
+    let alternative = Alternative {
+        name: name.clone(),
         class: Some(DeviceClassName::new(CLASS).unwrap()),
         selectors: Vec::new(),
         mode: Mode::Exact(count),
         tolerations: Vec::new(),
         capacity: amounts.iter().map(|(name, amount)| ((*name).to_owned(), quantity(amount))).collect(),
         unsupported: None,
-    }
+    };
+    Request { name, alternatives: vec![alternative] }
+}
+
+/// A request of `firstAvailable`, of requests that [`request`] has made.
+pub(crate) fn first_available(name: &str, requests: Vec<Request>) -> Request {
+    let alternatives = requests.into_iter().flat_map(|r| r.alternatives).map(|alternative| Alternative {
+        name: RequestName::new(format!("{name}/{}", alternative.name)).unwrap(),
+        ..alternative
+    });
+    Request { name: RequestName::new(name).unwrap(), alternatives: alternatives.collect() }
 }
 
 pub(crate) fn claim(name: &str, requests: Vec<Request>) -> Claim {

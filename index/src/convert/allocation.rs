@@ -70,9 +70,9 @@ pub fn allocation(
     at: Time,
     mut share: impl FnMut() -> ShareId,
 ) -> api::AllocationResult {
-    let asked = devices(claim).and_then(|d| d.requests.as_deref()).unwrap_or_default();
-    let results = allotment.results.iter().map(|r| api_result(r, asked, &mut share)).collect();
-    let configs = configs(claim, asked, classes);
+    let asked = asked(claim, allotment);
+    let results = allotment.results.iter().map(|r| api_result(r, &asked, &mut share)).collect();
+    let configs = configs(claim, &asked, classes);
     api::AllocationResult {
         allocation_timestamp: Some(at),
         devices: Some(api::DeviceAllocationResult {
@@ -83,23 +83,57 @@ pub fn allocation(
     }
 }
 
+/// What was asked for, and is served: a request, or the alternative of it that was chosen.
+struct Asked<'c> {
+    /// `request`, or `request/subrequest`.
+    name: RequestName,
+    class: &'c str,
+    tolerations: &'c Option<Vec<api::DeviceToleration>>,
+}
+
+impl Asked<'_> {
+    fn is_named_in(&self, names: &[String]) -> bool {
+        names.iter().any(|name| self.name.is_named_by(name))
+    }
+}
+
+fn asked<'c>(claim: &'c api::ResourceClaim, allotment: &Allotment) -> Vec<Asked<'c>> {
+    let requests = devices(claim).and_then(|d| d.requests.as_deref()).unwrap_or_default();
+    let served = |request: &'c api::DeviceRequest| {
+        if let Some(exactly) = &request.exactly {
+            let name = RequestName::new(&request.name).ok()?;
+            return Some(Asked {
+                name,
+                class: &exactly.device_class_name,
+                tolerations: &exactly.tolerations,
+            });
+        }
+        let result = allotment.results.iter().find(|r| r.request.parent() == request.name)?;
+        let chosen = result.request.subrequest()?;
+        let sub = request.first_available.iter().flatten().find(|sub| sub.name == chosen)?;
+        let name = result.request.clone();
+        Some(Asked { name, class: &sub.device_class_name, tolerations: &sub.tolerations })
+    };
+    requests.iter().filter_map(served).collect()
+}
+
 fn devices(claim: &api::ResourceClaim) -> Option<&api::DeviceClaim> {
     claim.spec.as_ref()?.devices.as_ref()
 }
 
 fn api_result(
     result: &DeviceResult,
-    asked: &[api::DeviceRequest],
+    asked: &[Asked<'_>],
     share: &mut impl FnMut() -> ShareId,
 ) -> api::DeviceRequestAllocationResult {
-    let request = asked.iter().find(|r| r.name == result.request.parent());
+    let request = asked.iter().find(|asked| asked.name == result.request);
     let consumed = || result.consumed.iter().map(|(name, amount)| (name.clone(), amount.into())).collect();
     api::DeviceRequestAllocationResult {
         request: result.request.to_string(),
         driver: result.device.pool.driver.to_string(),
         pool: result.device.pool.pool.to_string(),
         device: result.device.device.to_string(),
-        tolerations: request.and_then(|r| r.exactly.as_ref()).and_then(|e| e.tolerations.clone()),
+        tolerations: request.and_then(|asked| asked.tolerations.clone()),
         share_id: result.shared.then(|| share().to_string()),
         consumed_capacity: (result.shared && !result.consumed.is_empty()).then(consumed),
         ..Default::default()
@@ -108,14 +142,14 @@ fn api_result(
 
 fn configs(
     claim: &api::ResourceClaim,
-    asked: &[api::DeviceRequest],
+    asked: &[Asked<'_>],
     classes: &BTreeMap<String, &api::DeviceClass>,
 ) -> Vec<api::DeviceAllocationConfiguration> {
     let mut configs = class_configs(asked, classes);
     let own = devices(claim).and_then(|d| d.config.as_deref()).unwrap_or_default();
     for config in own {
         let names = config.requests.clone().unwrap_or_default();
-        if names.is_empty() || asked.iter().any(|r| names.contains(&r.name)) {
+        if names.is_empty() || asked.iter().any(|asked| asked.is_named_in(&names)) {
             configs.push(api::DeviceAllocationConfiguration {
                 source: "FromClaim".to_owned(),
                 requests: config.requests.clone(),
@@ -126,7 +160,7 @@ fn configs(
     for config in &mut configs {
         // Empty means all.
         let names = config.requests.as_deref().unwrap_or_default();
-        if names.is_empty() || asked.iter().all(|r| names.contains(&r.name)) {
+        if names.is_empty() || asked.iter().all(|asked| asked.is_named_in(names)) {
             config.requests = None;
         }
     }
@@ -135,17 +169,18 @@ fn configs(
 
 /// The configurations of each class once, where its first request stands, for all requests that use it.
 fn class_configs(
-    asked: &[api::DeviceRequest],
+    asked: &[Asked<'_>],
     classes: &BTreeMap<String, &api::DeviceClass>,
 ) -> Vec<api::DeviceAllocationConfiguration> {
     let mut configs = Vec::new();
     let mut seen = Vec::new();
     for request in asked {
-        let Some(name) = request.exactly.as_ref().map(|e| &e.device_class_name) else { continue };
-        let Some(class) = classes.get(name).filter(|_| !seen.contains(&name)) else { continue };
-        seen.push(name);
-        let users = asked.iter().filter(|r| r.exactly.as_ref().is_some_and(|e| e.device_class_name == *name));
-        let users: Vec<String> = users.map(|r| r.name.clone()).collect();
+        let Some(class) = classes.get(request.class).filter(|_| !seen.contains(&request.class)) else {
+            continue;
+        };
+        seen.push(request.class);
+        let users = asked.iter().filter(|asked| asked.class == request.class);
+        let users: Vec<String> = users.map(|asked| asked.name.to_string()).collect();
         let own = class.spec.iter().flat_map(|s| s.config.iter().flatten());
         configs.extend(own.map(|config| api::DeviceAllocationConfiguration {
             source: "FromClass".to_owned(),

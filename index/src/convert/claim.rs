@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::resource::v1 as api;
 use tessera_allocator::model::{
-    Claim, Constraint, ConstraintKind, DeviceClass, Mode, Request, Selector, Toleration, TolerationOperator,
+    Alternative, Claim, Constraint, ConstraintKind, DeviceClass, Mode, Request, Selector, Toleration,
+    TolerationOperator,
 };
 use tessera_api::names::{ClaimName, ClaimUid, DeviceClassName, Namespace, RequestName};
 use tessera_api::quantity::Quantity;
@@ -51,10 +52,35 @@ pub fn claim(object: &api::ResourceClaim) -> Result<Claim, ConvertError> {
 
 fn request(request: &api::DeviceRequest, subject: Subject<'_>) -> Result<Request, ConvertError> {
     let name = RequestName::new(&request.name).map_err(subject.field("spec.devices.requests[].name"))?;
-    let Some(exactly) = &request.exactly else {
-        return unusable(name, request, subject);
-    };
-    let class = Some(exactly.device_class_name.as_str()).filter(|c| !c.is_empty());
+    let first_available = request.first_available.iter().flatten();
+    let mut alternatives = first_available
+        .map(|sub| subrequest(&name, sub, subject))
+        .chain(request.exactly.iter().map(|exactly| exact(name.clone(), exactly, subject)))
+        .collect::<Result<Vec<_>, _>>()?;
+    if alternatives.is_empty() {
+        alternatives.push(of_the_future(name.clone()));
+    }
+    Ok(Request { name, alternatives })
+}
+
+/// For a request of a kind that this version does not know.
+fn of_the_future(name: RequestName) -> Alternative {
+    Alternative {
+        name,
+        class: None,
+        selectors: Vec::new(),
+        mode: Mode::Unknown,
+        tolerations: Vec::new(),
+        capacity: BTreeMap::new(),
+        unsupported: Some("this kind of request"),
+    }
+}
+
+fn exact(
+    name: RequestName,
+    exactly: &api::ExactDeviceRequest,
+    subject: Subject<'_>,
+) -> Result<Alternative, ConvertError> {
     let unsupported = if exactly.admin_access == Some(true) {
         Some("adminAccess")
     } else if exactly.derived_attributes.as_ref().is_some_and(|d| !d.is_empty()) {
@@ -62,45 +88,47 @@ fn request(request: &api::DeviceRequest, subject: Subject<'_>) -> Result<Request
     } else {
         None
     };
-    Ok(Request {
-        class: class
-            .map(|c| {
-                DeviceClassName::new(c)
-                    .map_err(subject.field("spec.devices.requests[].exactly.deviceClassName"))
-            })
-            .transpose()?,
+    Ok(Alternative {
+        name,
+        class: class_name(&exactly.device_class_name, subject)?,
         selectors: selectors(exactly.selectors.as_deref()),
-        mode: mode(exactly),
+        mode: mode(exactly.allocation_mode.as_deref(), exactly.count),
         tolerations: exactly.tolerations.iter().flatten().map(toleration).collect(),
         capacity: amounts(exactly.capacity.as_ref(), subject)?,
         unsupported,
-        name,
     })
 }
 
-/// A request of a kind that this version does not have. The class of its first alternative tells whose it is.
-fn unusable(
-    name: RequestName,
-    request: &api::DeviceRequest,
+fn subrequest(
+    request: &RequestName,
+    sub: &api::DeviceSubRequest,
     subject: Subject<'_>,
-) -> Result<Request, ConvertError> {
-    let first = request.first_available.iter().flatten().next();
-    let class = first.map(|sub| DeviceClassName::new(&sub.device_class_name)).transpose();
-    Ok(Request {
-        name,
-        class: class.map_err(subject.field("spec.devices.requests[].firstAvailable[].deviceClassName"))?,
-        selectors: Vec::new(),
-        mode: Mode::Unknown,
-        tolerations: Vec::new(),
-        capacity: BTreeMap::new(),
-        unsupported: Some(if first.is_some() { "firstAvailable" } else { "this kind of request" }),
+) -> Result<Alternative, ConvertError> {
+    let name = RequestName::new(format!("{request}/{}", sub.name));
+    let derived = sub.derived_attributes.as_ref().is_some_and(|d| !d.is_empty());
+    Ok(Alternative {
+        name: name.map_err(subject.field("spec.devices.requests[].firstAvailable[].name"))?,
+        class: class_name(&sub.device_class_name, subject)?,
+        selectors: selectors(sub.selectors.as_deref()),
+        mode: mode(sub.allocation_mode.as_deref(), sub.count),
+        tolerations: sub.tolerations.iter().flatten().map(toleration).collect(),
+        capacity: amounts(sub.capacity.as_ref(), subject)?,
+        unsupported: derived.then_some("derivedAttributes"),
     })
 }
 
-fn mode(request: &api::ExactDeviceRequest) -> Mode {
-    match request.allocation_mode.as_deref() {
+fn class_name(name: &str, subject: Subject<'_>) -> Result<Option<DeviceClassName>, ConvertError> {
+    if name.is_empty() {
+        return Ok(None);
+    }
+    let field = "spec.devices.requests[].{exactly,firstAvailable[]}.deviceClassName";
+    DeviceClassName::new(name).map(Some).map_err(subject.field(field))
+}
+
+fn mode(mode: Option<&str>, count: Option<i64>) -> Mode {
+    match mode {
         // The API server fills in the default.
-        None | Some("ExactCount") => Mode::Exact(u64::try_from(request.count.unwrap_or(1)).unwrap_or(0)),
+        None | Some("ExactCount") => Mode::Exact(u64::try_from(count.unwrap_or(1)).unwrap_or(0)),
         Some("All") => Mode::All,
         Some(_) => Mode::Unknown,
     }
@@ -112,7 +140,7 @@ fn amounts(
 ) -> Result<BTreeMap<String, Quantity>, ConvertError> {
     let requests = capacity.and_then(|c| c.requests.as_ref()).into_iter().flatten();
     let read = |(name, amount): (&String, _)| {
-        let path = format!("spec.devices.requests[].exactly.capacity.requests[{name}]");
+        let path = format!("spec.devices.requests[].{{exactly,firstAvailable[]}}.capacity.requests[{name}]");
         Ok((name.clone(), Quantity::try_from(amount).map_err(subject.field(path))?))
     };
     requests.map(read).collect()
