@@ -2,7 +2,8 @@
 # Builds the images of the e2e cluster without a container engine, as OCI archives in $TESSERA_E2E_RUNDIR/images:
 #
 #   images.sh pause      the sandbox image
-#   images.sh tessera    tessera-driver, tessera-controller and the tests' probe, from cargo's binaries
+#   images.sh tessera    tessera-driver, tessera-controller and the tests' probe, from cargo's binaries; the first two once
+#                        more with fault points, as tessera/driver:fault-points and tessera/controller:fault-points
 #   images.sh load       import what tessera built into both nodes
 #
 # The same content as deploy/images/*.Dockerfile: a C runtime, the binary, and for the driver the interceptor. The C
@@ -45,8 +46,29 @@ build_base_layer() { # directory
   printf 'root:x:0:\nnonroot:x:65532:\n' >"$layer/etc/group"
 }
 
+# Writes an image of a program of ours: the C runtime, the binary, and what else lies in the layer.
+program_image() { # archive, name with tag, configuration, binary, base layer, layer
+  local layer=$6
+  install -D "$4" "$layer/usr/local/bin/${4##*/}"
+  strip --strip-debug "$layer/usr/local/bin/${4##*/}"
+  oci_archive "$images/$1.tar" "$2" "$3" "$5" "$layer"
+}
+
+# With fault points the programs have the same names, so they are built first: what lies under those names afterwards is
+# what ships.
+build_with_fault_points() { # directory for the binaries
+  (
+    cd "$repository"
+    cargo build --locked --profile "$cargo_profile" --package=tessera-driver --package=tessera-controller \
+      --features tessera-driver/fault-points,tessera-controller/fault-points
+  )
+  mkdir -p "$1"
+  cp "$cargo_output/tessera-driver" "$cargo_output/tessera-controller" "$1"
+}
+
 build_tessera() {
-  local base=$work/base layer
+  local base=$work/base layer program
+  build_with_fault_points "$work/with-fault-points"
   (
     cd "$repository"
     cargo build --locked --profile "$cargo_profile" "${cargo_packages[@]/#/--package=}"
@@ -55,31 +77,38 @@ build_tessera() {
   )
   build_base_layer "$base"
 
+  for program in tessera-driver tessera-controller; do
+    if grep --quiet --text 'no fault point is named' "$cargo_output/$program"; then fail "$program has fault points"; fi
+  done
+
   layer=$work/driver
-  install -D "$cargo_output/tessera-driver" "$layer/usr/local/bin/tessera-driver"
   install -D --mode 644 "$(dirname "$cargo_output")/intercept/libtessera_intercept.so" "$layer$intercept_directory/libtessera_intercept.so"
-  strip --strip-debug "$layer/usr/local/bin/tessera-driver"
   strip --strip-unneeded "$layer$intercept_directory/libtessera_intercept.so"
-  oci_archive "$images/driver.tar" tessera/driver:e2e '{"Entrypoint": ["/usr/local/bin/tessera-driver"]}' "$base" "$layer"
+  driver_images "$base" "$layer"
+  controller_images "$base" "$work/controller"
+  program_image probe tessera/probe:e2e \
+    '{"Entrypoint": ["/usr/local/bin/tessera-probe"], "Env": ["PATH=/usr/local/bin:/usr/bin:/bin"]}' \
+    "$cargo_output/tessera-probe" "$base" "$work/probe"
+}
 
-  layer=$work/controller
-  install -D "$cargo_output/tessera-controller" "$layer/usr/local/bin/tessera-controller"
-  strip --strip-debug "$layer/usr/local/bin/tessera-controller"
-  oci_archive "$images/controller.tar" tessera/controller:e2e \
-    '{"Entrypoint": ["/usr/local/bin/tessera-controller"], "User": "65532:65532"}' "$base" "$layer"
+driver_images() { # base layer, layer with the interceptor
+  local config='{"Entrypoint": ["/usr/local/bin/tessera-driver"]}'
+  program_image driver tessera/driver:e2e "$config" "$cargo_output/tessera-driver" "$1" "$2"
+  program_image driver-fault-points tessera/driver:fault-points "$config" "$work/with-fault-points/tessera-driver" "$1" "$2"
+}
 
-  layer=$work/probe
-  install -D "$cargo_output/tessera-probe" "$layer/usr/local/bin/tessera-probe"
-  strip --strip-debug "$layer/usr/local/bin/tessera-probe"
-  oci_archive "$images/probe.tar" tessera/probe:e2e \
-    '{"Entrypoint": ["/usr/local/bin/tessera-probe"], "Env": ["PATH=/usr/local/bin:/usr/bin:/bin"]}' "$base" "$layer"
+controller_images() { # base layer, layer
+  local config='{"Entrypoint": ["/usr/local/bin/tessera-controller"], "User": "65532:65532"}'
+  program_image controller tessera/controller:e2e "$config" "$cargo_output/tessera-controller" "$1" "$2"
+  program_image controller-fault-points tessera/controller:fault-points "$config" \
+    "$work/with-fault-points/tessera-controller" "$1" "$2"
 }
 
 load_tessera() {
   local node image
   bin=${bin:-$(cat "$rundir/bin")}
   for node in "${node_names[@]}"; do
-    for image in driver controller probe; do node_import "$node" "$image"; done
+    for image in driver driver-fault-points controller controller-fault-points probe; do node_import "$node" "$image"; done
   done
 }
 

@@ -7,6 +7,8 @@ mod controller;
 mod controller_deployment;
 mod crowd;
 mod deleted_early;
+mod driver_crash;
+mod driver_instances;
 mod fence;
 mod frozen_leader;
 mod gpu;
@@ -151,6 +153,7 @@ pub fn on_real_cluster(cluster: &Cluster) -> Vec<Trial<'static>> {
         trial!(cluster, "refused-everywhere", refused_node::everywhere),
         trial!(cluster, "preemption", preemption::stays),
         trial!(cluster, "frozen-leader", frozen_leader::replaced),
+        trial!(cluster, "driver-prepare-cancelled", driver_crash::cancelled),
     ]
 }
 

@@ -61,6 +61,7 @@ kubelet_config() { # node directory
   # empty file keeps the host's out of the pods.
   : >"$directory/resolv.conf"
   # Thresholds: the host's own disk and memory are no concern of the tests. failCgroupV1: the host may still be v1.
+  # crashLoopBackOff: crash tests kill a container a dozen times, and would wait for minutes.
   cat >"$directory/kubelet.yaml" <<END
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
@@ -82,6 +83,7 @@ evictionHard: {memory.available: 10Mi, nodefs.available: 1%, imagefs.available: 
 kubeAPIQPS: 200
 kubeAPIBurst: 400
 syncFrequency: 5s
+crashLoopBackOff: {maxContainerRestartPeriod: 1s}
 END
   cat >"$directory/kubelet.sh" <<END
 export PATH="$bin:\$PATH"
