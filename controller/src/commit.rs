@@ -140,11 +140,21 @@ impl Writer {
     /// # Errors
     /// As [`allocate`](Self::allocate).
     pub async fn release(&self, claim: &ResourceClaim) -> Result<ResourceClaim, CommitError> {
+        self.clear(claim, json!({"allocation": null, "devices": null})).await
+    }
+
+    /// Takes the allocation back together with its reservations, which the API server does not keep without one. Only for a claim
+    /// that is reserved by nobody but pods that are bound elsewhere.
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate).
+    pub async fn take_back(&self, claim: &ResourceClaim) -> Result<ResourceClaim, CommitError> {
+        self.clear(claim, json!({"allocation": null, "devices": null, "reservedFor": null})).await
+    }
+
+    async fn clear(&self, claim: &ResourceClaim, status: Value) -> Result<ResourceClaim, CommitError> {
         fault::point_async("release-decided").await;
-        let patch = json!({
-            "metadata": {"resourceVersion": claim.resource_version()},
-            "status": {"allocation": null, "devices": null},
-        });
+        let patch = json!({"metadata": {"resourceVersion": claim.resource_version()}, "status": status});
         let released = self.patch(claim, Part::Status, patch).await?;
         fault::point_async("release-written").await;
         Ok(released)

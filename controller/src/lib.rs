@@ -14,7 +14,7 @@
 //! | task | owns | talks to |
 //! |---|---|---|
 //! | `watch`, one per kind | the keys it has seen | planner |
-//! | `planner` | `Index`, `Retries`, what has been told to whom | `commit`, `notices` |
+//! | `planner` | `Index`, `Retries`, `Repairs`, what has been told to whom | `commit`, `notices` |
 //! | `commit`, one per claim being written | one claim object | planner |
 //! | `notices` | nothing | API server |
 //! | `leadership` | the Lease | everybody, by ending the process |
@@ -36,6 +36,7 @@ pub mod fault;
 mod fault;
 mod message;
 mod notices;
+mod repairs;
 mod run;
 mod server;
 

@@ -27,6 +27,8 @@ pub struct Metrics {
     pub allocations: Counter,
     /// Allocations taken back because the pod went away or could not run there.
     pub releases: Counter,
+    /// Writes that brought claims to the pods bound with them.
+    pub repairs: Counter,
     /// Writes dropped because the claim had changed.
     pub conflicts: Counter,
     /// Writes that failed for another reason.
@@ -41,6 +43,10 @@ pub struct Metrics {
     pub overcommitted: Gauge,
     /// Claims of bound pods that are not on the pod's node.
     pub misplaced: Gauge,
+    /// Claims gone while a bound pod uses them.
+    pub orphaned: Gauge,
+    /// Writes that have had no answer for long.
+    pub unanswered: Gauge,
     /// Times that the running sums were found to be wrong.
     pub drift: Counter,
     /// 1 while this process leads.
@@ -53,6 +59,7 @@ impl Metrics {
         let metrics = Self {
             allocations: Counter::default(),
             releases: Counter::default(),
+            repairs: Counter::default(),
             conflicts: Counter::default(),
             write_errors: Counter::default(),
             latency: Histogram::new(BUCKETS),
@@ -60,12 +67,19 @@ impl Metrics {
             pending: Family::default(),
             overcommitted: Gauge::default(),
             misplaced: Gauge::default(),
+            orphaned: Gauge::default(),
+            unanswered: Gauge::default(),
             drift: Counter::default(),
             leading: Gauge::default(),
         };
         let registry = registry.sub_registry_with_prefix("tessera_controller");
         registry.register("allocations", "Claims allocated", metrics.allocations.clone());
         registry.register("releases", "Allocations taken back", metrics.releases.clone());
+        registry.register(
+            "repairs",
+            "Writes that brought claims to the nodes of the pods bound with them",
+            metrics.repairs.clone(),
+        );
         registry.register(
             "conflicts",
             "Writes dropped because the claim had changed",
@@ -89,6 +103,16 @@ impl Metrics {
             "misplaced_claims",
             "Claims of bound pods that are not on the node of the pod",
             metrics.misplaced.clone(),
+        );
+        registry.register(
+            "orphaned_claims",
+            "Claims gone while a bound pod uses them",
+            metrics.orphaned.clone(),
+        );
+        registry.register(
+            "unanswered_writes",
+            "Writes that have had no answer for 30 seconds or longer",
+            metrics.unanswered.clone(),
         );
         registry.register(
             "usage_drift",

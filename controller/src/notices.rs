@@ -28,6 +28,8 @@ const QUEUE: usize = 1024;
 #[derive(Debug, Clone)]
 pub(crate) struct Notice {
     pub(crate) regarding: ObjectReference,
+    /// What else it is about: a node.
+    pub(crate) related: Option<ObjectReference>,
     pub(crate) kind: EventType,
     pub(crate) reason: &'static str,
     pub(crate) note: String,
@@ -72,7 +74,7 @@ impl Notices {
                     reason: notice.reason.to_owned(),
                     note: Some(notice.note),
                     action: "Allocating".to_owned(),
-                    secondary: None,
+                    secondary: notice.related,
                 };
                 if let Err(error) = recorder.publish(&event, &notice.regarding).await {
                     tracing::warn!(

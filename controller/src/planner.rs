@@ -1,6 +1,8 @@
 //! The one task that owns the state: applies changes, plans, hands out writes.
 
+mod audit;
 mod effects;
+mod repair;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,7 +13,7 @@ use kube::Client;
 use tessera_allocator::model::{PendingPod, PodClaim, PodUid};
 use tessera_allocator::{Settings, plan};
 use tessera_api::names::ClaimUid;
-use tessera_index::{Index, Misplaced};
+use tessera_index::Index;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -21,6 +23,7 @@ use crate::contention::Contention;
 use crate::leadership::Tenure;
 use crate::metrics::Metrics;
 use crate::notices::Notices;
+use crate::repairs::Repairs;
 use crate::retries::Retries;
 use crate::watch::{Change, Kind, Object, What};
 
@@ -35,20 +38,28 @@ pub struct Planner {
     index: Index,
     retries: Retries,
     contention: Contention,
+    repairs: Repairs,
     notices: Notices,
     writer: Writer,
     metrics: Metrics,
     settings: Settings,
     /// Kinds that have been listed.
     listed: BTreeSet<Kind>,
-    /// Claims that are being written, for which pod.
-    writing: BTreeMap<ClaimUid, PodUid>,
+    /// Claims that are being written.
+    writing: BTreeMap<ClaimUid, Writing>,
     outcomes: mpsc::UnboundedSender<Outcome>,
     finished: mpsc::UnboundedReceiver<Outcome>,
-    /// Misplaced claims that the last audit saw.
-    suspects: BTreeSet<Misplaced>,
+    /// Claims gone under their pods that the last audit saw.
+    orphans: BTreeSet<(PodUid, ClaimUid)>,
     /// When to look again although nothing has changed: back-off that ends, an event that was held back.
     wake: Option<Instant>,
+}
+
+/// A write under way.
+struct Writing {
+    /// For which pod, if for one.
+    pod: Option<PodUid>,
+    since: Instant,
 }
 
 /// How a write ended.
@@ -65,6 +76,8 @@ struct Outcome {
 enum Write {
     Allocation,
     Release,
+    /// Of a claim that was elsewhere than the pod bound with it.
+    Repair,
 }
 
 impl Planner {
@@ -75,6 +88,7 @@ impl Planner {
             index: Index::new(),
             retries: Retries::default(),
             contention: Contention::default(),
+            repairs: Repairs::default(),
             notices: Notices::start(client.clone(), identity),
             writer: Writer::new(client),
             metrics,
@@ -83,7 +97,7 @@ impl Planner {
             writing: BTreeMap::new(),
             outcomes,
             finished,
-            suspects: BTreeSet::new(),
+            orphans: BTreeSet::new(),
             wake: None,
         }
     }
@@ -188,8 +202,19 @@ impl Planner {
         }
         let now = Instant::now();
         self.wake = None;
+        self.retries.deallocated(self.index.take_deallocated(), now);
+        self.undo_overcommit(now);
+        self.repair(cause, now);
         let mut work = self.index.work();
+        // Pods of which an allocation was taken back just now.
         let mut taken_back = BTreeSet::new();
+        work.pending.retain(|pod| {
+            let held = self.is_claim_held(pod, now);
+            if held {
+                taken_back.insert(pod.uid.clone());
+            }
+            !held
+        });
         for pod in &mut work.pending {
             if let Some(what) = self.retries.taken_back(&pod.uid, pod.nominated.as_ref(), now) {
                 tracing::info!(pod = %pod.name, namespace = %pod.namespace, ?what, "the allocation was taken back, planning again");
@@ -207,8 +232,8 @@ impl Planner {
         self.tell_refused(&plan.refusals, &work.blocked, now);
         self.take_back(&plan.refusals, &taken_back, now);
         let waiting = self.index.unbound_pods();
-        self.retries.retain(|pod| waiting.contains(pod));
-        self.notices.retain(|pod| self.index.pod_object(pod).is_some());
+        self.retries.retain(now, |pod| waiting.contains(pod));
+        self.notices.retain(|pod| self.index.pod_name(pod).is_some());
         self.contention.retain(|claim| self.index.claim_object(claim).is_some());
         self.wake_at(self.retries.next_wake(now));
         self.wake_at(self.contention.next_wake(now));
@@ -218,6 +243,20 @@ impl Planner {
     fn is_contended(&self, pod: &PendingPod, now: Instant) -> bool {
         pod.claims.iter().any(|claim| match claim {
             PodClaim::Pending(claim) => self.contention.is_held(&claim.uid, now),
+            PodClaim::Allocated { .. } => false,
+        })
+    }
+
+    /// Whether the claim is not to be written yet.
+    fn is_held(&self, claim: &ClaimUid, now: Instant) -> bool {
+        self.retries.is_claim_held(claim, now) || self.contention.is_held(claim, now)
+    }
+
+    /// Whether a claim of the pod was allocated until just now: a PreBind under way has to notice first, and kube-scheduler to
+    /// say whether it has made room.
+    fn is_claim_held(&self, pod: &PendingPod, now: Instant) -> bool {
+        pod.claims.iter().any(|claim| match claim {
+            PodClaim::Pending(claim) => self.retries.is_claim_held(&claim.uid, now),
             PodClaim::Allocated { .. } => false,
         })
     }
@@ -239,7 +278,7 @@ impl Planner {
             }
             Err(error) => {
                 self.contention.lost(&claim, now);
-                self.not_written(write, pod.as_ref(), error, now)
+                self.not_written(write, &claim, pod.as_ref(), error, now)
             }
         };
         if let Some(object) = fresh
@@ -263,6 +302,9 @@ impl Planner {
             Write::Release => {
                 self.metrics.releases.inc();
             }
+            Write::Repair => {
+                self.metrics.repairs.inc();
+            }
         }
     }
 
@@ -270,6 +312,7 @@ impl Planner {
     fn not_written(
         &mut self,
         write: Write,
+        claim: &ClaimUid,
         pod: Option<&PodUid>,
         error: CommitError,
         now: Instant,
@@ -287,8 +330,11 @@ impl Planner {
         if let Some(pod) = pod.filter(|_| write == Write::Allocation) {
             self.retries.not_written(pod, !is_news, now);
             if matches!(error, CommitError::Dropped { .. }) {
-                self.tell_pod(pod, "AllocationNotKept", error.to_string(), now);
+                self.tell_pod(pod, "AllocationNotKept", error.to_string(), None, now);
             }
+        }
+        if write != Write::Allocation && !is_news {
+            self.retries.hold_claim(claim.clone(), now);
         }
         match error {
             CommitError::Conflict { now, .. } | CommitError::Dropped { now, .. } => now.map(|claim| *claim),

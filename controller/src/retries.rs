@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use tessera_allocator::model::PodUid;
-use tessera_api::names::NodeName;
+use tessera_api::names::{ClaimUid, NodeName};
 use tessera_index::Waiting;
 use tokio::time::Instant;
 
@@ -44,6 +44,8 @@ const NOT_ALLOCATED: &str = "cannot allocate all claims";
 #[derive(Debug, Default)]
 pub struct Retries {
     pods: BTreeMap<PodUid, Attempts>,
+    /// Claims that are not to be written yet.
+    claims: BTreeMap<ClaimUid, Instant>,
 }
 
 #[derive(Debug, Default)]
@@ -92,6 +94,24 @@ impl Retries {
     pub fn excluded(&self, pod: &PodUid, now: Instant) -> BTreeSet<NodeName> {
         let excluded = self.pods.get(pod).into_iter().flat_map(|a| &a.excluded);
         excluded.filter(|(_, until)| **until > now).map(|(node, _)| node.clone()).collect()
+    }
+
+    /// Claims have lost their allocation, whoever took it. A PreBind that was under way meets a conflict, reads the claim again
+    /// and would take any allocation that it finds then, on whatever node: it gets time to find none.
+    pub fn deallocated(&mut self, claims: BTreeSet<ClaimUid>, now: Instant) {
+        for claim in claims {
+            self.hold_claim(claim, now);
+        }
+    }
+
+    /// The claim is not to be written for a moment.
+    pub fn hold_claim(&mut self, claim: ClaimUid, now: Instant) {
+        self.claims.insert(claim, now + AFTER_RELEASE);
+    }
+
+    /// Whether the claim is not to be written yet.
+    pub fn is_claim_held(&self, claim: &ClaimUid, now: Instant) -> bool {
+        self.claims.get(claim).is_some_and(|until| *until > now)
     }
 
     /// Whether a pod is not to be planned yet.
@@ -146,10 +166,13 @@ impl Retries {
             message: waiting.unschedulable.clone(),
             changed: None,
         });
-        let Some(message) = &waiting.unschedulable else { return Verdict::Wait };
         if waiting.nominated || waiting.movable.is_empty() {
             return Verdict::Wait;
         }
+        if waiting.node_gone {
+            return Verdict::GiveUp;
+        }
+        let Some(message) = &waiting.unschedulable else { return Verdict::Wait };
         let news = Some(message) != placed.message.as_ref() && !message.contains(NOT_ALLOCATED);
         let deadline = if news {
             *placed.changed.get_or_insert(now) + grown(AFTER_NEW_FAILURE, attempts.failures)
@@ -172,11 +195,13 @@ impl Retries {
     /// When something that is being waited for is over by itself.
     pub fn next_wake(&self, now: Instant) -> Option<Instant> {
         let of = |a: &Attempts| a.excluded.values().copied().chain(a.held_until).filter(|t| *t > now).min();
-        self.pods.values().filter_map(of).min()
+        let claims = self.claims.values().copied().filter(|t| *t > now);
+        self.pods.values().filter_map(of).chain(claims).min()
     }
 
-    /// Forgets pods that are not waiting any more.
-    pub fn retain(&mut self, is_waiting: impl Fn(&PodUid) -> bool) {
+    /// Forgets pods that are not waiting any more, and what is over.
+    pub fn retain(&mut self, now: Instant, is_waiting: impl Fn(&PodUid) -> bool) {
+        self.claims.retain(|_, until| *until > now);
         self.pods.retain(|pod, _| is_waiting(pod));
     }
 }

@@ -143,7 +143,7 @@ async fn follow<K>(
     wrap: fn(Arc<K>) -> Object,
     changes: mpsc::Sender<Change>,
 ) where
-    K: Resource + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+    K: Resource + Default + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
 {
     let mut known = Known::default();
     // By time: a list that is refused again and again begins each time with an event that is none (`Init`).
@@ -183,7 +183,8 @@ fn is_unavailable(error: &watcher::Error) -> bool {
     matches!(status.code, 403 | 404)
 }
 
-/// The objects that a watch has delivered.
+/// The objects that a watch has delivered, as far as it takes to say that one is gone: whole pods of a large cluster are
+/// hundreds of megabytes.
 struct Known<K> {
     objects: BTreeMap<String, Arc<K>>,
     listing: Option<BTreeMap<String, Arc<K>>>,
@@ -197,7 +198,7 @@ impl<K> Default for Known<K> {
     }
 }
 
-impl<K: Resource> Known<K> {
+impl<K: Resource + Default> Known<K> {
     fn take(&mut self, event: watcher::Event<K>, kind: Kind, wrap: fn(Arc<K>) -> Object) -> Vec<What> {
         match event {
             watcher::Event::Init => {
@@ -206,7 +207,7 @@ impl<K: Resource> Known<K> {
             }
             watcher::Event::InitApply(object) => {
                 let object = Arc::new(object);
-                self.listing.get_or_insert_default().insert(key(object.as_ref()), Arc::clone(&object));
+                self.listing.get_or_insert_default().insert(key(object.as_ref()), identity(object.as_ref()));
                 vec![What::Applied(wrap(object))]
             }
             watcher::Event::InitDone => {
@@ -219,7 +220,7 @@ impl<K: Resource> Known<K> {
             }
             watcher::Event::Apply(object) => {
                 let object = Arc::new(object);
-                self.objects.insert(key(object.as_ref()), Arc::clone(&object));
+                self.objects.insert(key(object.as_ref()), identity(object.as_ref()));
                 vec![What::Applied(wrap(object))]
             }
             watcher::Event::Delete(object) => {
@@ -229,6 +230,16 @@ impl<K: Resource> Known<K> {
             }
         }
     }
+}
+
+/// The object without anything but its name and UID.
+fn identity<K: Resource + Default>(object: &K) -> Arc<K> {
+    let mut identity = K::default();
+    let (to, from) = (identity.meta_mut(), object.meta());
+    to.namespace.clone_from(&from.namespace);
+    to.name.clone_from(&from.name);
+    to.uid.clone_from(&from.uid);
+    Arc::new(identity)
 }
 
 /// Namespaced objects that come and go under one name are told apart by their UID; the others are known by name.

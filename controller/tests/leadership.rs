@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use stand_in::{StandIn, failure};
 use tessera_controller::leadership::{Candidate, LeadershipError};
+use tessera_controller::watch::{Kind, What};
 use tokio::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
@@ -147,4 +148,22 @@ async fn a_candidate_that_gets_no_answer_tries_again() {
     assert!(api.writes().len() > 2, "{:?}", api.writes());
     api.answer_late(Duration::ZERO);
     tokio::time::timeout(Duration::from_secs(30), leader.acquire()).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_a_new_leader_knows_it_has_listed_by_quorum() {
+    let api = StandIn::new();
+    let mut changes = tessera_controller::watch::start(&api.client());
+    let mut kinds = 0;
+    while kinds < Kind::ALL.len() {
+        let change = changes.recv().await.unwrap();
+        kinds += usize::from(matches!(change.what, What::Listed(_)));
+    }
+    let lists = api.lists();
+    assert_eq!(lists.len(), Kind::ALL.len());
+    for (resource, query) in lists {
+        // Without a version the API server answers with what the quorum has; with "0" from a cache of any age.
+        assert_eq!(query.get("resourceVersion"), None, "{resource}");
+        assert_eq!(query.get("resourceVersionMatch"), None, "{resource}");
+    }
 }

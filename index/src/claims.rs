@@ -1,13 +1,21 @@
 //! Claims and what they take.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use k8s_openapi::api::resource::v1::ResourceClaim;
-use tessera_allocator::model::{Claim, DeviceResult, NodeSelector, PodUid, Usage};
-use tessera_api::names::DRIVER_NAME;
+use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim, ResourceClaimConsumerReference};
+use tessera_allocator::model::{Claim, DeviceId, DeviceResult, NodeSelector, PodUid, Usage};
+use tessera_api::names::{DRIVER_NAME, NodeName};
 
 use crate::convert::{self, AllocatedClaim, ConvertError};
+
+/// The running sums.
+#[derive(Debug, Default)]
+pub(crate) struct Books {
+    pub(crate) usage: Usage,
+    /// Devices of which something has changed and that have not been looked at since.
+    pub(crate) touched: BTreeSet<DeviceId>,
+}
 
 /// One claim, by UID. It stays after the object is gone for as long as a bound pod refers to it.
 #[derive(Debug)]
@@ -22,10 +30,12 @@ pub(crate) struct ClaimEntry {
     pub(crate) observed: Option<AllocatedClaim>,
     /// What we have decided and not seen yet.
     pub(crate) assumed: Option<AllocatedClaim>,
-    /// Bound pods that refer to it.
-    pub(crate) users: BTreeSet<PodUid>,
+    /// Bound pods that refer to it, and where they are.
+    pub(crate) users: BTreeMap<PodUid, NodeName>,
     /// What is booked for it in the usage.
     booked: Vec<DeviceResult>,
+    /// The object as it was before its allocation changed under the bound pods that use it.
+    lost: Option<(AllocatedClaim, Arc<ResourceClaim>)>,
 }
 
 impl ClaimEntry {
@@ -36,24 +46,46 @@ impl ClaimEntry {
             version: 0,
             observed: None,
             assumed: None,
-            users: BTreeSet::new(),
+            users: BTreeMap::new(),
             booked: Vec::new(),
+            lost: None,
         })
     }
 
-    /// Takes over a newer state of the object. `false` = it is older than what is known.
+    /// Takes over a newer state of the object. `false` = it is no newer than what is known.
     pub(crate) fn observe(&mut self, object: &Arc<ResourceClaim>) -> Result<bool, ConvertError> {
         let version = resource_version(object);
-        if version < self.version {
+        if version < self.version || (version == self.version && version != u64::MAX && self.object.is_some())
+        {
             return Ok(false);
         }
         let allocation = object.status.as_ref().and_then(|s| s.allocation.as_ref());
         let name = object.metadata.name.as_deref().unwrap_or_default();
         let observed = allocation.map(|a| convert::allocated(name, a)).transpose()?;
         self.version = version;
-        self.object = Some(Arc::clone(object));
-        self.observed = observed;
+        let before = self.object.replace(Arc::clone(object));
+        let before = std::mem::replace(&mut self.observed, observed).zip(before);
+        if self.lost.is_none() && !self.users.is_empty() {
+            self.lost = before;
+        }
+        if self.lost.as_ref().is_some_and(|(lost, _)| self.observed.as_ref() == Some(lost)) {
+            self.lost = None;
+        }
         Ok(true)
+    }
+
+    /// Nobody is bound with the claim any more.
+    pub(crate) fn remove_user(&mut self, pod: &PodUid) {
+        self.users.remove(pod);
+        if self.users.is_empty() {
+            self.lost = None;
+        }
+    }
+
+    /// The allocation that was there when a pod was bound and was changed since.
+    pub(crate) fn lost_allocation(&self) -> Option<(&AllocatedClaim, &AllocationResult)> {
+        let (known, object) = self.lost.as_ref()?;
+        Some((known, object.status.as_ref()?.allocation.as_ref()?))
     }
 
     /// Where the claim is or is about to be.
@@ -70,10 +102,26 @@ impl ClaimEntry {
         self.object.is_some() || self.assumed.is_some() || !self.users.is_empty()
     }
 
-    /// Whether somebody has reserved it.
-    pub(crate) fn is_reserved(&self) -> bool {
+    /// Who has reserved it.
+    pub(crate) fn reserved_for(&self) -> &[ResourceClaimConsumerReference] {
         let status = self.object.as_ref().and_then(|o| o.status.as_ref());
-        status.and_then(|s| s.reserved_for.as_ref()).is_some_and(|r| !r.is_empty())
+        status.and_then(|s| s.reserved_for.as_deref()).unwrap_or_default()
+    }
+
+    /// When it was allocated, in seconds since the epoch.
+    pub(crate) fn allocated_at(&self) -> i64 {
+        let status = self.object.as_ref().and_then(|o| o.status.as_ref());
+        let allocation = status.and_then(|s| s.allocation.as_ref());
+        allocation.and_then(|a| a.allocation_timestamp.as_ref()).map_or(0, |t| t.0.as_second())
+    }
+
+    /// Whether it is allocated, nobody has reserved it or is bound with it, and nobody is writing or deleting it.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.observed.is_some()
+            && self.assumed.is_none()
+            && self.users.is_empty()
+            && self.reserved_for().is_empty()
+            && !self.is_deleting()
     }
 
     pub(crate) fn is_deleting(&self) -> bool {
@@ -81,10 +129,12 @@ impl ClaimEntry {
     }
 
     /// What has to count as taken now: both the state that is seen and the one that is assumed, and while a bound pod uses
-    /// the claim also what was booked when it came.
+    /// the claim also what was booked on its node when it came. (Our pools are named after their nodes.)
     fn due(&self) -> Vec<DeviceResult> {
         let mut due: Vec<DeviceResult> = Vec::new();
-        let held = if self.users.is_empty() { &[] } else { self.booked.as_slice() };
+        let is_held =
+            |r: &&DeviceResult| self.users.values().any(|n| n.as_str() == r.device.pool.pool.as_str());
+        let held = self.booked.iter().filter(is_held);
         let stated = [&self.observed, &self.assumed].into_iter().flatten().flat_map(|a| &a.results);
         for result in stated.chain(held) {
             // The same device for the same request is the same grant, told twice.
@@ -97,11 +147,12 @@ impl ClaimEntry {
     }
 
     /// Brings the usage up to date with this claim.
-    pub(crate) fn book(&mut self, usage: &mut Usage) {
+    pub(crate) fn book(&mut self, books: &mut Books) {
         let due = self.due();
         if due != self.booked {
-            usage.remove(&self.booked);
-            usage.add(&due);
+            books.touched.extend(self.booked.iter().chain(&due).map(|r| r.device.clone()));
+            books.usage.remove(&self.booked);
+            books.usage.add(&due);
             self.booked = due;
         }
     }

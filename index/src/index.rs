@@ -8,11 +8,11 @@ use k8s_openapi::api::resource::v1::{
     DeviceClass as ApiClass, DeviceTaintRule, ResourceClaim, ResourceSlice,
 };
 use tessera_allocator::Allotment;
-use tessera_allocator::model::{DeviceClass, DeviceId, Node, PodUid, Slice, Snapshot, Usage};
-use tessera_api::names::{ClaimName, ClaimUid, DRIVER_NAME, DeviceClassName, Namespace, NodeName};
+use tessera_allocator::model::{Device, DeviceClass, DeviceId, Node, PodUid, Slice, Snapshot};
+use tessera_api::names::{ClaimName, ClaimUid, DRIVER_NAME, DeviceClassName, Namespace, NodeName, PodName};
 use tessera_api::quantity::Quantity;
 
-use crate::claims::ClaimEntry;
+use crate::claims::{Books, ClaimEntry};
 use crate::convert::{self, AllocatedClaim, ConvertError, Fence};
 use crate::pods::PodEntry;
 use crate::scope::{self, Scope};
@@ -27,7 +27,7 @@ pub struct Index {
     /// Slices as published, by object name.
     published: BTreeMap<String, Arc<Slice>>,
     /// The same with the taints of rules.
-    slices: BTreeMap<String, Arc<Slice>>,
+    pub(crate) slices: BTreeMap<String, Arc<Slice>>,
     rules: BTreeMap<String, TaintRule>,
     pub(crate) classes: BTreeMap<DeviceClassName, (Arc<DeviceClass>, Arc<ApiClass>)>,
     pub(crate) claims: BTreeMap<ClaimUid, ClaimEntry>,
@@ -36,7 +36,13 @@ pub struct Index {
     pub(crate) pods_by_claim: BTreeMap<ClaimKey, BTreeSet<PodUid>>,
     /// Pods with claims that wait for a node: all that planning looks at.
     pub(crate) unbound: BTreeSet<PodUid>,
-    usage: Usage,
+    /// Bound pods of which a claim may not be where they are.
+    pub(crate) stranded: BTreeSet<PodUid>,
+    /// Claims that were allocated and are not any more, since they were last asked for.
+    deallocated: BTreeSet<ClaimUid>,
+    pub(crate) books: Books,
+    /// Devices of which more is taken than there is, as of the last look.
+    pub(crate) exceeded: BTreeSet<DeviceId>,
 }
 
 /// A node and what is booked on it. The requests stay when the node object is not there (yet).
@@ -44,15 +50,6 @@ pub struct Index {
 pub(crate) struct NodeEntry {
     pub(crate) node: Option<Arc<Node>>,
     used: BTreeMap<String, Quantity>,
-}
-
-/// What an audit of the running sums found.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Audit {
-    /// Devices of which more is taken than there is, or that are taken twice as a whole.
-    pub overcommitted: Vec<DeviceId>,
-    /// The running sums differ from a fresh count: a defect of ours. They have been put right.
-    pub drifted: bool,
 }
 
 impl Index {
@@ -70,11 +67,13 @@ impl Index {
         if object.spec.driver != DRIVER_NAME {
             return Ok(());
         }
+        self.touch_slice(&name);
         match convert::slice(object, Fence::Managed) {
             Ok(slice) => {
                 let slice = Arc::new(slice);
                 self.slices.insert(name.clone(), taints::tainted(&slice, self.rules.values()));
-                self.published.insert(name, slice);
+                self.published.insert(name.clone(), slice);
+                self.touch_slice(&name);
                 Ok(())
             }
             Err(error) => {
@@ -114,9 +113,17 @@ impl Index {
     /// A ResourceSlice is gone.
     pub fn remove_slice(&mut self, object: &ResourceSlice) {
         if let Some(name) = &object.metadata.name {
+            self.touch_slice(name);
             self.published.remove(name);
             self.slices.remove(name);
         }
+    }
+
+    /// The devices of the slice may have become more or less than they were.
+    fn touch_slice(&mut self, name: &str) {
+        let Some(slice) = self.published.get(name) else { return };
+        let device = |d: &Arc<Device>| DeviceId { pool: slice.pool.clone(), device: d.name.clone() };
+        self.books.touched.extend(slice.devices.iter().map(device));
     }
 
     /// A DeviceClass was made or changed.
@@ -162,8 +169,13 @@ impl Index {
         }
     }
 
+    /// Whether the node exists.
+    pub(crate) fn has_node(&self, node: &NodeName) -> bool {
+        self.nodes.get(node).is_some_and(|entry| entry.node.is_some())
+    }
+
     /// A Pod was made or changed.
-    pub fn apply_pod(&mut self, object: &Arc<Pod>) {
+    pub fn apply_pod(&mut self, object: &Pod) {
         let Some(mut pod) = PodEntry::new(object) else { return };
         if let Some(old) = self.pods.remove(&pod.uid) {
             self.unlink(&old);
@@ -189,6 +201,7 @@ impl Index {
         let Some(uid) = object.metadata.uid.as_deref().map(PodUid::new) else { return };
         let Some(mut pod) = self.pods.remove(&uid) else { return };
         self.unbound.remove(&uid);
+        self.stranded.remove(&uid);
         self.unlink(&pod);
         self.book_requests(&mut pod, None);
         for claim in pod.links.values() {
@@ -201,15 +214,33 @@ impl Index {
     /// # Errors
     /// It cannot be read. What was known of it stays.
     pub fn apply_claim(&mut self, object: &Arc<ResourceClaim>) -> Result<(), ConvertError> {
-        let fresh = ClaimEntry::new(object)?;
-        let (uid, key) = (fresh.claim.uid.clone(), (fresh.claim.namespace.clone(), fresh.claim.name.clone()));
-        let entry = self.claims.entry(uid.clone()).or_insert(fresh);
+        let known = object.metadata.uid.as_deref().and_then(|uid| self.claims.get_key_value(uid));
+        let uid = match known {
+            Some((uid, _)) => uid.clone(),
+            None => {
+                let fresh = ClaimEntry::new(object)?;
+                let uid = fresh.claim.uid.clone();
+                self.claims.insert(uid.clone(), fresh);
+                uid
+            }
+        };
+        let Some(entry) = self.claims.get_mut(&uid) else { return Ok(()) };
+        let was_allocated = entry.observed.is_some();
         if !entry.observe(object)? {
             return Ok(());
         }
+        if was_allocated && entry.observed.is_none() {
+            self.deallocated.insert(uid.clone());
+        }
+        let key = (entry.claim.namespace.clone(), entry.claim.name.clone());
         self.claim_names.insert(key.clone(), uid.clone());
         self.settle_claim(&uid, &key);
         Ok(())
+    }
+
+    /// Claims that were allocated and are not any more, told once.
+    pub fn take_deallocated(&mut self) -> BTreeSet<ClaimUid> {
+        std::mem::take(&mut self.deallocated)
     }
 
     /// Takes in what the API server answered to a write of ours. It only counts for a claim that is there: the news that it
@@ -268,7 +299,7 @@ impl Index {
                 .iter()
                 .map(|(name, (class, _))| (name.clone(), Arc::clone(class)))
                 .collect(),
-            usage: self.usage.clone(),
+            usage: self.books.usage.clone(),
         }
     }
 
@@ -283,31 +314,24 @@ impl Index {
         self.claims.get(claim)?.object.as_ref()
     }
 
-    /// The pod as last seen.
-    pub fn pod_object(&self, pod: &PodUid) -> Option<&Arc<Pod>> {
-        self.pods.get(pod).map(|p| &p.object)
+    /// What the pod is called; none if it is gone.
+    pub fn pod_name(&self, pod: &PodUid) -> Option<(&Namespace, &PodName)> {
+        self.pods.get(pod).map(|p| (&p.namespace, &p.name))
+    }
+
+    /// Where the pod is bound.
+    pub fn node_of(&self, pod: &PodUid) -> Option<&NodeName> {
+        self.pods.get(pod)?.node.as_ref()
+    }
+
+    /// What the claim is or was called.
+    pub fn claim_called(&self, claim: &ClaimUid) -> Option<&ClaimName> {
+        self.claims.get(claim).map(|entry| &entry.claim.name)
     }
 
     /// The classes that a claim names, as objects.
     pub fn class_objects(&self) -> BTreeMap<String, &ApiClass> {
         self.classes.iter().map(|(name, (_, object))| (name.to_string(), object.as_ref())).collect()
-    }
-
-    /// Adds everything up anew and compares.
-    pub fn audit(&mut self) -> Audit {
-        let mut usage = Usage::default();
-        for entry in self.claims.values() {
-            usage.add(entry.booked());
-        }
-        let drifted = usage != self.usage;
-        self.usage = usage;
-        let devices = self.slices.values().flat_map(|s| s.devices.iter().map(move |d| (s, d)));
-        let over = devices.filter_map(|(slice, device)| {
-            let id = DeviceId { pool: slice.pool.clone(), device: device.name.clone() };
-            let used = self.usage.of(&id)?;
-            used.exceeds(device).then_some(id)
-        });
-        Audit { overcommitted: over.collect(), drifted }
     }
 
     /// After a change of a claim: links it to bound pods, books it, and moves the pods that wait for it.
@@ -317,7 +341,7 @@ impl Index {
             self.link(pod);
         }
         if let Some(entry) = self.claims.get_mut(uid) {
-            entry.book(&mut self.usage);
+            entry.book(&mut self.books);
             if !entry.is_alive() {
                 self.claims.remove(uid);
             }
@@ -352,9 +376,9 @@ impl Index {
             }
             let key = (pod.namespace.clone(), name.clone());
             let Some(claim) = self.claim_names.get(&key) else { continue };
-            if let Some(entry) = self.claims.get_mut(claim) {
-                entry.users.insert(uid.clone());
-                entry.book(&mut self.usage);
+            if let Some((entry, node)) = self.claims.get_mut(claim).zip(pod.node.as_ref()) {
+                entry.users.insert(uid.clone(), node.clone());
+                entry.book(&mut self.books);
                 pod.links.insert(name.clone(), claim.clone());
             }
         }
@@ -362,8 +386,8 @@ impl Index {
 
     fn release_user(&mut self, claim: &ClaimUid, pod: &PodUid) {
         let Some(entry) = self.claims.get_mut(claim) else { return };
-        entry.users.remove(pod);
-        entry.book(&mut self.usage);
+        entry.remove_user(pod);
+        entry.book(&mut self.books);
         if !entry.is_alive() {
             self.claims.remove(claim);
         }
@@ -393,6 +417,11 @@ impl Index {
             None
         };
         self.book_requests(&mut pod, node);
+        if self.is_stranded(&pod) {
+            self.stranded.insert(uid.clone());
+        } else {
+            self.stranded.remove(uid);
+        }
         self.pods.insert(uid.clone(), pod);
     }
 

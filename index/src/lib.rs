@@ -20,11 +20,15 @@ pub mod convert;
 
 mod claims;
 mod index;
+mod overcommit;
 mod pods;
+mod repair;
 mod scope;
 mod taints;
 mod work;
 
-pub use index::{Audit, Index};
+pub use index::Index;
+pub use overcommit::{Audit, Overcommitted};
+pub use repair::{Hindrance, Misplaced, Remedy};
 pub use scope::Scope;
-pub use work::{Blocked, Misplaced, Obstacle, Waiting, Work};
+pub use work::{Blocked, Obstacle, Waiting, Work};

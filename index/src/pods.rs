@@ -1,10 +1,10 @@
 //! Pods, as far as they need devices or take room on a node.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::Pod;
-use tessera_allocator::model::{PodUid, Scheduling};
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use tessera_allocator::model::{PendingPod, PodClaim, PodUid, Scheduling};
 use tessera_api::names::{ClaimName, ClaimUid, Namespace, NodeName, PodName};
 use tessera_api::quantity::Quantity;
 
@@ -29,8 +29,10 @@ pub(crate) struct PodEntry {
     /// Names of its claims in pod order; none where the claim of a template is not there yet.
     pub(crate) claims: Vec<ClaimRef>,
     pub(crate) scheduling: Arc<Scheduling>,
-    /// The object, for those who read its conditions.
-    pub(crate) object: Arc<Pod>,
+    /// A container of it has been there, so its devices may be in use. What kubelet has not reported yet is not seen.
+    pub(crate) started: bool,
+    /// While it waits: condition `PodScheduled` is `False` with reason `Unschedulable`; its message.
+    pub(crate) unschedulable: Option<String>,
     /// Which claim a name meant when the pod was bound: an object made anew under the name is another one.
     pub(crate) links: BTreeMap<ClaimName, ClaimUid>,
     /// What is booked for it on a node, as it was when it was booked.
@@ -50,29 +52,50 @@ pub(crate) struct ClaimRef {
 
 impl PodEntry {
     /// Reads a pod; `None` for an object that the API server cannot have made.
-    pub(crate) fn new(object: &Arc<Pod>) -> Option<Self> {
+    pub(crate) fn new(object: &Pod) -> Option<Self> {
         let metadata = &object.metadata;
         let spec = object.spec.as_ref()?;
-        let status = object.status.clone().unwrap_or_default();
+        let status = object.status.as_ref();
+        let phase = status.and_then(|s| s.phase.as_deref());
         let node = |name: &Option<String>| name.as_deref().and_then(|n| NodeName::new(n).ok());
         Some(Self {
             uid: PodUid::new(metadata.uid.as_deref()?),
             namespace: Namespace::new(metadata.namespace.as_deref()?).ok()?,
             name: PodName::new(metadata.name.as_deref()?).ok()?,
             node: node(&spec.node_name),
-            finished: matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")),
+            finished: matches!(phase, Some("Succeeded" | "Failed")),
             deleting: metadata.deletion_timestamp.is_some(),
             gated: spec.scheduling_gates.as_ref().is_some_and(|g| !g.is_empty()),
             priority: spec.priority.unwrap_or(0),
             created: metadata.creation_timestamp.as_ref().map_or(0, |t| t.0.as_second()),
-            nominated: node(&status.nominated_node_name),
+            nominated: status.and_then(|s| node(&s.nominated_node_name)),
             claims: claims(object),
-            scheduling: Arc::new(convert::scheduling(spec)),
-            object: Arc::clone(object),
+            scheduling: Arc::new(match spec.node_name {
+                None => convert::scheduling(spec),
+                // Of bound pods only what they take of the node is needed.
+                Some(_) => Scheduling { requests: convert::pod_requests(spec), ..Scheduling::default() },
+            }),
+            started: status.is_some_and(|s| phase == Some("Running") || has_started(s)),
+            unschedulable: status.and_then(unschedulable).filter(|_| spec.node_name.is_none()),
             links: BTreeMap::new(),
             booked_requests: BTreeMap::new(),
             booked_on: None,
         })
+    }
+
+    /// The pod as the allocator is to see it.
+    pub(crate) fn pending(&self, claims: Vec<PodClaim>) -> PendingPod {
+        PendingPod {
+            uid: self.uid.clone(),
+            namespace: self.namespace.clone(),
+            name: self.name.clone(),
+            priority: self.priority,
+            created: self.created,
+            claims,
+            scheduling: Arc::clone(&self.scheduling),
+            nominated: self.nominated.clone(),
+            excluded: BTreeSet::new(),
+        }
     }
 
     /// Bound to a node, and something of it may run there.
@@ -84,6 +107,24 @@ impl PodEntry {
     pub(crate) fn is_waiting(&self) -> bool {
         self.node.is_none() && !self.finished && !self.deleting
     }
+}
+
+fn has_started(status: &PodStatus) -> bool {
+    let lists =
+        [&status.init_container_statuses, &status.container_statuses, &status.ephemeral_container_statuses];
+    lists.into_iter().flatten().flatten().any(|container| {
+        let state = container.state.as_ref();
+        container.container_id.as_deref().is_some_and(|id| !id.is_empty())
+            || container.restart_count > 0
+            || state.is_some_and(|s| s.running.is_some() || s.terminated.is_some())
+    })
+}
+
+fn unschedulable(status: &PodStatus) -> Option<String> {
+    let mut conditions = status.conditions.iter().flatten();
+    let condition = conditions.find(|c| c.type_ == "PodScheduled" && c.status == "False")?;
+    (condition.reason.as_deref() == Some("Unschedulable"))
+        .then(|| condition.message.clone().unwrap_or_default())
 }
 
 fn claims(object: &Pod) -> Vec<ClaimRef> {

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use tessera_allocator::model::{DeviceId, PendingPod, PodClaim, PodUid};
-use tessera_api::names::{ClaimName, ClaimUid, DRIVER_NAME, NodeName};
+use tessera_allocator::model::{PendingPod, PodClaim, PodUid};
+use tessera_api::names::{ClaimName, ClaimUid, NodeName};
 
 use crate::claims::ClaimEntry;
 use crate::index::Index;
@@ -36,6 +36,8 @@ pub struct Blocked {
 pub enum Obstacle {
     /// One claim asks our driver and another for devices, and a claim is allocated as a whole or not at all.
     MixedDrivers,
+    /// A pod that is bound already has the claim without an allocation, and it has to be allocated on that pod's node.
+    BoundPod,
 }
 
 /// A pod whose claims of ours are all allocated and that is not bound: kube-scheduler's turn.
@@ -47,24 +49,12 @@ pub struct Waiting {
     pub movable: Vec<ClaimUid>,
     /// The node that the claims are on.
     pub node: Option<NodeName>,
+    /// The node of one of the claims does not exist any more.
+    pub node_gone: bool,
     /// `status.nominatedNodeName` is set: the scheduler is making room.
     pub nominated: bool,
     /// Condition `PodScheduled` is `False` with reason `Unschedulable`: its message.
     pub unschedulable: Option<String>,
-}
-
-/// A bound pod with a claim of ours that is not where the pod is. Nothing of ours makes one; others can, by clearing a claim
-/// in use or by binding a pod past kube-scheduler.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Misplaced {
-    /// The pod.
-    pub pod: PodUid,
-    /// The claim.
-    pub claim: ClaimUid,
-    /// Where the pod is.
-    pub node: NodeName,
-    /// Where the claim is; none if it is not allocated.
-    pub allocated: Option<NodeName>,
 }
 
 impl Index {
@@ -97,6 +87,9 @@ impl Index {
                 continue;
             }
             match self.scope(&uid) {
+                Some(Scope::Ours | Scope::Any) if !entry.users.is_empty() => {
+                    return Err(Blocked { pod: pod.uid.clone(), claim: uid, obstacle: Obstacle::BoundPod });
+                }
                 Some(Scope::Ours | Scope::Any) => {
                     ours = true;
                     claims.push(PodClaim::Pending(Arc::clone(&entry.claim)));
@@ -112,21 +105,11 @@ impl Index {
                 Some(Scope::Foreign) | None => {}
             }
         }
-        Ok(ours.then(|| PendingPod {
-            uid: pod.uid.clone(),
-            namespace: pod.namespace.clone(),
-            name: pod.name.clone(),
-            priority: pod.priority,
-            created: pod.created,
-            claims,
-            scheduling: Arc::clone(&pod.scheduling),
-            nominated: pod.nominated.clone(),
-            excluded: BTreeSet::new(),
-        }))
+        Ok(ours.then(|| pod.pending(claims)))
     }
 
     /// The claims of a pod; none unless all are there, alive and the pod's to use.
-    fn claims_of(&self, pod: &PodEntry) -> Option<Vec<&ClaimEntry>> {
+    pub(crate) fn claims_of(&self, pod: &PodEntry) -> Option<Vec<&ClaimEntry>> {
         let mut entries = Vec::with_capacity(pod.claims.len());
         for reference in &pod.claims {
             let entry = self.claim_named(pod, reference.name.as_ref()?)?;
@@ -159,28 +142,25 @@ impl Index {
         if ours.is_empty() {
             return None;
         }
+        let node_of = |e: &ClaimEntry| e.nodes()?.single_node().and_then(|n| NodeName::new(n).ok());
+        let node_gone = ours.iter().filter_map(|e| node_of(e)).any(|node| !self.has_node(&node));
         let movable = ours.iter().filter(|e| self.is_movable(e, pod)).map(|e| e.claim.uid.clone());
         Some(Waiting {
             pod: pod.uid.clone(),
             movable: movable.collect(),
-            node: ours.iter().find_map(|e| e.nodes()?.single_node().and_then(|n| NodeName::new(n).ok())),
+            node: ours.iter().find_map(|e| node_of(e)),
+            node_gone,
             nominated: pod.nominated.is_some(),
-            unschedulable: unschedulable(pod),
+            unschedulable: pod.unschedulable.clone(),
         })
     }
 
     /// Whether the allocation may be taken back for the sake of `pod`: nobody has reserved it, it is not in the middle of
     /// being written, no other pod is bound to it, and of the pods that wait for it `pod` is the first.
     fn is_movable(&self, entry: &ClaimEntry, pod: &PodEntry) -> bool {
-        let key = (entry.claim.namespace.clone(), entry.claim.name.clone());
-        let others = self.pods_by_claim.get(&key).into_iter().flatten().filter(|uid| **uid != pod.uid);
+        let others = self.pods_of(entry).filter(|uid| **uid != pod.uid);
         let mut others = others.filter_map(|uid| self.pods.get(uid)).filter(|other| other.is_waiting());
-        entry.assumed.is_none()
-            && entry.observed.is_some()
-            && entry.users.is_empty()
-            && !entry.is_reserved()
-            && !entry.is_deleting()
-            && !others.any(|other| self.turn(other) < self.turn(pod))
+        entry.is_idle() && !others.any(|other| self.turn(other) < self.turn(pod))
     }
 
     /// Whose failure counts among pods that wait for the same claim. The older comes first, but after all those that could be
@@ -201,51 +181,16 @@ impl Index {
 
     /// What kube-scheduler says about a pod that it could not place.
     pub fn unschedulable_message(&self, pod: &PodUid) -> Option<String> {
-        unschedulable(self.pods.get(pod)?)
-    }
-
-    /// The pods whose claims hold the device.
-    pub fn pods_on(&self, device: &DeviceId) -> BTreeSet<PodUid> {
-        let holding = self.claims.values().filter(|c| c.booked().iter().any(|r| r.device == *device));
-        let keys = holding.map(|c| (c.claim.namespace.clone(), c.claim.name.clone()));
-        keys.flat_map(|key| self.pods_by_claim.get(&key).into_iter().flatten().cloned()).collect()
-    }
-
-    /// Bound pods that cannot have the devices of one of their claims where they are.
-    pub fn misplaced(&self) -> Vec<Misplaced> {
-        let running = self.pods.values().filter(|pod| pod.is_running());
-        running.flat_map(|pod| pod.links.values().filter_map(|claim| self.misplaced_of(pod, claim))).collect()
-    }
-
-    fn misplaced_of(&self, pod: &PodEntry, claim: &ClaimUid) -> Option<Misplaced> {
-        let entry = self.claims.get(claim).filter(|entry| !entry.is_deleting())?;
-        let node = pod.node.clone()?;
-        let allocated = match &entry.observed {
-            Some(allocation) => {
-                let ours = allocation.results.iter().any(|r| r.device.pool.driver.as_str() == DRIVER_NAME);
-                let elsewhere = allocation.nodes.as_ref()?.single_node().filter(|n| *n != node.as_str());
-                Some(NodeName::new(elsewhere.filter(|_| ours)?).ok()?)
-            }
-            // What a pod that is going away had may have been taken back.
-            None if pod.deleting || self.scope(claim) != Some(Scope::Ours) => return None,
-            None => None,
-        };
-        Some(Misplaced { pod: pod.uid.clone(), claim: claim.clone(), node, allocated })
+        self.pods.get(pod)?.unschedulable.clone()
     }
 
     /// Claims that hold devices of ours although no living pod needs them and nobody ever reserved them. Nobody else gives
     /// them back: kube-controller-manager acts when the last reservation goes, and there was none.
     pub fn abandoned(&self) -> Vec<ClaimUid> {
         let abandoned = self.claims.values().filter(|entry| {
-            let key = (entry.claim.namespace.clone(), entry.claim.name.clone());
-            let pods = self.pods_by_claim.get(&key).into_iter().flatten();
-            let needed = pods.filter_map(|uid| self.pods.get(uid)).any(|p| p.is_waiting() || p.is_running());
-            entry.observed.is_some()
-                && entry.assumed.is_none()
-                && !entry.booked().is_empty()
-                && !entry.is_reserved()
-                && !entry.is_deleting()
-                && !needed
+            let pods = self.pods_of(entry).filter_map(|uid| self.pods.get(uid));
+            let needed = pods.into_iter().any(|p| p.is_waiting() || p.is_running());
+            entry.is_idle() && !entry.booked().is_empty() && !needed
         });
         abandoned.map(|entry| entry.claim.uid.clone()).collect()
     }
@@ -254,11 +199,4 @@ impl Index {
 fn is_owned_by(entry: &ClaimEntry, pod: &PodEntry) -> bool {
     let owners = entry.object.as_ref().and_then(|o| o.metadata.owner_references.as_ref());
     owners.into_iter().flatten().any(|o| o.controller == Some(true) && o.uid == pod.uid.as_str())
-}
-
-fn unschedulable(pod: &PodEntry) -> Option<String> {
-    let conditions = pod.object.status.as_ref()?.conditions.as_ref()?;
-    let condition = conditions.iter().find(|c| c.type_ == "PodScheduled" && c.status == "False")?;
-    (condition.reason.as_deref() == Some("Unschedulable"))
-        .then(|| condition.message.clone().unwrap_or_default())
 }

@@ -65,7 +65,7 @@ impl Fed {
     }
 
     fn pod(&mut self, pod: Value) {
-        self.index.apply_pod(&Arc::new(read(pod)));
+        self.index.apply_pod(&read(pod));
     }
 
     /// Memory taken of the GPU, in GiB.

@@ -2,17 +2,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
-use kube::Resource;
 use kube::runtime::events::EventType;
 use tessera_allocator::model::PodUid;
 use tessera_allocator::{Allotment, Decision, Refusal};
-use tessera_api::names::{ClaimUid, ShareId};
-use tessera_index::{Blocked, Misplaced, Obstacle, Scope, Waiting, convert};
+use tessera_api::names::{ClaimUid, NodeName, ShareId};
+use tessera_index::{Blocked, Obstacle, Scope, Waiting, convert};
 use tokio::time::Instant;
 
-use super::{Outcome, Planner, Write};
+use super::{Outcome, Planner, Write, Writing};
 use crate::message;
 use crate::metrics::ReasonLabel;
 use crate::notices::Notice;
@@ -37,7 +37,7 @@ impl Planner {
             convert::allocation(allotment, &object, &self.index.class_objects(), at, fresh_share);
         let writer = self.writer.clone();
         let (claim, outcomes) = (allotment.claim.clone(), self.outcomes.clone());
-        self.writing.insert(claim.clone(), pod.clone());
+        self.is_writing(&claim, Some(pod), cause);
         let pod = Some(pod.clone());
         tokio::spawn(async move {
             let result = writer.allocate(&object, &allocation).await;
@@ -58,6 +58,10 @@ impl Planner {
                 continue;
             }
             if refused.contains(&waiting.pod) {
+                if waiting.nominated {
+                    // Room is being made for the rest where the others are.
+                    continue;
+                }
                 // The rest of its claims cannot follow the first. That says nothing against the node.
                 self.retries.not_written(&waiting.pod, false, now);
             } else if !taken_back.contains(&waiting.pod) && self.is_stuck(&waiting, now) {
@@ -85,13 +89,21 @@ impl Planner {
     }
 
     fn tell_stuck(&mut self, waiting: &Waiting, now: Instant) {
+        if waiting.node_gone {
+            let node = waiting.node.as_ref().map_or_else(String::new, ToString::to_string);
+            let note = format!(
+                "node {node}, where the devices of the pod are, does not exist any more; trying elsewhere"
+            );
+            self.tell_pod(&waiting.pod, "TryingElsewhere", note, waiting.node.as_ref(), now);
+            return;
+        }
         let place =
             waiting.node.as_ref().map_or_else(|| "anywhere".to_owned(), |node| format!("on node {node}"));
         let why = waiting.unschedulable.as_deref().unwrap_or_default();
         let note = format!(
             "kube-scheduler cannot place the pod {place}, where its devices are: {why}; trying elsewhere"
         );
-        self.tell_pod(&waiting.pod, "TryingElsewhere", note, now);
+        self.tell_pod(&waiting.pod, "TryingElsewhere", note, waiting.node.as_ref(), now);
     }
 
     /// Says that the pod is tried elsewhere; where preemption has made room it is not.
@@ -100,17 +112,22 @@ impl Planner {
         let note = format!(
             "kube-scheduler cannot place the pod on node {node} and gave the devices there back; trying elsewhere"
         );
-        self.tell_pod(pod, "TryingElsewhere", note, now);
+        self.tell_pod(pod, "TryingElsewhere", note, Some(node), now);
     }
 
-    fn release(&mut self, claim: &ClaimUid, pod: Option<&PodUid>, cause: Instant) {
-        if self.writing.contains_key(claim) || self.contention.is_held(claim, cause) {
+    /// Notes that a write of the claim is under way.
+    pub(super) fn is_writing(&mut self, claim: &ClaimUid, pod: Option<&PodUid>, since: Instant) {
+        self.writing.insert(claim.clone(), Writing { pod: pod.cloned(), since });
+    }
+
+    pub(super) fn release(&mut self, claim: &ClaimUid, pod: Option<&PodUid>, cause: Instant) {
+        if self.writing.contains_key(claim) || self.is_held(claim, cause) {
             return;
         }
         let Some(object) = self.index.claim_object(claim).cloned() else { return };
         let writer = self.writer.clone();
         let (claim, outcomes) = (claim.clone(), self.outcomes.clone());
-        self.writing.insert(claim.clone(), pod.cloned().unwrap_or_else(|| PodUid::new("")));
+        self.is_writing(&claim, pod, cause);
         let pod = pod.cloned();
         tracing::info!(claim = %claim, "taking an unused allocation back");
         tokio::spawn(async move {
@@ -130,16 +147,31 @@ impl Planner {
             }
             *pending.entry(message::label(&refusal.cause)).or_default() += 1;
             let note = message::note(&self.claim_name(&refusal.claim), &refusal.cause);
-            self.tell_pod(&refusal.pod, message::reason(&refusal.cause), note, now);
+            self.tell_pod(&refusal.pod, message::reason(&refusal.cause), note, None, now);
         }
         for blocked in blocked {
-            *pending.entry("MixedDrivers").or_default() += 1;
-            let Obstacle::MixedDrivers = blocked.obstacle;
-            let note = format!(
-                "ResourceClaim {} asks gpu.tessera.dev and another driver for devices; split it into one claim per driver",
-                self.claim_name(&blocked.claim)
-            );
-            self.tell_pod(&blocked.pod, "MixedDrivers", note, now);
+            let claim = self.claim_name(&blocked.claim);
+            let (reason, note) = match blocked.obstacle {
+                Obstacle::MixedDrivers => (
+                    "MixedDrivers",
+                    format!(
+                        "ResourceClaim {claim} asks gpu.tessera.dev and another driver for devices; split it into one claim \
+                         per driver"
+                    ),
+                ),
+                Obstacle::BoundPod => (
+                    "ClaimInUse",
+                    format!(
+                        "ResourceClaim {claim} has to be allocated where another pod is bound with it, before this pod can \
+                         use it"
+                    ),
+                ),
+            };
+            *pending.entry(reason).or_default() += 1;
+            // Between two events of one cause it may be so for a moment.
+            if blocked.obstacle == Obstacle::MixedDrivers || self.repairs.is_confirmed(&blocked.claim) {
+                self.tell_pod(&blocked.pod, reason, note, None, now);
+            }
         }
         self.metrics.pending.clear();
         for (reason, claims) in pending {
@@ -147,56 +179,38 @@ impl Planner {
         }
     }
 
-    pub(super) fn tell_pod(&mut self, pod: &PodUid, reason: &'static str, note: String, now: Instant) {
-        let Some(object) = self.index.pod_object(pod) else { return };
-        let notice = Notice { regarding: object.object_ref(&()), kind: EventType::Warning, reason, note };
+    /// Tells `pod` something; `node` is the one that it is about, if it is about one.
+    pub(super) fn tell_pod(
+        &mut self,
+        pod: &PodUid,
+        reason: &'static str,
+        note: String,
+        node: Option<&NodeName>,
+        now: Instant,
+    ) {
+        let Some((namespace, name)) = self.index.pod_name(pod) else { return };
+        let regarding = ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Pod".to_owned()),
+            namespace: Some(namespace.to_string()),
+            name: Some(name.to_string()),
+            uid: Some(pod.to_string()),
+            ..ObjectReference::default()
+        };
+        let related = node.map(|node| ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Node".to_owned()),
+            name: Some(node.to_string()),
+            ..ObjectReference::default()
+        });
+        let notice = Notice { regarding, related, kind: EventType::Warning, reason, note };
         let later = self.notices.tell(pod, notice, now);
         self.wake_at(later);
     }
 
-    fn claim_name(&self, claim: &ClaimUid) -> String {
+    pub(super) fn claim_name(&self, claim: &ClaimUid) -> String {
         let object = self.index.claim_object(claim);
         object.and_then(|o| o.metadata.name.clone()).unwrap_or_else(|| claim.to_string())
-    }
-
-    /// Checks the running sums, and that nothing is given out twice.
-    pub(super) fn audit(&mut self) {
-        let audit = self.index.audit();
-        if audit.drifted {
-            self.metrics.drift.inc();
-            tracing::error!("the running sums of allocated capacity were wrong and have been put right");
-        }
-        self.metrics.overcommitted.set(i64::try_from(audit.overcommitted.len()).unwrap_or(i64::MAX));
-        for device in &audit.overcommitted {
-            tracing::error!(%device, "more of the device is allocated than there is");
-            for pod in self.index.pods_on(device) {
-                let note = format!(
-                    "more of device {device} is allocated than there is; this pod is one of those that hold it"
-                );
-                self.tell_pod(&pod, "Overcommitted", note, Instant::now());
-            }
-        }
-        self.audit_places();
-    }
-
-    /// Reports claims of bound pods that are elsewhere. Pods and claims come over different watches, so what only one audit
-    /// sees may be a moment between two events.
-    fn audit_places(&mut self) {
-        let seen: BTreeSet<Misplaced> = self.index.misplaced().into_iter().collect();
-        let before = std::mem::replace(&mut self.suspects, seen);
-        let confirmed: Vec<Misplaced> = self.suspects.intersection(&before).cloned().collect();
-        self.metrics.misplaced.set(i64::try_from(confirmed.len()).unwrap_or(i64::MAX));
-        for Misplaced { pod, claim, node, allocated } in confirmed {
-            let place = allocated
-                .map_or_else(|| "not allocated".to_owned(), |node| format!("allocated on node {node}"));
-            let claim = self.claim_name(&claim);
-            tracing::error!(%pod, claim, %node, place, "a bound pod cannot have its devices");
-            let note = format!(
-                "the pod is bound to node {node}, but ResourceClaim {claim} is {place}; it cannot have its devices there, \
-                 delete the pod to start over"
-            );
-            self.tell_pod(&pod, "ClaimElsewhere", note, Instant::now());
-        }
     }
 }
 

@@ -13,6 +13,7 @@ fn waiting(message: Option<&str>) -> Waiting {
         pod: pod(),
         movable: vec![tessera_api::names::ClaimUid::new("c").unwrap()],
         node: Some(node("node-a")),
+        node_gone: false,
         nominated: false,
         unschedulable: message.map(str::to_owned),
     }
@@ -112,6 +113,27 @@ fn the_next_wake_is_the_first_thing_that_ends() {
     retries.gave_up(&pod(), Some(&node("node-a")), now);
     assert_eq!(retries.next_wake(now), Some(now + AFTER_RELEASE));
     assert_eq!(retries.next_wake(now + AFTER_RELEASE), Some(now + EXCLUSION));
-    retries.retain(|_| false);
+    retries.retain(now, |_| false);
     assert_eq!(retries.next_wake(now), None);
+}
+
+#[test]
+fn a_claim_that_lost_its_allocation_is_held_for_a_moment_for_every_pod() {
+    let now = Instant::now();
+    let claim = ClaimUid::new("c").unwrap();
+    let mut retries = Retries::default();
+    retries.deallocated([claim.clone()].into(), now);
+    assert!(retries.is_claim_held(&claim, now + seconds(1)));
+    assert_eq!(retries.next_wake(now), Some(now + AFTER_RELEASE), "nothing else may happen until then");
+    assert!(!retries.is_claim_held(&claim, now + AFTER_RELEASE));
+}
+
+#[test]
+fn a_node_that_is_gone_is_given_up_at_once_unless_room_is_being_made() {
+    let now = Instant::now();
+    let mut retries = Retries::default();
+    retries.placed(&pod(), node("node-a"), None, now);
+    let gone = Waiting { node_gone: true, ..waiting(None) };
+    assert_eq!(retries.verdict(&Waiting { nominated: true, ..gone.clone() }, now), Verdict::Wait);
+    assert_eq!(retries.verdict(&gone, now), Verdict::GiveUp);
 }

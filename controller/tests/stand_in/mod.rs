@@ -40,6 +40,8 @@ pub(crate) struct Store {
     objects: BTreeMap<String, Value>,
     /// Every write that was served, in order.
     pub(crate) writes: Vec<Request>,
+    /// Every list: the resource and its query.
+    pub(crate) lists: Vec<(String, BTreeMap<String, String>)>,
     faults: Vec<Fault>,
     watchers: BTreeMap<String, broadcast::Sender<Value>>,
 }
@@ -88,6 +90,10 @@ impl StandIn {
 
     pub(crate) fn writes(&self) -> Vec<Request> {
         self.store.lock().unwrap().writes.clone()
+    }
+
+    pub(crate) fn lists(&self) -> Vec<(String, BTreeMap<String, String>)> {
+        self.store.lock().unwrap().lists.clone()
     }
 
     /// Does something to the writes that come; the fault is asked before each.
@@ -140,7 +146,10 @@ impl StandIn {
             ("GET", [resource]) if query.get("watch").is_some_and(|w| w == "true" || w == "1") => {
                 self.watch(resource, query)
             }
-            ("GET", [resource]) => self.listing(resource),
+            ("GET", [resource]) => {
+                self.store.lock().unwrap().lists.push(((*resource).to_owned(), query.clone()));
+                self.listing(resource)
+            }
             ("GET", ["namespaces", namespace, resource, name]) => match self.get(resource, namespace, name) {
                 Some(object) => answer(StatusCode::OK, &object),
                 None => failure(404, "NotFound"),

@@ -112,3 +112,22 @@ pub(crate) fn bound(mut pod: Value, node: &str) -> Value {
     pod["status"]["phase"] = "Running".into();
     pod
 }
+
+/// The pod after it was bound, before kubelet has started anything of it.
+pub(crate) fn assigned(mut pod: Value, node: &str) -> Value {
+    pod["spec"]["nodeName"] = node.into();
+    pod
+}
+
+/// The claim with these pods in `reservedFor`.
+pub(crate) fn reserved(mut claim: Value, pods: &[&str]) -> Value {
+    let entry = |pod: &&str| json!({"resource": "pods", "name": pod, "uid": format!("uid-{pod}")});
+    claim["status"]["reservedFor"] = pods.iter().map(entry).collect::<Vec<_>>().into();
+    claim
+}
+
+/// The pod with room being made for it on `node`.
+pub(crate) fn nominated(mut pod: Value, node: &str) -> Value {
+    pod["status"]["nominatedNodeName"] = node.into();
+    pod
+}

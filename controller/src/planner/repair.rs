@@ -1,0 +1,114 @@
+//! Claims that are not where the pods are that are bound with them: a bound pod's node wins.
+
+use std::collections::BTreeSet;
+
+use tessera_allocator::model::{PodClaim, PodUid};
+use tessera_allocator::plan;
+use tessera_index::{Hindrance, Misplaced, Remedy};
+use tokio::time::Instant;
+
+use super::{Outcome, Planner, Write};
+use crate::message;
+
+impl Planner {
+    /// Brings claims to the nodes of the pods that are bound with them, or says why not.
+    pub(super) fn repair(&mut self, cause: Instant, now: Instant) {
+        let misplaced = self.index.misplaced();
+        self.repairs.retain(&misplaced);
+        let (mut to_plan, mut confirmed) = (BTreeSet::new(), 0);
+        for one in misplaced {
+            let due = self.repairs.due(&one, now);
+            if now < due {
+                self.wake_at(Some(due));
+                continue;
+            }
+            confirmed += 1;
+            if self.writing.contains_key(&one.claim) || self.contention.is_held(&one.claim, now) {
+                continue;
+            }
+            match &one.remedy {
+                Remedy::Plan => {
+                    to_plan.insert(one.pod.clone());
+                }
+                Remedy::None(hindrance) => self.tell_misplaced(&one, hopeless(*hindrance), now),
+                Remedy::TakeBack => {
+                    self.tell_misplaced(&one, "nobody uses it there, so it is moved to the pod's node", now);
+                    self.put_right(&one, cause, now);
+                }
+                Remedy::Restore(_) => {
+                    self.tell_misplaced(&one, "it gets back what it had", now);
+                    self.put_right(&one, cause, now);
+                }
+            }
+        }
+        self.metrics.misplaced.set(confirmed);
+        for pod in to_plan {
+            self.plan_bound(&pod, cause, now);
+        }
+    }
+
+    /// Starts the one write that brings the claim nearer to its pod.
+    fn put_right(&mut self, misplaced: &Misplaced, cause: Instant, now: Instant) {
+        let Some(object) = self.index.claim_object(&misplaced.claim).cloned() else { return };
+        tracing::warn!(pod = %misplaced.pod, claim = %misplaced.claim, node = %misplaced.node, "repairing a claim of a bound pod");
+        self.repairs.tried(misplaced, now);
+        let (writer, outcomes) = (self.writer.clone(), self.outcomes.clone());
+        let (claim, remedy) = (misplaced.claim.clone(), misplaced.remedy.clone());
+        self.is_writing(&claim, Some(&misplaced.pod), now);
+        let pod = Some(misplaced.pod.clone());
+        tokio::spawn(async move {
+            let result = match remedy {
+                Remedy::Restore(allocation) => writer.allocate(&object, &allocation).await,
+                _ => writer.take_back(&object).await,
+            };
+            let _ = outcomes.send(Outcome { claim, pod, write: Write::Repair, result, cause });
+        });
+    }
+
+    /// Plans the claims of a bound pod on its node.
+    fn plan_bound(&mut self, pod: &PodUid, cause: Instant, now: Instant) {
+        let Some(pending) = self.index.bound_pending(pod) else { return };
+        let Some(node) = self.index.node_of(pod).cloned() else { return };
+        let is_open = |claim: &PodClaim| match claim {
+            PodClaim::Pending(claim) => {
+                self.writing.contains_key(&claim.uid) || self.is_held(&claim.uid, now)
+            }
+            PodClaim::Allocated { .. } => false,
+        };
+        if pending.claims.iter().any(is_open) {
+            return;
+        }
+        let plan = plan(&self.index.snapshot_of(&node), &[pending], self.settings);
+        for decision in &plan.decisions {
+            self.carry_out(decision, cause, now);
+        }
+        for refusal in &plan.refusals {
+            let why = message::note(&self.claim_name(&refusal.claim), &refusal.cause);
+            let note = format!(
+                "the pod is bound to node {node} and its claim has to be allocated there: {why}; \
+                 make room on the node, or delete the pod to start over"
+            );
+            self.tell_pod(pod, "ClaimElsewhere", note, Some(&node), now);
+        }
+    }
+
+    fn tell_misplaced(&mut self, misplaced: &Misplaced, outlook: &str, now: Instant) {
+        let Misplaced { pod, claim, node, allocated, .. } = misplaced;
+        let place = allocated
+            .as_ref()
+            .map_or_else(|| "not allocated".to_owned(), |there| format!("allocated on node {there}"));
+        let claim = self.claim_name(claim);
+        let note =
+            format!("the pod is bound to node {node}, but ResourceClaim {claim} is {place}; {outlook}");
+        self.tell_pod(pod, "ClaimElsewhere", note, Some(node), now);
+    }
+}
+
+fn hopeless(hindrance: Hindrance) -> &'static str {
+    match hindrance {
+        Hindrance::Started => {
+            "containers of the pod have run, and it is not known with which devices; delete the pod to start over"
+        }
+        Hindrance::InUse => "another pod may be using it; delete the pod to start over",
+    }
+}

@@ -1,0 +1,70 @@
+//! When a bound pod's claim that is elsewhere is acted upon.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tessera_allocator::model::PodUid;
+use tessera_api::names::{ClaimUid, NodeName};
+use tessera_index::Misplaced;
+use tokio::time::Instant;
+
+/// Pods and claims come over different watches, so what is seen may be a moment between two events. It is also the time that a
+/// PreBind under way gets to notice that the claim was taken back, before it is allocated anew.
+const SETTLED: Duration = Duration::from_secs(2);
+
+/// A write that does not help is not repeated faster than this in the end.
+const LONGEST: Duration = Duration::from_secs(300);
+
+/// What is known of the claims that are not where their pods are.
+#[derive(Debug, Default)]
+pub(crate) struct Repairs {
+    suspects: BTreeMap<(PodUid, ClaimUid), Suspect>,
+}
+
+#[derive(Debug)]
+struct Suspect {
+    allocated: Option<NodeName>,
+    not_before: Instant,
+    attempts: u32,
+    confirmed: bool,
+}
+
+impl Repairs {
+    /// When the claim may be acted upon.
+    pub(crate) fn due(&mut self, misplaced: &Misplaced, now: Instant) -> Instant {
+        let fresh = || Suspect {
+            allocated: misplaced.allocated.clone(),
+            not_before: now + SETTLED,
+            attempts: 0,
+            confirmed: false,
+        };
+        let suspect = self.suspects.entry(key(misplaced)).or_insert_with(fresh);
+        if suspect.allocated != misplaced.allocated {
+            *suspect = fresh();
+        }
+        suspect.confirmed |= now >= suspect.not_before;
+        suspect.not_before
+    }
+
+    /// Whether the claim has been elsewhere for longer than a moment.
+    pub(crate) fn is_confirmed(&self, claim: &ClaimUid) -> bool {
+        self.suspects.iter().any(|((_, known), suspect)| known == claim && suspect.confirmed)
+    }
+
+    /// A write was started for it.
+    pub(crate) fn tried(&mut self, misplaced: &Misplaced, now: Instant) {
+        if let Some(suspect) = self.suspects.get_mut(&key(misplaced)) {
+            suspect.attempts += 1;
+            suspect.not_before = now + SETTLED.saturating_mul(1 << suspect.attempts.min(10)).min(LONGEST);
+        }
+    }
+
+    /// Forgets those that are where they should be.
+    pub(crate) fn retain(&mut self, misplaced: &[Misplaced]) {
+        self.suspects.retain(|known, _| misplaced.iter().any(|m| m.pod == known.0 && m.claim == known.1));
+    }
+}
+
+fn key(misplaced: &Misplaced) -> (PodUid, ClaimUid) {
+    (misplaced.pod.clone(), misplaced.claim.clone())
+}

@@ -1,0 +1,117 @@
+//! Devices that were given out twice, as a write that is carried out long after its client has gone away can do it.
+//! Time is simulated.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod stand_in;
+
+use serde_json::{Value, json};
+use stand_in::StandIn;
+use stand_in::controller::{Controller, add_node, allocation, claim_writes, cluster, event, place};
+use stand_in::objects::{allocated, bound, claim, given, nominated, pod, reserved};
+use tokio::time::Duration;
+
+/// The claim with so much of the one GPU of `node-a`, allocated at that second.
+fn taken(name: &str, memory: &str, second: u32) -> Value {
+    let mut allocation = given("node-a", "gpu-0", memory);
+    allocation["allocationTimestamp"] = format!("2026-11-21T00:00:{second:02}Z").into();
+    allocated(claim(name, memory), allocation)
+}
+
+async fn seconds(n: u64) {
+    tokio::time::sleep(Duration::from_secs(n)).await;
+}
+
+/// Puts claims there that nobody has reserved, each with a pod that waits for it.
+fn put_waiting(api: &StandIn, claims: &[(&str, &str, u32)]) {
+    for (name, memory, second) in claims {
+        api.put("resourceclaims", taken(name, memory, *second));
+        api.put("pods", pod(name, &[name]));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_write_of_the_leader_before_that_is_carried_out_late_is_undone() {
+    let api = cluster(1);
+    api.put("resourceclaims", claim("a", "50Gi"));
+    api.put("resourceclaims", claim("b", "50Gi"));
+    api.put("pods", pod("a", &["a"]));
+    let controller = Controller::start(&api);
+    let first = api.until("an allocation", |api| allocation(api, "a")).await;
+    add_node(&api, "node-b", 1);
+    seconds(1).await;
+    // The leader before had decided on it just when it was killed; the API server has only now got to it.
+    api.put("pods", pod("b", &["b"]));
+    api.put("resourceclaims", {
+        let mut late = allocated(claim("b", "50Gi"), given("node-a", "gpu-0", "50Gi"));
+        late["status"]["allocation"]["allocationTimestamp"] = "2026-12-01T00:00:00Z".into();
+        late
+    });
+    api.until("its end", |api| (place(api, "b").as_deref() == Some("node-b")).then_some(())).await;
+    assert_eq!(allocation(&api, "a"), Some(first));
+    let note = event(&api, "b", "Overcommitted").unwrap();
+    assert!(note.contains("node-a") && note.contains("gpu-0") && note.contains("allocated anew"), "{note}");
+    assert_eq!(controller.metrics.overcommitted.get(), 0);
+    controller.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_youngest_go_until_the_device_holds() {
+    let api = cluster(1);
+    put_waiting(&api, &[("young", "20Gi", 3), ("old", "50Gi", 1), ("middle", "25Gi", 2)]);
+    let controller = Controller::start(&api);
+    seconds(60).await;
+    assert_eq!(claim_writes(&api, "young")[0]["status"]["allocation"], Value::Null);
+    for kept in ["old", "middle"] {
+        assert_eq!(claim_writes(&api, kept), [Value::Null; 0], "{kept}");
+    }
+    assert_eq!(allocation(&api, "young"), None, "5Gi are left");
+    assert_eq!(controller.metrics.overcommitted.get(), 0);
+    controller.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_reserved_one_stays_however_young_it_is() {
+    let api = cluster(1);
+    put_waiting(&api, &[("old", "50Gi", 1)]);
+    api.put("resourceclaims", reserved(taken("young", "50Gi", 9), &["young"]));
+    api.put("pods", bound(pod("young", &["young"]), "node-a"));
+    let controller = Controller::start(&api);
+    api.until("its end", |api| allocation(api, "old").is_none().then_some(())).await;
+    seconds(60).await;
+    assert_eq!(claim_writes(&api, "young"), [Value::Null; 0]);
+    controller.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_reserved_or_has_room_being_made_is_only_told() {
+    let api = cluster(1);
+    for (name, second) in [("a", 1), ("b", 2)] {
+        api.put("resourceclaims", reserved(taken(name, "30Gi", second), &[name]));
+        api.put("pods", bound(pod(name, &[name]), "node-a"));
+    }
+    put_waiting(&api, &[("c", "30Gi", 3)]);
+    api.put("pods", nominated(pod("c", &["c"]), "node-a"));
+    let controller = Controller::start(&api);
+    seconds(150).await;
+    for name in ["a", "b", "c"] {
+        assert_eq!(claim_writes(&api, name), [Value::Null; 0], "{name}");
+        assert!(event(&api, name, "Overcommitted").is_some(), "{name}");
+    }
+    assert_eq!(controller.metrics.overcommitted.get(), 1);
+    controller.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_that_is_refused_is_not_sent_over_and_over() {
+    let api = cluster(1);
+    put_waiting(&api, &[("a", "50Gi", 1), ("b", "50Gi", 2)]);
+    api.fault(|_, request| {
+        let releases = request.body.pointer("/status/allocation") == Some(&json!(null));
+        releases.then(|| stand_in::failure(403, "Forbidden"))
+    });
+    let controller = Controller::start(&api);
+    seconds(20).await;
+    let errors = controller.metrics.write_errors.get();
+    assert!((5..=15).contains(&errors), "{errors}");
+    controller.stop().await;
+}

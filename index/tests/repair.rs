@@ -1,0 +1,181 @@
+//! What is done about claims that are not where their pods are, and about devices given out twice.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Node;
+use serde_json::{Value, json};
+use tessera_index::{Hindrance, Index, Remedy};
+
+/// An index with two nodes and claims that are given later versions as they come.
+struct Fed {
+    index: Index,
+    version: u64,
+}
+
+fn read<T: serde::de::DeserializeOwned>(object: Value) -> T {
+    serde_json::from_value(object).unwrap()
+}
+
+impl Fed {
+    fn new() -> Self {
+        let mut index = Index::new();
+        index
+            .apply_class(read(json!({
+                "metadata": {"name": "gpu"},
+                "spec": {"selectors": [{"cel": {"expression": "device.driver == 'gpu.tessera.dev'"}}]},
+            })))
+            .unwrap();
+        for name in ["node-a", "node-b"] {
+            index.apply_node(&read::<Node>(json!({"metadata": {"name": name}}))).unwrap();
+            let gpu = json!({"name": "gpu-0", "allowMultipleAllocations": true,
+                "capacity": {"memory": {"value": "80Gi"}},
+                "taints": [{"key": "gpu.tessera.dev/managed", "effect": "NoSchedule"}]});
+            let slice = json!({"metadata": {"name": name}, "spec": {
+                "driver": "gpu.tessera.dev", "nodeName": name, "devices": [gpu],
+                "pool": {"name": name, "generation": 1, "resourceSliceCount": 1}}});
+            index.apply_slice(&read(slice)).unwrap();
+        }
+        Self { index, version: 0 }
+    }
+
+    /// The claim, allocated on `node` at that second and reserved for pods; not allocated without a node.
+    fn claim(&mut self, name: &str, node: Option<&str>, reserved_for: &[&str]) {
+        self.version += 1;
+        let results = |node| {
+            json!([{"request": "gpu", "driver": "gpu.tessera.dev", "pool": node, "device": "gpu-0",
+                "shareID": "1f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77", "consumedCapacity": {"memory": "30Gi"}}])
+        };
+        let entry = |pod: &&str| json!({"resource": "pods", "name": pod, "uid": pod});
+        let allocation = node.map(|node| {
+            json!({
+                "devices": {"results": results(node)},
+                "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [
+                    {"key": "metadata.name", "operator": "In", "values": [node]},
+                ]}]},
+            })
+        });
+        let object = json!({
+            "metadata": {"name": name, "namespace": "default", "uid": name, "resourceVersion": self.version.to_string()},
+            "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu"}}]}},
+            "status": {"allocation": allocation, "reservedFor": reserved_for.iter().map(entry).collect::<Vec<_>>()},
+        });
+        self.index.apply_claim(&Arc::new(read(object))).unwrap();
+    }
+
+    /// The pod, bound with the claim `c`.
+    fn pod(&mut self, name: &str, node: &str, status: Value) {
+        self.index.apply_pod(&read(json!({
+            "metadata": {"name": name, "namespace": "default", "uid": name},
+            "spec": {"nodeName": node, "containers": [], "resourceClaims": [{"name": "c", "resourceClaimName": "c"}]},
+            "status": status,
+        })));
+    }
+
+    fn remedies(&self) -> Vec<(String, Remedy)> {
+        self.index.misplaced().into_iter().map(|m| (m.pod.to_string(), m.remedy)).collect()
+    }
+
+    /// Shares booked on the GPU of `node`.
+    fn shares(&self, node: &str) -> u32 {
+        let snapshot = self.index.snapshot();
+        let used = snapshot.usage.iter().find(|(device, _)| device.pool.pool.as_str() == node);
+        used.map_or(0, |(_, used)| used.shares)
+    }
+}
+
+fn pending() -> Value {
+    json!({"phase": "Pending", "containerStatuses": [{"name": "c", "image": "", "imageID": "", "ready": false,
+        "restartCount": 0, "state": {"waiting": {"reason": "ContainerCreating"}}}]})
+}
+
+fn running() -> Value {
+    json!({"phase": "Running"})
+}
+
+#[test]
+fn an_allocation_elsewhere_is_ended_and_then_planned_on_the_pods_node() {
+    let mut fed = Fed::new();
+    fed.claim("c", Some("node-b"), &["p"]);
+    fed.pod("p", "node-a", pending());
+    assert_eq!(fed.remedies(), [("p".to_owned(), Remedy::TakeBack)]);
+    fed.claim("c", None, &[]);
+    assert_eq!(fed.remedies(), [("p".to_owned(), Remedy::Plan)]);
+    assert_eq!(fed.shares("node-b"), 0, "nobody was there");
+    fed.claim("c", Some("node-a"), &[]);
+    assert_eq!(fed.remedies(), []);
+}
+
+#[test]
+fn a_container_that_has_run_once_counts_as_started() {
+    let mut fed = Fed::new();
+    fed.claim("c", None, &[]);
+    let mut crashed = pending();
+    crashed["containerStatuses"][0]["restartCount"] = 1.into();
+    let mut created = pending();
+    created["containerStatuses"][0]["containerID"] = "containerd://1".into();
+    for status in [crashed, created, running()] {
+        fed.pod("p", "node-a", status);
+        assert_eq!(fed.remedies(), [("p".to_owned(), Remedy::None(Hindrance::Started))]);
+    }
+}
+
+#[test]
+fn what_the_pod_had_is_restored_and_counts_meanwhile() {
+    let mut fed = Fed::new();
+    fed.claim("c", Some("node-a"), &["p"]);
+    fed.pod("p", "node-a", running());
+    assert_eq!(fed.remedies(), []);
+    // Another client ends it and gives the claim something elsewhere.
+    fed.claim("c", None, &[]);
+    fed.claim("c", Some("node-b"), &[]);
+    assert_eq!((fed.shares("node-a"), fed.shares("node-b")), (1, 1));
+    assert_eq!(fed.remedies(), [("p".to_owned(), Remedy::TakeBack)]);
+    fed.claim("c", None, &[]);
+    let remedies = fed.remedies();
+    let [(_, Remedy::Restore(allocation))] = remedies.as_slice() else { panic!("{remedies:?}") };
+    let results = allocation.devices.as_ref().unwrap().results.as_ref().unwrap();
+    assert_eq!((results[0].pool.as_str(), results[0].share_id.is_some()), ("node-a", true));
+    fed.claim("c", Some("node-a"), &[]);
+    assert_eq!(fed.remedies(), []);
+    assert_eq!((fed.shares("node-a"), fed.shares("node-b")), (1, 0));
+}
+
+#[test]
+fn of_two_bound_pods_the_one_that_runs_has_the_claim() {
+    let mut fed = Fed::new();
+    fed.claim("c", None, &[]);
+    fed.pod("a", "node-a", pending());
+    fed.pod("b", "node-b", running());
+    let in_use = Remedy::None(Hindrance::InUse);
+    assert_eq!(
+        fed.remedies(),
+        [("a".to_owned(), in_use), ("b".to_owned(), Remedy::None(Hindrance::Started))]
+    );
+}
+
+#[test]
+fn the_end_of_the_pod_ends_the_concern() {
+    for end in [json!({"phase": "Failed"}), json!({"phase": "Succeeded"})] {
+        let mut fed = Fed::new();
+        fed.claim("c", Some("node-b"), &["p"]);
+        fed.pod("p", "node-a", pending());
+        fed.pod("p", "node-a", end);
+        assert_eq!(fed.remedies(), []);
+    }
+}
+
+#[test]
+fn an_overcommitted_device_names_the_youngest_that_nobody_has_reserved() {
+    let mut fed = Fed::new();
+    for name in ["one", "two"] {
+        fed.claim(name, Some("node-a"), &[]);
+    }
+    assert_eq!(fed.index.overcommitted(), []);
+    fed.claim("three", Some("node-a"), &["somebody"]);
+    let over = fed.index.overcommitted();
+    assert_eq!(over.len(), 1);
+    assert_eq!(over[0].losers, [tessera_api::names::ClaimUid::new("two").unwrap()]);
+    fed.claim("two", None, &[]);
+    assert_eq!(fed.index.overcommitted(), []);
+}
