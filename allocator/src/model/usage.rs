@@ -67,7 +67,8 @@ impl Usage {
                 continue;
             }
             used.shares += 1;
-            for (name, amount) in &result.consumed {
+            // Nothing has no entry: `remove` leaves none either, and sums are compared.
+            for (name, amount) in result.consumed.iter().filter(|(_, amount)| !amount.is_zero()) {
                 let sum = used.consumed.entry(name.clone()).or_default();
                 // Beyond what an amount can hold nothing is left anyway.
                 *sum = sum.checked_add(*amount).unwrap_or(*sum);
@@ -105,5 +106,36 @@ impl Usage {
     /// All devices of which something is taken, in order.
     pub fn iter(&self) -> impl Iterator<Item = (&DeviceId, &DeviceUse)> {
         self.devices.iter()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tessera_api::names::{DeviceName, DriverName, PoolName};
+
+    use super::super::device::PoolId;
+    use super::*;
+
+    fn share(memory: i64, cores: i64) -> DeviceResult {
+        let pool = PoolId { driver: DriverName::new("d").unwrap(), pool: PoolName::new("p").unwrap() };
+        let amount = |name: &str, amount| (name.to_owned(), Quantity::from_integer(amount));
+        DeviceResult {
+            request: RequestName::new("r").unwrap(),
+            device: DeviceId { pool, device: DeviceName::new("gpu-0").unwrap() },
+            shared: true,
+            consumed: [amount("memory", memory), amount("cores", cores)].into(),
+            admin: false,
+        }
+    }
+
+    #[test]
+    fn what_comes_and_goes_leaves_the_sums_of_what_stays_even_where_they_are_zero() {
+        let mut running = Usage::default();
+        running.add(&[share(1, 0)]);
+        running.add(&[share(2, 0)]);
+        running.remove(&[share(2, 0)]);
+        let mut fresh = Usage::default();
+        fresh.add(&[share(1, 0)]);
+        assert_eq!(running, fresh);
     }
 }
