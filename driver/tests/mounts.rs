@@ -41,9 +41,9 @@ fn in_namespace(test: &str) -> bool {
     false
 }
 
-/// Mount points of ours.
+/// Mount points of ledgers.
 fn mounted(node: &Node) -> Vec<String> {
-    let prefix = node.path("state").display().to_string();
+    let prefix = node.path("state/ledgers").display().to_string();
     let table = fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
     let points = table.lines().filter_map(|line| line.split(' ').nth(4));
     points.filter(|point| point.starts_with(&prefix)).map(str::to_owned).collect()

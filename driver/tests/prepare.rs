@@ -88,7 +88,7 @@ async fn a_claim_becomes_a_grant_a_ledger_and_a_cdi_device_and_leaves_nothing() 
     let environment =
         container.process().as_ref().and_then(|process| process.env().clone()).expect("an environment");
     assert!(environment.contains(&"NVIDIA_VISIBLE_DEVICES=void".to_owned()));
-    let tmpfs: Vec<_> = node.mounts.all().into_values().collect();
+    let tmpfs: Vec<_> = node.claim_mounts().into_values().collect();
     assert_eq!(tmpfs.iter().map(|tmpfs| tmpfs.size_bytes).collect::<Vec<_>>(), [LEDGER_LEN as u64]);
 
     kubelet.unprepare(claim).await.expect("unprepared");
@@ -152,7 +152,7 @@ async fn a_claim_that_is_asked_for_twice_at_once_is_prepared_once() {
     let claim = node.allocate("a", &[(0, 9, 0)]);
     let (one, two) = tokio::join!(kubelet.prepare(claim.clone()), kubelet.prepare(claim));
     assert_eq!(one.expect("prepared"), two.expect("prepared"));
-    assert_eq!(node.mounts.all().len(), 1);
+    assert_eq!(node.claim_mounts().len(), 1);
 }
 
 #[tokio::test]
@@ -231,7 +231,7 @@ async fn a_cancelled_call_finishes_its_work_for_the_next_one() {
     cancelled(&node, &kubelet, &claim).await;
     node.api.release_claim_reads();
     kubelet.prepare(claim).await.expect("prepared");
-    assert_eq!(node.mounts.all().len(), 1);
+    assert_eq!(node.claim_mounts().len(), 1);
 }
 
 #[tokio::test]

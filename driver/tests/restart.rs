@@ -310,7 +310,7 @@ async fn two_instances_serve_side_by_side_and_share_the_journal() {
     let second = kubelet.prepare(node.allocate("second", &[(0, 6, 0)])).await;
     second.expect("there is room beside what the old one prepared");
     kubelet.unprepare(first).await.expect("what the old one prepared is unprepared by the new one");
-    assert_eq!(node.mounts.all().len(), 1);
+    assert_eq!(node.claim_mounts().len(), 1);
 }
 
 #[tokio::test]

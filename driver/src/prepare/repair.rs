@@ -50,6 +50,7 @@ impl Node {
         if journal.is_new() && !specs.is_empty() {
             return Err(JournalError::Lost { path: self.paths.journal() }.into());
         }
+        self.executor.files().mount_grants().map_err(StepError::from)?;
         let mut repaired = Repaired::default();
         attempts::sweep(&self.paths, &journal)?;
         let claims: Vec<(ClaimUid, ClaimRecord)> = journal.journal().claims.clone().into_iter().collect();

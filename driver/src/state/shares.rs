@@ -10,7 +10,9 @@ use std::{
 };
 
 use tessera_api::names::{ClaimDeviceName, ClaimUid};
-use tessera_intercept_abi::{GRANT_LEN, Grant, GrantError, GrantUpdate, LEDGER_LEN, ledger};
+use tessera_intercept_abi::{
+    GRANT_LEN, GRANTS_TMPFS_INODES, Grant, GrantError, GrantUpdate, LEDGER_LEN, LEDGER_TMPFS_INODES, ledger,
+};
 
 use super::{
     StatePaths,
@@ -72,6 +74,22 @@ impl ShareFiles {
         Self { paths, mounts }
     }
 
+    /// Mounts the tmpfs that grants lie on, unless it is there: the library takes no grant from anywhere else. It stays until
+    /// the node reboots.
+    ///
+    /// # Errors
+    /// [`ShareError::Io`]; `EPERM` where the driver may not mount.
+    pub fn mount_grants(&self) -> Result<(), ShareError> {
+        let directory = self.paths.grants();
+        fs::create_dir_all(&directory).map_err(io_error("create", &directory))?;
+        if self.mounts.is_mounted(&directory).map_err(io_error("look at", &directory))? {
+            return Ok(());
+        }
+        let size_bytes = GRANTS_TMPFS_INODES * GRANT_LEN as u64;
+        let tmpfs = Tmpfs { size_bytes, inodes: GRANTS_TMPFS_INODES, executable: false };
+        self.mounts.mount_tmpfs(&directory, tmpfs).map_err(io_error("mount a tmpfs at", &directory))
+    }
+
     /// Makes the grant's file say `grant`.
     ///
     /// # Guarantees
@@ -121,7 +139,8 @@ impl ShareFiles {
         let directory = self.paths.ledger_mount(share);
         fs::create_dir_all(&directory).map_err(io_error("create", &directory))?;
         if !self.mounts.is_mounted(&directory).map_err(io_error("look at", &directory))? {
-            let tmpfs = Tmpfs { size_bytes: LEDGER_LEN as u64, inodes: LEDGER_INODES, executable: false };
+            let tmpfs =
+                Tmpfs { size_bytes: LEDGER_LEN as u64, inodes: LEDGER_TMPFS_INODES, executable: false };
             self.mounts.mount_tmpfs(&directory, tmpfs).map_err(io_error("mount a tmpfs at", &directory))?;
             fault::point("prepare-ledger-mounted");
         }
@@ -197,10 +216,6 @@ impl ShareFiles {
         remove_tree(directory)
     }
 }
-
-/// The tmpfs's root and the ledger: no tenant makes another file there, since only the file is mounted into
-/// containers, and nobody else could either.
-const LEDGER_INODES: u64 = 2;
 
 /// Any user of the container reads it.
 const GRANT_MODE: u32 = 0o444;

@@ -1,7 +1,7 @@
 //! A node: its directories, its machine, its API server, and a driver that is started and stopped on it.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -14,7 +14,10 @@ use tessera_driver::{
     driver::{Driver, Edges, Settings},
     mode::Mode,
     other_allocators::OnOtherAllocator,
-    state::{StatePaths, mounts::Mounts},
+    state::{
+        StatePaths,
+        mounts::{Mounts, Tmpfs},
+    },
 };
 use tessera_proto::dra_v1;
 
@@ -93,13 +96,20 @@ impl Node {
         asked(name)
     }
 
+    /// What is mounted for claims. What all grants lie on stays, as the library does.
+    pub fn claim_mounts(&self) -> BTreeMap<PathBuf, Tmpfs> {
+        let mut mounts = self.mounts.all();
+        mounts.remove(&self.paths().grants());
+        mounts
+    }
+
     /// Everything there is of claims on the node, by path below its directory, mounts included. Empty when nothing is prepared.
     pub fn traces(&self) -> BTreeSet<String> {
         let mut traces = BTreeSet::new();
         for below in ["state/grants", "state/ledgers", "cdi"] {
             files(&self.path(below), &mut traces);
         }
-        traces.extend(self.mounts.all().into_keys().map(|path| format!("mount {}", path.display())));
+        traces.extend(self.claim_mounts().into_keys().map(|path| format!("mount {}", path.display())));
         let journal = std::fs::read_to_string(self.paths().journal()).unwrap_or_default();
         let journal: Value = serde_json::from_str(&journal).unwrap_or_default();
         traces.extend(journal["claims"].as_object().into_iter().flat_map(|claims| claims.keys().cloned()));

@@ -38,6 +38,14 @@ pub const GRANT_LEN: usize = 4096;
 /// Length of a ledger file in bytes, and the `size=` of the tmpfs that holds it: a whole number of 4 KiB pages.
 pub const LEDGER_LEN: usize = ledger::HEADER_LEN + ledger::SLOTS * ledger::SLOT_LEN;
 
+/// `nr_inodes=` of the tmpfs that holds all grants of a node, by which a grant is known to be the driver's own: whatever makes
+/// volumes for pods gives a tmpfs a size at most, and the kernel then half as many inodes as the machine has pages. A prime, so
+/// that no machine's memory makes it; enough for some 16,000 shares.
+pub const GRANTS_TMPFS_INODES: u64 = 65_521;
+
+/// `nr_inodes=` of the tmpfs that holds one ledger, by which it is known likewise: its root and the ledger.
+pub const LEDGER_TMPFS_INODES: u64 = 2;
+
 /// The largest memory limit a grant can carry, in bytes (8 TiB less one): the ledger counts in 43 bits.
 pub const MAX_MEMORY_BYTES: u64 = ledger::Total::MAX_USED;
 

@@ -1,11 +1,15 @@
 //! Finds the container's shares: `/dev/tessera/<id>/{grant,ledger}`.
 //!
-//! What the tenant can make by itself is nothing: both files must be roots of mounts, and the grant's mount read-only. A
-//! share that is not understood in every detail does not count, so its memory is not there.
+//! What the tenant can make by itself is nothing. Both files must be roots of mounts, and the grant's mount read-only, which
+//! nothing in the container is; and both must lie on file systems that only somebody who may mount can make, since an image
+//! with a symbolic link lets the runtime mount a volume's files here (`docs/adr/0056-grants-lie-on-a-tmpfs-of-the-drivers-make.md`).
+//! A share that is not understood in every detail does not count, so its memory is not there.
 
 use core::ffi::{CStr, c_int};
 
-use tessera_intercept_abi::{ABI_VERSION, GRANT_LEN, Grant, LEDGER_LEN, LedgerPage, ledger};
+use tessera_intercept_abi::{
+    ABI_VERSION, GRANT_LEN, GRANTS_TMPFS_INODES, Grant, LEDGER_LEN, LEDGER_TMPFS_INODES, LedgerPage, ledger,
+};
 
 use crate::shares::Share;
 use crate::sys::{self, Fd, HERE, Map};
@@ -51,7 +55,11 @@ fn open_share(directory: c_int, name: &CStr) -> Option<Share> {
     let own = Fd::open_at(directory, name, libc::O_PATH | libc::O_DIRECTORY)?;
     let grant_file = Fd::open_at(own.raw(), c"grant", libc::O_RDONLY)?;
     let status = grant_file.status()?;
-    let genuine = status.regular && status.mount_root && grant_file.is_read_only();
+    let file_system = grant_file.file_system()?;
+    let genuine = status.regular
+        && status.mount_root
+        && file_system.read_only
+        && file_system.tmpfs_inodes == Some(GRANTS_TMPFS_INODES);
     if !genuine || status.length != GRANT_LEN as u64 {
         return None;
     }
@@ -74,7 +82,9 @@ fn open_share(directory: c_int, name: &CStr) -> Option<Share> {
 fn open_ledger(directory: c_int) -> Option<(&'static LedgerPage, (u64, u64))> {
     let file = Fd::open_at(directory, c"ledger", libc::O_RDWR)?;
     let status = file.status()?;
-    if !status.regular || !status.mount_root || status.length != LEDGER_LEN as u64 {
+    let genuine =
+        status.regular && status.mount_root && file.file_system()?.tmpfs_inodes == Some(LEDGER_TMPFS_INODES);
+    if !genuine || status.length != LEDGER_LEN as u64 {
         return None;
     }
     let at = sys::map(Map::Shared(&file), LEDGER_LEN)?;

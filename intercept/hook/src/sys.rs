@@ -32,8 +32,19 @@ pub(crate) struct FileStatus {
     pub(crate) mount_root: bool,
 }
 
-/// The kernel's `struct statfs` on 64-bit machines, in words, and where its flags are: libc's crate hides them.
+/// What the file system of a file is, and the mount that it was opened through.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FileSystem {
+    /// The mount is read-only.
+    pub(crate) read_only: bool,
+    /// How many inodes it can have, if it is a tmpfs.
+    pub(crate) tmpfs_inodes: Option<u64>,
+}
+
+/// The kernel's `struct statfs` on 64-bit machines, in words, and where the fields are: libc's crate hides the flags.
 const STATFS_WORDS: usize = 15;
+const STATFS_TYPE: usize = 0;
+const STATFS_FILES: usize = 5;
 const STATFS_FLAGS: usize = 10;
 
 /// The current directory of `openat`.
@@ -72,12 +83,16 @@ impl Fd {
         status(self.0, c"", libc::AT_EMPTY_PATH)
     }
 
-    /// Whether the mount that it was opened through is read-only.
-    pub(crate) fn is_read_only(&self) -> bool {
+    /// What it lies on.
+    pub(crate) fn file_system(&self) -> Option<FileSystem> {
         let mut status = [0_u64; STATFS_WORDS];
         // SAFETY: `status` has the length of the kernel's `statfs`.
         let code = unsafe { libc::syscall(SYS_fstatfs, self.0, &raw mut status) };
-        code == 0 && status[STATFS_FLAGS] & libc::ST_RDONLY != 0
+        let is_tmpfs = status[STATFS_TYPE] == libc::TMPFS_MAGIC as u64;
+        (code == 0).then_some(FileSystem {
+            read_only: status[STATFS_FLAGS] & libc::ST_RDONLY != 0,
+            tmpfs_inodes: is_tmpfs.then_some(status[STATFS_FILES]),
+        })
     }
 
     /// Takes the lock on one byte for this open file; `false` where another has it.

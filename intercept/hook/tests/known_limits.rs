@@ -7,6 +7,7 @@ use std::fs;
 use std::process::Command;
 
 use container::{GIB, Node, can_contain};
+use tessera_intercept_abi::{GRANTS_TMPFS_INODES, LEDGER_TMPFS_INODES};
 
 #[test]
 fn a_tenant_who_may_mount_can_forge_a_grant() {
@@ -15,10 +16,13 @@ fn a_tenant_who_may_mount_can_forge_a_grant() {
     }
     let node = Node::new();
     let (real, forged) = (node.share("claim-0", 0, GIB), node.share("forged", 0, 8 * GIB));
-    let from = forged.path().display();
+    let [grant, ledger] = forged.paths().each_ref().map(|path| path.display());
+    // It takes a copy of each file on a tmpfs made like the driver's.
     let script = format!(
         "unshare --user --map-root-user --mount sh -euc 'd=/dev/tessera/forged; mkdir $d; touch $d/grant $d/ledger; \
-         mount --bind {from}/grant $d/grant; mount -o remount,bind,ro $d/grant; mount --bind {from}/ledger $d/ledger; \
+         mkdir /dev/g /dev/l; mount -t tmpfs -o nr_inodes={GRANTS_TMPFS_INODES} tmpfs /dev/g; cp {grant} /dev/g/; \
+         mount -t tmpfs -o nr_inodes={LEDGER_TMPFS_INODES} tmpfs /dev/l; cp {ledger} /dev/l/; \
+         mount --bind /dev/g/grant $d/grant; mount -o remount,bind,ro $d/grant; mount --bind /dev/l/ledger $d/ledger; \
          exec {} fill'",
         container::probe().display()
     );

@@ -2,7 +2,7 @@
 
 mod container;
 
-use container::{GIB, MIB, Mount, Node, can_contain};
+use container::{GIB, MIB, Mount, Node, Volume, can_contain};
 use serde_json::Value;
 use tessera_intercept_abi::{Grant, grant_offset};
 
@@ -65,6 +65,22 @@ fn what_the_tenant_could_have_made_is_no_grant() {
     {
         let lines = node.container(&[(&share, mount)]).probe(&["fill"]);
         assert_eq!((totals(&lines[0]), taken(&lines[1])), ((0, 0), 0), "{why}");
+    }
+}
+
+/// An image with a symbolic link to `/dev/tessera` has the runtime mount files of a volume there, whatever path the pod names.
+#[test]
+fn a_file_of_a_volume_is_no_grant_and_no_ledger() {
+    if !can_contain("a_file_of_a_volume_is_no_grant_and_no_ledger") {
+        return;
+    }
+    let node = Node::new();
+    let share = node.share("claim-0", 0, LIMIT);
+    for volume in [Volume::Disk, Volume::Memory] {
+        for mount in [Mount::GrantOfVolume(volume), Mount::LedgerOfVolume(volume)] {
+            let lines = node.container(&[(&share, mount)]).probe(&["fill"]);
+            assert_eq!((totals(&lines[0]), taken(&lines[1])), ((0, 0), 0), "{mount:?}");
+        }
     }
 }
 

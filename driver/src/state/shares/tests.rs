@@ -101,6 +101,17 @@ fn a_grant_of_another_abi_version_is_not_overwritten() {
 }
 
 #[test]
+fn grants_lie_on_a_tmpfs_that_the_library_knows_them_by() {
+    let node = node();
+    node.files.mount_grants().expect("mounted");
+    node.files.mount_grants().expect("there");
+    let mounted = node.mounts.mounted.lock().expect("no panic");
+    let [(path, tmpfs)] = &mounted[..] else { panic!("{mounted:?}") };
+    assert_eq!(*path, StatePaths::new(node.directory.path()).grants());
+    assert_eq!(tmpfs.inodes, GRANTS_TMPFS_INODES);
+}
+
+#[test]
 fn a_ledger_lies_on_a_tmpfs_of_exactly_its_length() {
     let node = node();
     let share = share("claim", 0);

@@ -17,7 +17,9 @@ use std::sync::OnceLock;
 use serde_json::Value;
 use tempfile::TempDir;
 use tessera_fake_world::{artifact, shipped};
-use tessera_intercept_abi::{ComputePolicy, Grant, LEDGER_LEN, LedgerReport, Text, ledger};
+use tessera_intercept_abi::{
+    ComputePolicy, GRANTS_TMPFS_INODES, Grant, LEDGER_LEN, LEDGER_TMPFS_INODES, LedgerReport, Text, ledger,
+};
 
 pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const GIB: u64 = 1 << 30;
@@ -126,10 +128,54 @@ pub(crate) fn can_contain(test: &str) -> bool {
 pub(crate) struct Node {
     directory: TempDir,
     uuids: Vec<String>,
+    machine: Machine,
+}
+
+/// The namespaces in which the node's mounts are, held by a process that ends with the test.
+struct Machine(Child);
+
+impl Machine {
+    /// With a directory for grants, as the driver mounts it.
+    fn start(directory: &Path) -> Self {
+        let script = "set -eu; mkdir grants ledgers; mount -t tmpfs -o \"nr_inodes=$1\" tmpfs grants; echo ready; exec cat";
+        let mut child = Command::new("unshare")
+            .args(["--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"])
+            .arg(GRANTS_TMPFS_INODES.to_string())
+            .current_dir(directory)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("unshare runs");
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().expect("piped")).read_line(&mut line).expect("text");
+        assert_eq!(line, "ready\n", "the machine's file systems are mounted");
+        Self(child)
+    }
+
+    /// A program on the machine.
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new("nsenter");
+        command.args(["--preserve-credentials", "--user", "--mount", "--target", &self.0.id().to_string()]);
+        command.arg(program);
+        command
+    }
+
+    /// Where the test finds a file of the machine.
+    fn path(&self, path: &Path) -> PathBuf {
+        let root = PathBuf::from(format!("/proc/{}/root", self.0.id()));
+        root.join(path.strip_prefix("/").expect("an absolute path"))
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 /// How a share is put into a container.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mount {
     /// As the driver does it.
     Real,
@@ -137,14 +183,46 @@ pub(crate) enum Mount {
     WritableGrant,
     /// Files that the tenant made.
     Plain,
+    /// The grant is a file of a volume.
+    GrantOfVolume(Volume),
+    /// The ledger is a file of a volume.
+    LedgerOfVolume(Volume),
+}
+
+/// What a pod's volume is on the node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Volume {
+    /// A directory of the node's disk.
+    Disk,
+    /// A tmpfs of that size.
+    Memory,
+}
+
+impl Volume {
+    /// Makes one at `$volume`.
+    fn script(self, node: &Path) -> String {
+        let make = format!("volume=$(mktemp -d -p {})", node.display());
+        match self {
+            Self::Disk => make,
+            Self::Memory => format!("{make}; mount -t tmpfs -o size={LEDGER_LEN} tmpfs \"$volume\""),
+        }
+    }
 }
 
 /// A share on the node.
 #[derive(Clone)]
 pub(crate) struct NodeShare {
     pub(crate) grant: Grant,
-    directory: PathBuf,
+    /// Its files as programs of the node know them.
+    inside: [PathBuf; 2],
+    /// The same files as the test knows them.
+    outside: [PathBuf; 2],
+    node: PathBuf,
 }
+
+/// Which file of a share.
+const GRANT: usize = 0;
+const LEDGER: usize = 1;
 
 impl Node {
     /// A node with eight H100.
@@ -155,7 +233,8 @@ impl Node {
         fs::write(directory.path().join("world.yaml"), &world).expect("written");
         let parsed = tessera_fake_world::World::parse(&world, "test").expect("a world");
         let uuids = parsed.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
-        Self { directory, uuids }
+        let machine = Machine::start(directory.path());
+        Self { directory, uuids, machine }
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -178,13 +257,26 @@ impl Node {
 
     /// Makes a share from a grant.
     pub(crate) fn share_of(&self, grant: Grant) -> NodeShare {
-        let directory = self.path().join("shares").join(grant.id.as_str());
-        fs::create_dir_all(&directory).expect("made");
-        fs::write(directory.join("grant"), grant.encode().expect("in range")).expect("written");
+        let id = grant.id.as_str();
+        let directories = ["grants", "ledgers"].map(|kind| self.path().join(kind).join(id));
+        let outside = directories.each_ref().map(|directory| self.machine.path(directory));
+        outside.iter().for_each(|directory| fs::create_dir_all(directory).expect("made"));
+        let options = format!("size={LEDGER_LEN},nr_inodes={LEDGER_TMPFS_INODES}");
+        let mut mount = self.machine.command("mount");
+        mount.args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(&directories[LEDGER]);
+        assert!(mount.status().expect("nsenter runs").success(), "the ledger's file system is mounted");
+        let files = |[grant, ledger]: [PathBuf; 2]| [grant.join("grant"), ledger.join("ledger")];
+        let share = NodeShare {
+            grant,
+            inside: files(directories),
+            outside: files(outside),
+            node: self.path().to_owned(),
+        };
+        fs::write(&share.outside[GRANT], grant.encode().expect("in range")).expect("written");
         let mut ledger = vec![0; LEDGER_LEN];
         ledger[..24].copy_from_slice(&ledger::initial());
-        fs::write(directory.join("ledger"), ledger).expect("written");
-        NodeShare { grant, directory }
+        fs::write(&share.outside[LEDGER], ledger).expect("written");
+        share
     }
 
     /// A container that the library is not in.
@@ -221,57 +313,63 @@ impl Node {
 
 impl NodeShare {
     fn write_mounts(&self, mount: Mount, script: &mut String) {
-        let (id, from) = (self.grant.id.as_str(), self.directory.display());
+        let id = self.grant.id.as_str();
+        let [grant, ledger] = self.inside.each_ref().map(|path| path.display().to_string());
         let to = format!("\"$dev/tessera/{id}\"");
         writeln!(script, "mkdir {to}; touch {to}/grant {to}/ledger").expect("a string");
-        match mount {
-            Mount::Plain => writeln!(script, "cp {from}/grant {from}/ledger {to}/"),
-            Mount::WritableGrant => {
-                writeln!(
-                    script,
-                    "mount --bind {from}/grant {to}/grant; mount --bind {from}/ledger {to}/ledger"
-                )
+        let copied = |volume: Volume, file: &str| {
+            format!("{}; cp {file} \"$volume/copy\"; chmod 666 \"$volume/copy\"\n", volume.script(&self.node))
+        };
+        let (made, grant, ledger, read_only) = match mount {
+            Mount::Plain => return writeln!(script, "cp {grant} {ledger} {to}/").expect("a string"),
+            Mount::Real => (String::new(), grant, ledger, true),
+            Mount::WritableGrant => (String::new(), grant, ledger, false),
+            Mount::GrantOfVolume(volume) => {
+                (copied(volume, &grant), "\"$volume/copy\"".to_owned(), ledger, true)
             }
-            Mount::Real => writeln!(
-                script,
-                "mount --bind {from}/grant {to}/grant; mount -o remount,bind,ro {to}/grant; \
-                 mount --bind {from}/ledger {to}/ledger"
-            ),
+            Mount::LedgerOfVolume(volume) => {
+                (copied(volume, &ledger), grant, "\"$volume/copy\"".to_owned(), true)
+            }
+        };
+        script.push_str(&made);
+        writeln!(script, "mount --bind {grant} {to}/grant; mount --bind {ledger} {to}/ledger")
+            .expect("a string");
+        if read_only {
+            writeln!(script, "mount -o remount,bind,ro {to}/grant").expect("a string");
         }
-        .expect("a string");
     }
 
-    /// Where its files are on the node.
-    pub(crate) fn path(&self) -> &Path {
-        &self.directory
+    /// Its files, as programs of the node know them: grant and ledger.
+    pub(crate) fn paths(&self) -> &[PathBuf; 2] {
+        &self.inside
     }
 
     /// What the ledger says.
     pub(crate) fn ledger<T>(&self, read: impl FnOnce(&LedgerReport<'_>) -> T) -> T {
-        let bytes = fs::read(self.directory.join("ledger")).expect("a ledger");
+        let bytes = fs::read(&self.outside[LEDGER]).expect("a ledger");
         read(&LedgerReport::parse(&bytes).expect("a good ledger"))
     }
 
     /// Overwrites bytes of the grant.
     pub(crate) fn scribble_grant(&self, at: usize, bytes: &[u8]) {
-        self.scribble("grant", at, bytes);
+        self.scribble(GRANT, at, bytes);
     }
 
     /// Overwrites bytes of the ledger.
     pub(crate) fn scribble_ledger(&self, at: usize, bytes: &[u8]) {
-        self.scribble("ledger", at, bytes);
+        self.scribble(LEDGER, at, bytes);
     }
 
-    fn scribble(&self, file: &str, at: usize, bytes: &[u8]) {
+    fn scribble(&self, file: usize, at: usize, bytes: &[u8]) {
         use std::os::unix::fs::FileExt as _;
-        let file = fs::OpenOptions::new().write(true).open(self.directory.join(file)).expect("opens");
+        let file = fs::OpenOptions::new().write(true).open(&self.outside[file]).expect("opens");
         file.write_all_at(bytes, at as u64).expect("written");
     }
 
     /// Changes the grant in place, as the driver does.
     pub(crate) fn change(&self, grant: Grant) {
         use tessera_intercept_abi::GrantUpdate;
-        let now = fs::read(self.directory.join("grant")).expect("a grant");
+        let now = fs::read(&self.outside[GRANT]).expect("a grant");
         let update = grant.update(&now).expect("the same share");
         self.scribble_grant(GrantUpdate::SEQUENCE_OFFSET, &update.begin);
         self.scribble_grant(GrantUpdate::BODY_OFFSET, &update.body);
@@ -287,17 +385,9 @@ pub(crate) struct Container<'a> {
 
 impl Container<'_> {
     fn command(&self, program: &Path, arguments: &[&str]) -> Command {
-        let mut command = Command::new("unshare");
+        let mut command = self.node.machine.command("unshare");
         // Own PIDs, and everything dies with the first of them.
-        command.args([
-            "--user",
-            "--map-root-user",
-            "--mount",
-            "--pid",
-            "--fork",
-            "--kill-child",
-            "--mount-proc",
-        ]);
+        command.args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]);
         command.args(["sh", "-c", &self.script, "sh"]).arg(program).args(arguments);
         command
             .env("LD_LIBRARY_PATH", libraries())
