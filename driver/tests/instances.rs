@@ -64,7 +64,7 @@ async fn a_prepare_after_the_unprepare_is_not_mistaken_for_the_one_before() {
 
     before.await.expect("no panic").expect_err("ended");
     after.await.expect("no panic").expect("prepared");
-    assert_eq!(node.mounts.all().len(), 1);
+    assert_eq!(node.claim_mounts().len(), 1);
     unprepare(&old, &claim).await;
     assert!(node.traces().is_empty(), "{:#?}", node.traces());
 }
@@ -82,7 +82,7 @@ async fn an_instance_that_starts_leaves_the_attempts_of_the_other_alone() {
     let first = prepare.await.expect("no panic").expect("prepared");
     let again = new.claims().prepare(AskedClaim::from(claim.clone())).await.expect("prepared");
     assert_eq!(again, first);
-    assert_eq!(node.mounts.all().len(), 1);
+    assert_eq!(node.claim_mounts().len(), 1);
     unprepare(&new, &claim).await;
     assert!(node.traces().is_empty(), "{:#?}", node.traces());
 }

@@ -89,6 +89,7 @@ build_tessera() {
   program_image probe tessera/probe:e2e \
     '{"Entrypoint": ["/usr/local/bin/tessera-probe"], "Env": ["PATH=/usr/local/bin:/usr/bin:/bin"]}' \
     "$cargo_output/tessera-probe" "$base" "$work/probe"
+  links_image "$base" "$work/probe"
 }
 
 driver_images() { # base layer, layer with the interceptor
@@ -104,11 +105,20 @@ controller_images() { # base layer, layer
     "$work/with-fault-points/tessera-controller" "$1" "$2"
 }
 
+# The probe in an image with a link that leads to where grants are: the runtime follows it when it mounts volumes.
+links_image() { # directories of the probe's layers
+  local layer=$work/links
+  mkdir -p "$layer/links/to/where/grants"
+  ln -s /dev/tessera "$layer/links/to/where/grants/are"
+  oci_archive "$images/links.tar" tessera/links:e2e \
+    '{"Entrypoint": ["/usr/local/bin/tessera-probe"], "Env": ["PATH=/usr/local/bin:/usr/bin:/bin"]}' "$@" "$layer"
+}
+
 load_tessera() {
   local node image
   bin=${bin:-$(cat "$rundir/bin")}
   for node in "${node_names[@]}"; do
-    for image in driver driver-fault-points controller controller-fault-points probe; do node_import "$node" "$image"; done
+    for image in driver driver-fault-points controller controller-fault-points probe links; do node_import "$node" "$image"; done
   done
 }
 

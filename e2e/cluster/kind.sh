@@ -86,7 +86,6 @@ main() {
   export KUBECONFIG=$kubeconfig TESSERA_E2E_NODE=$here/kind-node.sh
   helm install tessera "$repository/deploy/chart/tessera" --namespace tessera-system --create-namespace \
     --values "$here/values.yaml" --wait --timeout 180s
-  "$here/policies.sh"
   cd "$repository"
   cargo test --locked --profile "$cargo_profile" --package tessera-e2e --test cluster -- --test-threads=1 "$@"
 }

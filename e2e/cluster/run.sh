@@ -67,7 +67,6 @@ install_tessera() {
 }
 
 run_tests() {
-  PATH=$bin:$PATH "$here/policies.sh"
   cargo test --locked --profile "$cargo_profile" --package tessera-e2e --test cluster -- --test-threads=1 "$@"
 }
 

@@ -1,5 +1,6 @@
 //! Trials: what scenarios cannot say, since it needs hands on the machines or an eye on every moment.
 
+mod admission;
 mod bench;
 mod chaos;
 mod clock;
@@ -24,6 +25,8 @@ mod residue;
 mod restart;
 mod room;
 mod soak;
+mod stripped;
+mod tampering;
 
 pub mod ledger;
 
@@ -137,6 +140,10 @@ pub fn all(cluster: &Cluster) -> Vec<Trial<'static>> {
         trial!(cluster, "two-allocators-unfenced", fence::unfenced),
         trial!(cluster, "two-allocators-fenced", fence::fenced),
         trial!(cluster, "deleted-before-binding", deleted_early::freed),
+        trial!(cluster, "policies", admission::held),
+        trial!(cluster, "forged-grant", tampering::forged),
+        trial!(cluster, "ruined-ledgers", tampering::ledgers),
+        trial!(cluster, "stripped-finalizer", stripped::counted),
     ]
 }
 
@@ -154,6 +161,10 @@ pub fn on_real_cluster(cluster: &Cluster) -> Vec<Trial<'static>> {
         trial!(cluster, "preemption", preemption::stays),
         trial!(cluster, "frozen-leader", frozen_leader::replaced),
         trial!(cluster, "driver-prepare-cancelled", driver_crash::cancelled),
+        trial!(cluster, "rights", admission::held_with_rights),
+        trial!(cluster, "forged-grant-by-image", tampering::forged_by_image),
+        trial!(cluster, "exhausted-dev", tampering::exhausted),
+        trial!(cluster, "namespaces-of-a-tenant", tampering::namespaces),
     ]
 }
 

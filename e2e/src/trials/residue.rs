@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::bench::Bench;
 use crate::harness::TrialOutcome;
 use crate::inventory::GpuInventory;
+use crate::operations::Operations;
 use crate::runner::Outcome;
 
 /// Pods are gone only after their claims are unprepared, so there is next to nothing to wait for.
@@ -22,19 +23,24 @@ pub(super) async fn none(bench: Bench) -> TrialOutcome {
 pub(super) async fn nowhere(bench: &Bench) -> anyhow::Result<()> {
     let hands = bench.hands()?;
     for node in GpuInventory::read(&bench.client).await?.nodes() {
-        let mut last = String::new();
-        let look = async {
-            let mut ticks = tokio::time::interval(LOOK_EVERY);
-            loop {
-                ticks.tick().await;
-                last = hands.run(&["residue", node]).await?;
-                if last.trim().is_empty() {
-                    return Ok::<_, anyhow::Error>(());
-                }
-            }
-        };
-        let looked = tokio::time::timeout(PATIENCE, look).await;
-        looked.map_err(|_| anyhow::anyhow!("left on {node}:\n{last}"))??;
+        gone(hands, node).await?;
     }
     Ok(())
+}
+
+/// Waits until nothing is left on the node.
+pub(super) async fn gone(hands: &Operations, node: &str) -> anyhow::Result<()> {
+    let mut last = String::new();
+    let look = async {
+        let mut ticks = tokio::time::interval(LOOK_EVERY);
+        loop {
+            ticks.tick().await;
+            last = hands.run(&["residue", node]).await?;
+            if last.trim().is_empty() {
+                return Ok::<_, anyhow::Error>(());
+            }
+        }
+    };
+    let looked = tokio::time::timeout(PATIENCE, look).await;
+    looked.map_err(|_| anyhow::anyhow!("left on {node}:\n{last}"))?
 }

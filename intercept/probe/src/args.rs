@@ -9,6 +9,7 @@ use crate::memory::{self, Bytes};
 use crate::nvml::Nvml;
 use crate::report::{Device, Event, Failure, Filled, See, say};
 use crate::signals::Signals;
+use crate::tamper::Tamper;
 
 /// Says which GPUs it sees and takes memory until refused; one JSON object a line.
 #[derive(Debug, Parser)]
@@ -22,6 +23,15 @@ pub(crate) struct Args {
     /// The NVML library.
     #[arg(long, global = true, default_value = "libnvidia-ml.so.1")]
     nvml: PathBuf,
+    /// Try this against the container's grants and ledgers first, as a tenant might.
+    #[arg(long, value_enum)]
+    tamper: Option<Tamper>,
+    /// Where a forged grant is made.
+    #[arg(long, default_value = "/dev/tessera")]
+    forge_into: PathBuf,
+    /// The id that it has.
+    #[arg(long, default_value = "forged")]
+    forge_id: String,
 }
 
 #[derive(Debug, Subcommand)]
@@ -32,6 +42,8 @@ enum Command {
     Fill(Fill),
     /// Takes memory and holds it until SIGTERM or SIGINT.
     Hold(Hold),
+    /// Looks at no GPU.
+    Nothing,
 }
 
 #[derive(Debug, ClapArgs)]
@@ -60,12 +72,18 @@ struct Hold {
 impl Args {
     /// Does it.
     pub(crate) fn run(self, signals: &Signals) -> Result<(), Failure> {
-        let Self { command, cuda, nvml } = self;
+        let Self { command, cuda, nvml, tamper, forge_into, forge_id } = self;
+        if let Some(tamper) = tamper {
+            say(&Event::Tampered(tamper.attempt(&forge_into, &forge_id)?));
+        }
+        if matches!(command, Command::Nothing) {
+            return Ok(());
+        }
         let cuda = Cuda::open(&cuda)?;
         let nvml = Nvml::open(&nvml)?;
         say(&Event::See(see(&cuda, &nvml)?));
         match command {
-            Command::See => Ok(()),
+            Command::See | Command::Nothing => Ok(()),
             Command::Fill(options) => fill(&cuda, &nvml, &options, signals),
             Command::Hold(options) => hold(&cuda, &options, signals),
         }

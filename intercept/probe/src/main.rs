@@ -4,6 +4,7 @@
 //!  see  -> {"event":"see", ...}
 //!  fill -> see, {"event":"filled", ...} [, {"event":"holding"} until SIGTERM]
 //!  hold -> see, {"event":"holding","takenBytes":n} until SIGTERM
+//!  --tamper HOW ... -> {"event":"tampered", ...} before anything else
 //! ```
 //!
 //! One JSON object a line, flushed. It links neither CUDA nor NVML: like most programs it opens `libcuda.so.1` and
@@ -16,6 +17,7 @@ mod memory;
 mod nvml;
 mod report;
 mod signals;
+mod tamper;
 
 use std::process::ExitCode;
 

@@ -4,10 +4,13 @@ use std::io::Write as _;
 
 use serde::Serialize;
 
+use crate::tamper::Tampered;
+
 /// One line.
 #[derive(Debug, Serialize)]
 #[serde(tag = "event", rename_all = "lowercase", rename_all_fields = "camelCase")]
 pub(crate) enum Event {
+    Tampered(Tampered),
     See(See),
     Filled(Filled),
     Holding {

@@ -1,5 +1,5 @@
 //! Admission policies of the chart, as Rust: who may allocate, who may write slices, who may tolerate the fence, and
-//! that an allocated claim keeps its finalizer.
+//! that an allocated claim keeps its finalizer, and what pods with claims must not mount.
 //!
 //! Each is the counterpart of one ValidatingAdmissionPolicy; the real ones are CEL and run on the real cluster.
 
@@ -37,17 +37,19 @@ pub struct Policies {
     pub slices: bool,
     /// The delete-protection finalizer stays while a claim of ours is allocated.
     pub finalizer: bool,
+    /// No pod with claims mounts anything at, above or under the place of its grants.
+    pub mounts: bool,
 }
 
 impl Policies {
     /// As on a cluster without the chart.
     pub const fn none() -> Self {
-        Self { allocation: false, fence: false, slices: false, finalizer: false }
+        Self { allocation: false, fence: false, slices: false, finalizer: false, mounts: false }
     }
 
     /// As on a cluster with the chart.
     pub const fn all() -> Self {
-        Self { allocation: true, fence: true, slices: true, finalizer: true }
+        Self { allocation: true, fence: true, slices: true, finalizer: true, mounts: true }
     }
 }
 
@@ -83,6 +85,9 @@ impl Policies {
             "resourceslices" => {
                 self.slices.then(|| slices(attempt)).flatten().map(|said| ("tessera-slices", said))
             }
+            "pods" if attempt.current.is_none() => {
+                self.mounts.then(|| mounts(attempt)).flatten().map(|said| ("tessera-mounts", said))
+            }
             _ => None,
         };
         match denied {
@@ -103,8 +108,12 @@ fn ours(claim: Option<&Value>) -> bool {
 fn allocation(attempt: &Attempt<'_>) -> Option<&'static str> {
     let user = attempt.user.name.as_str();
     match (ours(attempt.current), ours(attempt.object)) {
-        (false, true) if user != CONTROLLER => Some("only tessera-controller allocates gpu.tessera.dev"),
-        (true, false) if !DEALLOCATORS.contains(&user) => Some("not allowed to deallocate gpu.tessera.dev"),
+        (false, true) if user != CONTROLLER => {
+            Some("only tessera-controller allocates devices of gpu.tessera.dev")
+        }
+        (true, false) if !DEALLOCATORS.contains(&user) => {
+            Some("this user may not end an allocation of gpu.tessera.dev; delete the pod instead")
+        }
         _ => None,
     }
 }
@@ -124,7 +133,9 @@ fn fence(attempt: &Attempt<'_>) -> Option<&'static str> {
         tolerates(&request["exactly"])
             || request["firstAvailable"].as_array().into_iter().flatten().any(tolerates)
     });
-    any.then_some("claims must not tolerate gpu.tessera.dev/managed")
+    any.then_some(
+        "claims must not tolerate gpu.tessera.dev/managed; tessera-controller allocates these devices",
+    )
 }
 
 fn finalizer(attempt: &Attempt<'_>) -> Option<&'static str> {
@@ -132,15 +143,22 @@ fn finalizer(attempt: &Attempt<'_>) -> Option<&'static str> {
     let dropped =
         meta::finalizers(current).contains(&FINALIZER) && !meta::finalizers(object).contains(&FINALIZER);
     (dropped && ours(Some(object)))
-        .then_some("the finalizer stays while a claim of gpu.tessera.dev is allocated")
+        .then_some("the finalizer resource.kubernetes.io/delete-protection stays while gpu.tessera.dev devices are allocated; delete the pods that use the claim")
+}
+
+/// A change that leaves alone what a slice says: owners, finalizers, labels, nothing at all.
+fn says_the_same(attempt: &Attempt<'_>) -> bool {
+    let (Some(object), Some(current)) = (attempt.object, attempt.current) else { return false };
+    object["spec"] == current["spec"]
+        && object["metadata"]["annotations"] == current["metadata"]["annotations"]
 }
 
 fn slices(attempt: &Attempt<'_>) -> Option<&'static str> {
     let slice = attempt.object.or(attempt.current)?;
     let is_driver = attempt.user.name == DRIVER_ACCOUNT;
     let spec = &slice["spec"];
-    if attempt.object.is_some() && spec["driver"] == DRIVER && !is_driver {
-        return Some("only tessera-driver publishes gpu.tessera.dev");
+    if attempt.object.is_some() && spec["driver"] == DRIVER && !is_driver && !says_the_same(attempt) {
+        return Some("only tessera-driver publishes slices of gpu.tessera.dev");
     }
     if !is_driver {
         return None;
@@ -150,5 +168,38 @@ fn slices(attempt: &Attempt<'_>) -> Option<&'static str> {
             && spec["nodeName"].as_str() == Some(node)
             && spec["pool"]["name"].as_str() == Some(node)
     });
-    (!own).then_some("a driver writes only its own node")
+    (!own).then_some("tessera-driver writes only slices of gpu.tessera.dev, and only those of its own node")
+}
+
+fn mounts(attempt: &Attempt<'_>) -> Option<&'static str> {
+    let spec = &attempt.object?["spec"];
+    if spec["resourceClaims"].as_array().is_none_or(Vec::is_empty) {
+        return None;
+    }
+    let containers =
+        ["containers", "initContainers", "ephemeralContainers"].map(|list| spec[list].as_array());
+    let paths = containers.into_iter().flatten().flatten().flat_map(|container| {
+        let listed = |list: &str, path: &str| -> Vec<&str> {
+            let entries = container[list].as_array().into_iter().flatten();
+            entries.filter_map(|entry| entry[path].as_str()).collect()
+        };
+        [listed("volumeMounts", "mountPath"), listed("volumeDevices", "devicePath")].concat()
+    });
+    let split = |path: &'_ str| -> Vec<String> {
+        path.split('/').filter(|part| !part.is_empty() && *part != ".").map(str::to_owned).collect()
+    };
+    let paths: Vec<_> = paths.map(split).collect();
+    if paths.iter().flatten().any(|part| part == "..") {
+        return Some(
+            "a pod with resource claims must not use .. in the path of a mount; /dev/tessera is Tessera's",
+        );
+    }
+    let covers = |parts: &Vec<String>| match &parts[..] {
+        [] => true,
+        [dev] => dev == "dev",
+        [dev, next, ..] => dev == "dev" && next == "tessera",
+    };
+    paths.iter().any(covers).then_some(
+        "a pod with resource claims must not mount anything at, above or under /dev/tessera; mount below /dev elsewhere, for example at /dev/shm",
+    )
 }

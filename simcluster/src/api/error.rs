@@ -95,7 +95,7 @@ impl ApiError {
             "{} \"{name}\" is forbidden: ValidatingAdmissionPolicy '{policy}' with binding '{policy}' denied request: {message}",
             kind.qualified()
         );
-        Self::about(422, "Invalid", kind, name, message)
+        Self::about(403, "Forbidden", kind, name, message)
     }
 
     /// 422 for a patch that cannot be applied.

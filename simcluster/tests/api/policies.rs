@@ -33,13 +33,13 @@ async fn only_the_controller_allocates_ours_and_anybody_allocates_theirs() {
     created(&admin, claim("c")).await;
     let scheduler = claims_as(&api, &User::named("system:kube-scheduler"));
     let (code, reason, message) = refusal(write(&scheduler, allocation(DRIVER, "node-a")).await);
-    assert_eq!((code, reason.as_str()), (422, "Invalid"));
-    assert!(message.ends_with("only tessera-controller allocates gpu.tessera.dev"), "{message}");
+    assert_eq!((code, reason.as_str()), (403, "Forbidden"));
+    assert!(message.ends_with("only tessera-controller allocates devices of gpu.tessera.dev"), "{message}");
     write(&scheduler, allocation("other.example", "node-a")).await.unwrap();
     write(&scheduler, Value::Null).await.unwrap();
     write(&claims_as(&api, &controller()), allocation(DRIVER, "node-a")).await.unwrap();
     let denied = refusal(write(&admin, Value::Null).await);
-    assert!(denied.2.ends_with("not allowed to deallocate gpu.tessera.dev"));
+    assert!(denied.2.contains("may not end an allocation of gpu.tessera.dev"));
     write(&scheduler, Value::Null).await.unwrap();
 }
 
@@ -67,8 +67,8 @@ async fn a_driver_writes_its_own_node_and_nobody_else_writes_its_slices() {
     let own = slices_as(&driver().on_node("node-a"));
     created(&own, slice("a", "node-a")).await;
     let (code, _, message) = refusal(own.create(&PostParams::default(), &slice("b", "node-b")).await);
-    assert_eq!(code, 422);
-    assert!(message.ends_with("a driver writes only its own node"), "{message}");
+    assert_eq!(code, 403);
+    assert!(message.ends_with("only those of its own node"), "{message}");
     let unbound = slices_as(&driver());
     assert!(unbound.create(&PostParams::default(), &slice("b", "node-a")).await.is_err());
     let neighbour = slices_as(&driver().on_node("node-b"));
