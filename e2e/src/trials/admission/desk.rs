@@ -37,7 +37,9 @@ pub(super) const DRIVER: User =
 pub(super) const DRIVER_WITHOUT_NODE: User = User { node: None, ..DRIVER };
 pub(super) const DRIVER_ELSEWHERE: User = User { node: Some("elsewhere"), ..DRIVER };
 pub(super) const SCHEDULER: User = user("system:kube-scheduler");
-pub(super) const CONTROLLER_MANAGER: User = user("system:kube-controller-manager");
+/// Where its controllers have no accounts of their own, it has whatever rights it was given: here, all.
+pub(super) const CONTROLLER_MANAGER: User =
+    User { name: "system:kube-controller-manager", group: Some("system:masters"), node: None };
 pub(super) const CLAIM_CONTROLLER: User = user("system:serviceaccount:kube-system:resource-claim-controller");
 pub(super) const GARBAGE_COLLECTOR: User =
     user("system:serviceaccount:kube-system:generic-garbage-collector");

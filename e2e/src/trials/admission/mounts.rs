@@ -54,9 +54,10 @@ pub(super) async fn check_ephemeral_containers(desk: &Desk) -> anyhow::Result<()
     };
     for path in ["/dev/tessera", "/dev"] {
         let what = format!("an ephemeral container with a volume at {path}");
-        desk.refused(EDITOR, &what, SAYS, at, with("debug", path)).await;
+        desk.refused(ADMINISTRATOR, &what, SAYS, at, with("debug", path)).await;
     }
-    desk.allowed(EDITOR, "an ephemeral container with a volume elsewhere", at, with("debug", "/data")).await;
+    desk.allowed(ADMINISTRATOR, "an ephemeral container with a volume elsewhere", at, with("debug", "/data"))
+        .await;
     desk.allowed(ADMINISTRATOR, "deleting the pod", At("pods", "try", ""), Ask::Delete).await;
     Ok(())
 }
