@@ -42,6 +42,19 @@ build_images() {
     docker build --file "$repository/deploy/images/$image.Dockerfile" --tag "tessera/$image:e2e" "$repository"
     kind load docker-image --name "$TESSERA_KIND_CLUSTER" "tessera/$image:e2e"
   done
+  build_links_image
+}
+
+# As links_image in images.sh.
+build_links_image() {
+  local context
+  context=$(mktemp -d)
+  mkdir -p "$context/links/to/where/grants"
+  ln -s /dev/tessera "$context/links/to/where/grants/are"
+  printf 'FROM tessera/probe:e2e\nCOPY links /links\n' >"$context/Dockerfile"
+  docker build --tag tessera/links:e2e "$context"
+  rm -r "$context"
+  kind load docker-image --name "$TESSERA_KIND_CLUSTER" tessera/links:e2e
 }
 
 # The fake driver's files, as node_install_gpus lays them out. /run of a kind node is a tmpfs, which docker cp cannot
