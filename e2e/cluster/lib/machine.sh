@@ -69,9 +69,15 @@ routes_add() { # command prefix, for example: machine_exec node-a
 # adopted by the machine's PID 1; its number inside the machine is kept in $rundir/MACHINE/pids/COMPONENT.
 component_start() { # machine component
   local machine=$1 component=$2
+  component_exists "$machine" "$component"
   # shellcheck disable=SC2016  # expanded by the inner shell
   machine_exec "$machine" bash -c 'setsid bash -c "echo \$\$ >\"$1\"; exec bash \"$2\"" _ "$1" "$2" </dev/null >>"$3" 2>&1 &' \
     _ "$rundir/$machine/pids/$component" "$rundir/$machine/$component.sh" "$logs/$machine-$component.log"
+}
+
+# Ends with an error otherwise: what does not exist has no process either, and would pass for stopped.
+component_exists() { # machine component
+  [ -f "$rundir/$1/$2.sh" ] || fail "$1 has no component $2"
 }
 
 component_alive() { # machine component
@@ -84,6 +90,7 @@ component_gone() { ! component_alive "$@"; }
 
 component_stop() { # machine component signal
   local pid
+  component_exists "$1" "$2"
   component_alive "$1" "$2" || return 0
   pid=$(cat "$rundir/$1/pids/$2")
   machine_exec "$1" kill "-$3" "$pid"

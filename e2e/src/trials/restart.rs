@@ -12,6 +12,8 @@ use crate::wait::{self, Verdict};
 
 /// Namespace of the chart.
 const NAMESPACE: &str = "tessera-system";
+/// The chart's label of the driver's pods.
+const DRIVER: &str = "app.kubernetes.io/name=tessera-driver";
 
 pub(super) async fn kubelet(bench: Bench) -> TrialOutcome {
     around(&bench, async |node| Ok(bench.hands()?.run(&["restart", node, "kubelet"]).await.map(drop)?)).await
@@ -25,7 +27,7 @@ pub(super) async fn containerd(bench: Bench) -> TrialOutcome {
 pub(super) async fn driver(bench: Bench) -> TrialOutcome {
     around(&bench, async |node| {
         let pods: Api<Pod> = Api::namespaced(bench.client.clone(), NAMESPACE);
-        let selector = ListParams::default().labels("app.kubernetes.io/component=driver");
+        let selector = ListParams::default().labels(DRIVER);
         let on_node = pods.list(&selector.fields(&format!("spec.nodeName={node}"))).await?;
         match on_node.items.first() {
             Some(pod) => replaced(&pods, pod, node).await,
@@ -39,7 +41,7 @@ pub(super) async fn driver(bench: Bench) -> TrialOutcome {
 /// Deletes the driver's pod and waits for the DaemonSet's next one to be ready.
 async fn replaced(pods: &Api<Pod>, old: &Pod, node: &str) -> anyhow::Result<()> {
     pods.delete(&old.name_any(), &DeleteParams::default()).await?;
-    let selector = kube::runtime::watcher::Config::default().labels("app.kubernetes.io/component=driver");
+    let selector = kube::runtime::watcher::Config::default().labels(DRIVER);
     let judge = |found: &[Pod]| {
         let fresh = found.iter().find(|pod| {
             pod.uid() != old.uid()
