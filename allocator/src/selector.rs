@@ -23,6 +23,7 @@ mod parse;
 mod types;
 mod value;
 mod view;
+mod work;
 
 #[cfg(test)]
 mod tests;

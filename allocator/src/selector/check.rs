@@ -35,6 +35,10 @@ const TYPE_NAMES: &[&str] = &[
 /// What is nested deeper could exhaust the stack of whoever evaluates it.
 const MAX_DEPTH: usize = 256;
 
+/// Macros that repeat what they are called on (`optMap`, `sortBy`) double it with each call in a chain. What is written out in
+/// 10 KiB has a twentieth of this.
+const MAX_PARTS: usize = 100_000;
+
 /// Code, and how many places its variables need.
 #[derive(Debug)]
 pub(super) struct Checked {
@@ -67,6 +71,7 @@ struct Checker {
     /// How many calls deep it is in arguments that may mix types.
     mixed: usize,
     depth: usize,
+    parts: usize,
 }
 
 type Typed = Result<(Code, Type), SelectorError>;
@@ -76,6 +81,11 @@ impl Checker {
         self.depth += 1;
         if self.depth > MAX_DEPTH {
             return Err(SelectorError::compile(format!("it is nested more than {MAX_DEPTH} deep")));
+        }
+        self.parts += 1;
+        if self.parts > MAX_PARTS {
+            let problem = format!("with its macros expanded it has more than {MAX_PARTS} parts");
+            return Err(SelectorError::compile(problem));
         }
         let typed = self.expr_within(expr);
         self.depth -= 1;
@@ -304,12 +314,13 @@ impl Checker {
             if overload.member != member || overload.parameters.len() != given.len() {
                 continue;
             }
+            let mark = self.types.mark();
             let overload = overload.instantiate(&mut self.types);
-            let mut attempt = self.types.clone();
-            if !overload.parameters.iter().zip(given).all(|(wanted, given)| attempt.admits(wanted, given)) {
+            if !overload.parameters.iter().zip(given).all(|(wanted, given)| self.types.admits(wanted, given))
+            {
+                self.types.undo(mark);
                 continue;
             }
-            self.types = attempt;
             let next = self.types.resolve(&overload.result);
             result = Some(match result {
                 Some(known) if known != next => Type::Dyn,

@@ -6,6 +6,7 @@ use super::code::{Access, Code, Fold};
 use super::cost;
 use super::value::{Key, Map, Value};
 use super::view::Fields;
+use super::work;
 
 /// Why there is no value.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,13 +22,15 @@ pub(super) enum Fault {
 /// # Errors
 /// See [`Fault`].
 pub(super) fn evaluate(code: &Code, variables: usize, device: &Fields) -> Result<Value, Fault> {
-    Machine { device, variables: vec![Ok(Value::Null); variables], cost: 0 }.value(code)
+    Machine { device, variables: vec![Ok(Value::Null); variables], cost: 0, work: 0 }.value(code)
 }
 
 struct Machine<'a> {
     device: &'a Fields,
     variables: Vec<Evaluated>,
     cost: u64,
+    /// What it really takes, see [`work`].
+    work: u64,
 }
 
 type Evaluated = Result<Value, Fault>;
@@ -40,6 +43,11 @@ impl Machine<'_> {
     fn spend(&mut self, cost: u64) -> Result<(), Fault> {
         self.cost = self.cost.saturating_add(cost);
         if self.cost > cost::LIMIT { Err(Fault::TooExpensive) } else { Ok(()) }
+    }
+
+    fn labour(&mut self, work: u64) -> Result<(), Fault> {
+        self.work = self.work.saturating_add(work);
+        if self.work > work::LIMIT { Err(Fault::TooExpensive) } else { Ok(()) }
     }
 
     fn value(&mut self, code: &Code) -> Evaluated {
@@ -62,7 +70,9 @@ impl Machine<'_> {
             Code::OrElse { first, second, unwrap } => self.or_else(first, second, *unwrap),
             Code::Call { function, arguments } => {
                 let arguments = arguments.iter().map(|a| self.value(a)).collect::<Result<Vec<_>, _>>()?;
+                self.labour(work::of_call(function.name, &arguments))?;
                 let result = function.call(&arguments);
+                self.labour(result.as_ref().map_or(0, work::extent))?;
                 self.spend(function.cost.of(&arguments, result.as_ref().ok()))?;
                 result.map_err(Fault::Error)
             }
@@ -218,6 +228,7 @@ impl Machine<'_> {
     fn fold(&mut self, fold: &Fold) -> Evaluated {
         let range = self.value(&fold.range)?;
         self.variables[fold.accumulator] = self.absorbable(&fold.initial)?;
+        self.labour(work::extent(&range))?;
         let is_map = matches!(range, Value::Map(_));
         for (key, element) in pairs(&range)? {
             match fold.second {

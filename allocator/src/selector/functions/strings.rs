@@ -1,7 +1,7 @@
 //! Strings: CEL's standard functions, cel-go's ext.Strings (version 2), and Kubernetes' `find` and `findAll`.
 //! Positions count characters.
 
-use regex::Regex;
+use regex::{Regex, RegexBuilder};
 
 use super::{Declaration, Outcome, declare};
 use crate::selector::code::Code;
@@ -71,12 +71,21 @@ pub(super) const FUNCTIONS: &[Declaration] = &[
     declare("format", &["string.(list(dyn)) string"], Cost::Characters(0, 1), format),
 ];
 
+/// More digits than this cannot be asked for; the formatter of Rust panics beyond 65,535.
+const MAX_PRECISION: usize = 1000;
+
+/// Bytes of a compiled regular expression. A few classes of Unicode, repeated, would take seconds and many megabytes.
+const MAX_REGEX_BYTES: usize = 1 << 20;
+
 /// A regular expression. `regex` knows what RE2 knows.
 ///
 /// # Errors
 /// It is none.
 pub(super) fn regex(pattern: &str) -> Result<Regex, String> {
-    Regex::new(pattern).map_err(|_| format!("invalid matches argument: `{pattern}` is no regular expression"))
+    RegexBuilder::new(pattern)
+        .size_limit(MAX_REGEX_BYTES)
+        .build()
+        .map_err(|_| format!("invalid matches argument: `{pattern}` is no regular expression"))
 }
 
 fn with_regex(a: &[Value], f: fn(&Regex, &str, usize) -> Value) -> Outcome {
@@ -311,7 +320,11 @@ fn parts(pattern: &str) -> Result<Vec<Part>, String> {
             while let Some(digit) = rest.next_if(char::is_ascii_digit) {
                 digits.push(digit);
             }
-            precision = Some(digits.parse().map_err(|_| "format: a precision is a number".to_owned())?);
+            let digits: usize = digits.parse().map_err(|_| "format: a precision is a number".to_owned())?;
+            if digits > MAX_PRECISION {
+                return Err(format!("format: a precision is at most {MAX_PRECISION}"));
+            }
+            precision = Some(digits);
         }
         let verb = rest.next().ok_or("format: unexpected end of the format")?;
         parts.push(Part::Clause { verb, precision: precision.unwrap_or(6) });

@@ -1,0 +1,62 @@
+//! Tenants write selectors, and the one task that plans evaluates them: none may end it or hold it up.
+
+use std::sync::mpsc;
+use std::time::Duration;
+
+use tessera_allocator::model::Device;
+use tessera_allocator::selector::{CompiledSelector, DeviceView, SelectorError};
+use tessera_api::names::{DeviceName, DriverName};
+
+/// Ten times what the slowest of them takes in a debug build on two busy cores; without the limits it would be minutes or hours.
+const PATIENCE: Duration = Duration::from_secs(40);
+
+/// The answer, on a thread with the stack of a worker of tokio.
+fn answer(expression: String) -> Result<bool, SelectorError> {
+    let (sender, receiver) = mpsc::channel();
+    let shown: String = expression.chars().take(80).collect();
+    let evaluating = std::thread::Builder::new().stack_size(2 << 20).spawn(move || {
+        let device = Device::new(DeviceName::new("gpu-0").expect("a name"));
+        let view = DeviceView::new(&DriverName::new("gpu.example.com").expect("a name"), &device);
+        let _ = sender.send(CompiledSelector::cached(&expression).and_then(|c| c.matches(&view)));
+    });
+    evaluating.expect("a thread");
+    receiver.recv_timeout(PATIENCE).unwrap_or_else(|error| panic!("{shown}: {error}"))
+}
+
+#[test]
+fn a_precision_that_the_formatter_panics_at_is_an_error() {
+    let answer = answer("'%.70000f'.format([double(device.driver.size())]) != ''".to_owned());
+    assert!(answer.is_err(), "{answer:?}");
+}
+
+#[test]
+fn checking_ten_kilobytes_of_calls_with_many_overloads_ends() {
+    assert_eq!(answer(format!("[{}].size() > 0", vec!["1<1"; 2500].join(","))), Ok(true));
+}
+
+#[test]
+fn a_chain_of_macros_that_double_what_they_are_called_on_is_refused() {
+    let chain = |calls: usize| format!("optional.of(1){}.hasValue()", ".optMap(x,x)".repeat(calls));
+    assert_eq!(answer(chain(8)), Ok(true));
+    assert!(matches!(answer(chain(60)), Err(SelectorError::Compile { .. })));
+}
+
+#[test]
+fn what_takes_far_more_than_it_costs_is_too_expensive() {
+    let doubled: String = (0..60).map(|i| format!("cel.bind(v{},[v{i},v{i}],", i + 1)).collect();
+    let text = "a".repeat(2000);
+    for expression in [
+        format!("cel.bind(v0,0,{doubled}v60 == v60{}", ")".repeat(61)),
+        format!("cel.bind(v0,dyn(0),{doubled}v60.flatten(100).size() > 0{}", ")".repeat(61)),
+        "lists.range(100000).distinct().size() > 0".to_owned(),
+        "sets.contains(lists.range(100000), lists.range(100000))".to_owned(),
+        "lists.range(100000).map(i, i).size() > 0".to_owned(),
+        "lists.range(1000).all(i, lists.range(100000).exists(j, true))".to_owned(),
+        "lists.range(100000).all(i, !'x'.matches('b' + string(i)))".to_owned(),
+        format!("cel.bind(s, '{text}', cel.bind(t, s + s + s + s + s, t.replace('a', t) != ''))"),
+        format!("cel.bind(s, '{text}', lists.range(50000).map(i, s).join() != '')"),
+    ] {
+        let shown: String = expression.chars().take(80).collect();
+        assert_eq!(answer(expression), Err(SelectorError::TooExpensive), "{shown}");
+    }
+}
