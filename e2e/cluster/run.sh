@@ -67,7 +67,8 @@ install_tessera() {
 }
 
 run_tests() {
-  cargo test --locked --profile "$cargo_profile" --package tessera-e2e --test cluster -- --test-threads=1 "$@"
+  PATH=$bin:$PATH TESSERA_E2E_HELM_VALUES=$here/values.yaml \
+    cargo test --locked --profile "$cargo_profile" --package tessera-e2e --test cluster -- --test-threads=1 "$@"
 }
 
 lock

@@ -15,6 +15,7 @@
 
 pub mod expectation;
 pub mod harness;
+pub mod helm;
 pub mod hollow;
 pub mod inventory;
 pub mod leftovers;

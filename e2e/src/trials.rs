@@ -21,6 +21,7 @@ mod policies;
 mod preemption;
 mod progress;
 mod refused_node;
+mod release;
 mod residue;
 mod restart;
 mod room;
@@ -165,6 +166,8 @@ pub fn on_real_cluster(cluster: &Cluster) -> Vec<Trial<'static>> {
         trial!(cluster, "forged-grant-by-image", tampering::forged_by_image),
         trial!(cluster, "exhausted-dev", tampering::exhausted),
         trial!(cluster, "namespaces-of-a-tenant", tampering::namespaces),
+        trial!(cluster, "helm-upgrade", release::upgraded),
+        trial!(cluster, "helm-uninstall", release::removed),
     ]
 }
 
