@@ -4,9 +4,10 @@
 #   node.sh exec MACHINE COMMAND...      run a command inside
 #   node.sh root MACHINE                 print a path on the host that is the machine's file system
 #   node.sh restart NODE COMPONENT       kubelet or containerd: SIGTERM, start again, wait until it answers
-#   node.sh stop NODE COMPONENT          SIGTERM, wait until it is gone
-#   node.sh kill NODE COMPONENT          the same with SIGKILL
-#   node.sh start NODE COMPONENT         start again
+#   node.sh stop MACHINE COMPONENT       kubelet, etcd, kube-apiserver, ...: SIGTERM, wait until it is gone
+#   node.sh kill MACHINE COMPONENT       the same with SIGKILL
+#   node.sh start MACHINE COMPONENT      start again
+#   node.sh usage MACHINE COMPONENT      print its CPU time, milliseconds, and the most memory it had, KiB
 #   node.sh freeze NODE CONTAINER        stop a container's process where it is (SIGSTOP), by the container's ID
 #   node.sh thaw NODE CONTAINER          let it go on
 #   node.sh restart-kubelet NODE, node.sh restart-containerd NODE   short for restart
@@ -43,6 +44,7 @@ main() {
     start) component_start "$machine" "$1" ;;
     freeze) machine_exec "$machine" "$bin/ctr" --namespace k8s.io tasks kill --signal SIGSTOP "$1" ;;
     thaw) machine_exec "$machine" "$bin/ctr" --namespace k8s.io tasks kill --signal SIGCONT "$1" ;;
+    usage) component_usage "$machine" "$1" ;;
     gpu) node_control_gpus "$machine" "$cargo_output" "$@" ;;
     policies) policies_switch "$1" ;;
     import) node_import "$machine" "$1" ;;

@@ -4,6 +4,7 @@ mod admission;
 mod bench;
 mod chaos;
 mod clock;
+mod control_plane;
 mod controller;
 mod controller_deployment;
 mod crowd;
@@ -14,6 +15,7 @@ mod fence;
 mod frozen_leader;
 mod gpu;
 mod neighbour;
+mod node;
 mod other_allocator;
 mod overcommit;
 mod placement;
@@ -26,6 +28,7 @@ mod residue;
 mod restart;
 mod room;
 mod soak;
+mod stock;
 mod stripped;
 mod tampering;
 
@@ -168,6 +171,9 @@ pub fn on_real_cluster(cluster: &Cluster) -> Vec<Trial<'static>> {
         trial!(cluster, "namespaces-of-a-tenant", tampering::namespaces),
         trial!(cluster, "helm-upgrade", release::upgraded),
         trial!(cluster, "helm-uninstall", release::removed),
+        trial!(cluster, "stock-mode", stock::there_and_back),
+        trial!(cluster, "control-plane-restarts", control_plane::restarted),
+        trial!(cluster, "node-deleted", node::deleted),
     ]
 }
 

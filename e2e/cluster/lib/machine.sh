@@ -97,6 +97,18 @@ component_stop() { # machine component signal
   wait_for "$2 of $1 to end" 30 component_gone "$1" "$2"
 }
 
+# What a component has used: CPU time in milliseconds, and the most memory it had, in KiB. Nothing if it does not run.
+component_usage() { # machine component
+  local pid ticks peak stat
+  component_alive "$1" "$2" || return 0
+  pid=$(cat "$rundir/$1/pids/$2")
+  # After the name, which may hold anything: fields 14 and 15 of the whole are the times in user and kernel mode.
+  stat=$(machine_exec "$1" cat "/proc/$pid/stat")
+  read -r -a ticks <<<"${stat##*) }"
+  peak=$(machine_exec "$1" awk '$1 == "VmHWM:" { print $2 }' "/proc/$pid/status")
+  echo "$(((ticks[11] + ticks[12]) * 1000 / $(getconf CLK_TCK))) $peak"
+}
+
 # Polls: the processes waited for here offer no other way.
 wait_for() { # what seconds command...
   local what=$1 deadline=$((SECONDS + $2))

@@ -123,7 +123,8 @@ async fn without_tessera(bench: &Bench, stays: &Pod, deleted: &Pod) -> anyhow::R
     Ok(())
 }
 
-fn helm() -> Result<Helm, Skip> {
+/// The hands on the release, or a reason to skip.
+pub(super) fn helm() -> Result<Helm, Skip> {
     Helm::from_environment().ok_or_else(|| Skip("TESSERA_E2E_HELM_VALUES is not set".into()))
 }
 
@@ -139,7 +140,7 @@ async fn of_the_chart(bench: &Bench) -> anyhow::Result<Vec<Pod>> {
 }
 
 /// A pod that runs on as it was.
-async fn unnoticed(bench: &Bench, before: &Pod) -> anyhow::Result<()> {
+pub(super) async fn unnoticed(bench: &Bench, before: &Pod) -> anyhow::Result<()> {
     let name = before.metadata.name.as_deref().unwrap_or_default();
     let now = bench.pods().get(name).await?;
     anyhow::ensure!(

@@ -30,6 +30,11 @@ pub(super) async fn nowhere(bench: &Bench) -> anyhow::Result<()> {
 
 /// Waits until nothing is left on the node.
 pub(super) async fn gone(hands: &Operations, node: &str) -> anyhow::Result<()> {
+    gone_within(hands, node, PATIENCE).await
+}
+
+/// The same, for longer than a pod that was deleted in the ordinary way needs.
+pub(super) async fn gone_within(hands: &Operations, node: &str, within: Duration) -> anyhow::Result<()> {
     let mut last = String::new();
     let look = async {
         let mut ticks = tokio::time::interval(LOOK_EVERY);
@@ -37,10 +42,9 @@ pub(super) async fn gone(hands: &Operations, node: &str) -> anyhow::Result<()> {
             ticks.tick().await;
             last = hands.run(&["residue", node]).await?;
             if last.trim().is_empty() {
-                return Ok::<_, anyhow::Error>(());
+                return Ok(());
             }
         }
     };
-    let looked = tokio::time::timeout(PATIENCE, look).await;
-    looked.map_err(|_| anyhow::anyhow!("left on {node}:\n{last}"))?
+    tokio::time::timeout(within, look).await.map_err(|_| anyhow::anyhow!("left on {node}:\n{last}"))?
 }
