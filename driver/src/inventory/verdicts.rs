@@ -33,7 +33,7 @@ struct Verdict {
     code: String,
     message: String,
     since: Instant,
-    /// NVIDIA's driver sets the recovery action after this event, if one is needed.
+    /// NVIDIA's driver sets the recovery action after this event and those before it, if one is needed.
     sets_recovery_action: bool,
     /// It has asked for something since.
     action_seen: bool,
@@ -60,8 +60,11 @@ impl Verdicts {
     /// Remembers what an event says. Returns whether that is news; an event that says nothing against the GPU is none.
     pub(super) fn remember(&mut self, event: &HealthEvent, now: Instant) -> bool {
         let Some(Health::Unhealthy { code, message }) = event.kind.health() else { return false };
-        let news = self.by_gpu.get(&event.gpu).is_none_or(|known| known.code != code);
-        let sets_recovery_action = event.kind.sets_recovery_action();
+        let known = self.by_gpu.get(&event.gpu);
+        let news = known.is_none_or(|known| known.code != code);
+        // What "none" proves nothing about is not over because another error came after it, as 120 comes after 119.
+        let settles = |known: &Verdict| known.sets_recovery_action || known.action_seen || known.was_gone;
+        let sets_recovery_action = event.kind.sets_recovery_action() && known.is_none_or(settles);
         let verdict =
             Verdict { code, message, since: now, sets_recovery_action, action_seen: false, was_gone: false };
         self.by_gpu.insert(event.gpu.clone(), verdict);

@@ -97,3 +97,14 @@ fn another_error_begins_anew() {
     assert!(verdicts.remember(&HealthEvent { gpu: gpu(), kind: HealthEventKind::Xid(Xid(46)) }, now));
     assert_eq!(code(verdicts.health(&gpu(), NONE, now)).as_deref(), Some("Xid46"));
 }
+
+#[test]
+fn a_later_error_that_settles_by_itself_does_not_clear_one_that_does_not() {
+    let (mut verdicts, now) = after(HealthEventKind::Xid(Xid(119)));
+    assert!(Xid(120).sets_recovery_action(), "alone it would be over after half a minute");
+    verdicts.remember(&HealthEvent { gpu: gpu(), kind: HealthEventKind::Xid(Xid(120)) }, now);
+    let much_later = now + Duration::from_secs(3600);
+    assert_eq!(code(verdicts.health(&gpu(), NONE, much_later)).as_deref(), Some("Xid120"));
+    verdicts.see(&gone());
+    assert_eq!(verdicts.health(&gpu(), NONE, much_later), Health::Healthy);
+}
