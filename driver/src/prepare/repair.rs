@@ -167,7 +167,7 @@ pub async fn repair(
         result => return result,
     }
     let claims = loop {
-        match source.list().await {
+        match source.list(|claim| checked(claim, pool).is_some()).await {
             Ok(claims) => break claims,
             Err(error) => {
                 tracing::error!(error = %chain(&error), "the journal cannot be rebuilt without the API; trying again");

@@ -99,11 +99,17 @@ impl ClaimSource {
         }
     }
 
-    /// All claims of the cluster, page by page. Only for rebuilding a lost journal.
+    /// The claims of the cluster that are `wanted`, read page by page. Only for rebuilding a lost journal.
+    ///
+    /// The others are dropped with their page: all of a large cluster's claims, with the managed fields of each, are more than the
+    /// memory that a driver has.
     ///
     /// # Errors
     /// What the API says.
-    pub async fn list(&self) -> Result<Vec<ResourceClaim>, kube::Error> {
+    pub async fn list(
+        &self,
+        wanted: impl Fn(&ResourceClaim) -> bool,
+    ) -> Result<Vec<ResourceClaim>, kube::Error> {
         /// As kubectl's default.
         const PAGE: u32 = 500;
         let api: Api<ResourceClaim> = Api::all(self.client.clone());
@@ -111,7 +117,7 @@ impl ClaimSource {
         let mut parameters = kube::api::ListParams::default().limit(PAGE);
         loop {
             let page = api.list(&parameters).await?;
-            claims.extend(page.items);
+            claims.extend(page.items.into_iter().filter(&wanted));
             match page.metadata.continue_.filter(|token| !token.is_empty()) {
                 Some(token) => parameters.continue_token = Some(token),
                 None => return Ok(claims),
