@@ -105,11 +105,13 @@ impl<'s> Planner<'s> {
         for name in self.node_order(&place, &task) {
             match self.search(&name, &task, steps) {
                 Ended::Found(chosen) => {
+                    // Room has been made there, and nowhere else.
+                    let is_nominated = pod.nominated.as_ref() == Some(&name);
                     let rank = if task.has_alternatives() { rank(&chosen) } else { 0 };
                     if best.as_ref().is_none_or(|best| rank < best.rank) {
                         best = Some(Solution { rank, node: name, chosen });
                     }
-                    if rank == 0 {
+                    if rank == 0 || is_nominated {
                         break;
                     }
                 }

@@ -433,6 +433,19 @@ fn a_better_alternative_is_worth_a_worse_node() {
 }
 
 #[test]
+fn the_nominated_node_is_worth_a_worse_alternative() {
+    // Pods were evicted from node-b for this one; node-a, which kube-scheduler has refused, has the better devices.
+    let cluster = Cluster::new()
+        .node("node-a", (0..2).map(|i| gpu(&format!("gpu-{i}"), "80Gi")).collect())
+        .node("node-b", vec![gpu("gpu-0", "80Gi")]);
+    let either =
+        first_available("gpu", vec![request("two", 2, &[]), request("share", 1, &[("memory", "10Gi")])]);
+    let mut nominated = pod("p", vec![claim("c", vec![either])]);
+    nominated.nominated = Some(NodeName::new("node-b").unwrap());
+    assert_eq!(places(&decide(&cluster, &[nominated])), [["node-b/gpu-0"]]);
+}
+
+#[test]
 fn a_constraint_binds_the_alternative_that_it_names_and_no_other() {
     let switch = |name: &str, switch: i64| gpu(name, "80Gi").with("switch", Attribute::Int(switch));
     let cluster = Cluster::new().node("node-a", vec![switch("gpu-0", 0), switch("gpu-1", 1)]);

@@ -134,15 +134,10 @@ impl ClaimEntry {
         let mut due: Vec<DeviceResult> = Vec::new();
         let is_held =
             |r: &&DeviceResult| self.users.values().any(|n| n.as_str() == r.device.pool.pool.as_str());
-        let held = self.booked.iter().filter(is_held);
-        let stated = [&self.observed, &self.assumed].into_iter().flatten().flat_map(|a| &a.results);
-        for result in stated.chain(held) {
-            // The same device for the same request is the same grant, told twice.
-            let known = due.iter().any(|d| d.device == result.device && d.request == result.request);
-            if !known && result.device.pool.driver.as_str() == DRIVER_NAME {
-                due.push(result.clone());
-            }
+        for stated in [&self.observed, &self.assumed].into_iter().flatten() {
+            include(&mut due, stated.results.iter());
         }
+        include(&mut due, self.booked.iter().filter(is_held));
         due
     }
 
@@ -160,6 +155,24 @@ impl ClaimEntry {
     /// What is booked.
     pub(crate) fn booked(&self) -> &[DeviceResult] {
         &self.booked
+    }
+}
+
+/// Adds what is stated of our devices to what is due. The same device for the same request is the same grant, told twice; but
+/// told twice in one statement it is two: kube-scheduler gives a request several shares of one device.
+fn include<'r>(due: &mut Vec<DeviceResult>, stated: impl Iterator<Item = &'r DeviceResult>) {
+    let mut told: Vec<bool> = vec![false; due.len()];
+    for result in stated.filter(|r| r.device.pool.driver.as_str() == DRIVER_NAME) {
+        let is_it = |(d, told): (&DeviceResult, &bool)| {
+            !told && d.device == result.device && d.request == result.request
+        };
+        let known = due.iter().zip(&told).position(is_it);
+        let at = known.unwrap_or(due.len());
+        if known.is_none() {
+            due.push(result.clone());
+            told.push(true);
+        }
+        told[at] = true;
     }
 }
 

@@ -250,6 +250,24 @@ fn capacity_stays_taken_until_no_bound_pod_refers_to_the_claim() {
 }
 
 #[test]
+fn two_shares_of_one_device_for_one_request_count_twice() {
+    // kube-scheduler allocates so in stock mode, where the request counts two and no constraint keeps them apart.
+    let mut fed = Fed::with_gpu();
+    let mut twice = allocated(claim("c", "gpu.tessera.dev"), 19);
+    let results = twice["status"]["allocation"]["devices"]["results"].as_array_mut().unwrap();
+    let mut second = results[0].clone();
+    second["shareID"] = "2f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77".into();
+    results.push(second);
+    fed.pod(on_node(pod("p", &["c"]), "Running"));
+    let object = fed.claim(reserved(twice, "p"));
+    assert_eq!(fed.taken(), 38);
+    fed.index.remove_claim(&object);
+    assert_eq!(fed.taken(), 38, "its containers run");
+    fed.pod(on_node(pod("p", &["c"]), "Succeeded"));
+    assert_eq!(fed.taken(), 0);
+}
+
+#[test]
 fn a_claim_moved_under_a_running_pod_takes_both_places() {
     let mut fed = Fed::with_gpu();
     fed.slice("node-a", 2, 1, json!([gpu("gpu-0"), gpu("gpu-1")]));
