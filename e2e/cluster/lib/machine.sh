@@ -105,6 +105,7 @@ component_usage() { # machine component
   # After the name, which may hold anything: fields 14 and 15 of the whole are the times in user and kernel mode.
   stat=$(machine_exec "$1" cat "/proc/$pid/stat")
   read -r -a ticks <<<"${stat##*) }"
+  # shellcheck disable=SC2016  # expanded by awk
   peak=$(machine_exec "$1" awk '$1 == "VmHWM:" { print $2 }' "/proc/$pid/status")
   echo "$(((ticks[11] + ticks[12]) * 1000 / $(getconf CLK_TCK))) $peak"
 }
