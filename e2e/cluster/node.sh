@@ -11,6 +11,7 @@
 #   node.sh freeze NODE CONTAINER        stop a container's process where it is (SIGSTOP), by the container's ID
 #   node.sh thaw NODE CONTAINER          let it go on
 #   node.sh restart-kubelet NODE, node.sh restart-containerd NODE   short for restart
+#   node.sh scheduler-through control-plane URL   kube-scheduler speaks to the API server through a proxy; URL nobody: directly
 #   node.sh gpu NODE HAPPENING...        a GPU falls off the bus, reports an XID, ...: see tessera-fake-world control --help
 #   node.sh policies control-plane off|on   remove the chart's admission policies from force, put them back
 #   node.sh import NODE IMAGE            load $TESSERA_E2E_RUNDIR/images/IMAGE.tar
@@ -45,6 +46,7 @@ main() {
     freeze) machine_exec "$machine" "$bin/ctr" --namespace k8s.io tasks kill --signal SIGSTOP "$1" ;;
     thaw) machine_exec "$machine" "$bin/ctr" --namespace k8s.io tasks kill --signal SIGCONT "$1" ;;
     usage) component_usage "$machine" "$1" ;;
+    scheduler-through) scheduler_through "$1" ;;
     gpu) node_control_gpus "$machine" "$cargo_output" "$@" ;;
     policies) policies_switch "$1" ;;
     import) node_import "$machine" "$1" ;;

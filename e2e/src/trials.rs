@@ -6,6 +6,7 @@ mod chaos;
 mod clock;
 mod control_plane;
 mod controller;
+mod controller_crash;
 mod controller_deployment;
 mod crowd;
 mod deleted_early;
@@ -14,12 +15,14 @@ mod driver_instances;
 mod fence;
 mod frozen_leader;
 mod gpu;
+mod misplaced;
 mod neighbour;
 mod node;
 mod other_allocator;
 mod overcommit;
 mod placement;
 mod policies;
+mod prebind_race;
 mod preemption;
 mod progress;
 mod refused_node;
@@ -148,6 +151,7 @@ pub fn all(cluster: &Cluster) -> Vec<Trial<'static>> {
         trial!(cluster, "forged-grant", tampering::forged),
         trial!(cluster, "ruined-ledgers", tampering::ledgers),
         trial!(cluster, "stripped-finalizer", stripped::counted),
+        trial!(cluster, "misplaced", misplaced::repaired),
     ]
 }
 
@@ -163,6 +167,8 @@ pub fn on_real_cluster(cluster: &Cluster) -> Vec<Trial<'static>> {
         trial!(cluster, "refused-by-affinity", refused_node::by_affinity),
         trial!(cluster, "refused-everywhere", refused_node::everywhere),
         trial!(cluster, "preemption", preemption::stays),
+        trial!(cluster, "prebind-race", prebind_race::forced),
+        trial!(cluster, "controller-killed", controller_crash::killed),
         trial!(cluster, "frozen-leader", frozen_leader::replaced),
         trial!(cluster, "driver-prepare-cancelled", driver_crash::cancelled),
         trial!(cluster, "rights", admission::held_with_rights),

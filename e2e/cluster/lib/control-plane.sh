@@ -14,7 +14,7 @@ control_plane_start() {
   etcd_script "$directory"
   apiserver_script "$directory"
   controller_manager_script "$directory"
-  scheduler_script "$directory"
+  scheduler_script "$directory" "$directory/scheduler.kubeconfig"
 
   component_start "$control_plane" etcd
   component_start "$control_plane" kube-apiserver
@@ -61,11 +61,11 @@ exec "$bin/kube-controller-manager" --kubeconfig "$1/controller-manager.kubeconf
 END
 }
 
-scheduler_script() { # directory
+scheduler_script() { # directory kubeconfig
   cat >"$1/scheduler.yaml" <<END
 apiVersion: kubescheduler.config.k8s.io/v1
 kind: KubeSchedulerConfiguration
-clientConnection: {kubeconfig: "$1/scheduler.kubeconfig", qps: $kube_api_qps, burst: $kube_api_qps}
+clientConnection: {kubeconfig: "$2", qps: $kube_api_qps, burst: $kube_api_qps}
 leaderElection: {leaderElect: false}
 END
   cat >"$1/kube-scheduler.sh" <<END
@@ -85,4 +85,22 @@ policies_switch() { # off|on
     on) kubectl_admin apply --filename "$saved" ;;
     *) fail "policies are on or off, not '$1'" ;;
   esac
+}
+
+# Has kube-scheduler speak to the API server through a proxy of the tests, at that URL, which adds the credentials. With
+# `nobody` in between, it speaks directly again.
+scheduler_through() { # url
+  local directory=$rundir/$control_plane kubeconfig=$rundir/$control_plane/scheduler.kubeconfig
+  if [ "$1" != nobody ]; then
+    kubeconfig=$directory/scheduler-through.kubeconfig
+    cat >"$kubeconfig" <<END
+apiVersion: v1
+kind: Config
+clusters: [{name: e2e, cluster: {server: "$1"}}]
+contexts: [{name: e2e, context: {cluster: e2e}}]
+current-context: e2e
+END
+  fi
+  scheduler_script "$directory" "$kubeconfig"
+  node_restart "$control_plane" kube-scheduler
 }

@@ -59,6 +59,11 @@ impl Bench {
         Ok(Client::try_from(config)?)
     }
 
+    /// Where the API server is.
+    pub(super) fn server(&self) -> &axum::http::Uri {
+        &self.config.cluster_url
+    }
+
     /// Runs the trial between making its namespace and deleting it.
     pub(super) async fn run<F>(self, trial: impl FnOnce(Self) -> F) -> TrialOutcome
     where

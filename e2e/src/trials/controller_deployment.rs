@@ -11,7 +11,7 @@ use super::bench::{Bench, PATIENCE};
 use crate::wait::{self, Verdict};
 
 /// Of the chart.
-const NAMESPACE: &str = "tessera-system";
+pub(super) const NAMESPACE: &str = "tessera-system";
 /// Of Deployment, container label and Lease.
 const NAME: &str = "tessera-controller";
 
@@ -41,6 +41,16 @@ impl ControllerDeployment {
     /// Waits until there are that many, and none that is on its way out.
     pub(super) async fn scale(&self, replicas: i64) -> anyhow::Result<()> {
         self.change(json!({"spec": {"replicas": replicas}})).await
+    }
+
+    /// Waits until all are of that image, and none of another is left. Returns the image from before.
+    pub(super) async fn set_image(&self, image: &str) -> anyhow::Result<String> {
+        let deployment = self.deployments.get(NAME).await?;
+        let before = &deployment.data["spec"]["template"]["spec"]["containers"][0];
+        let (container, before) = (before["name"].clone(), before["image"].as_str().unwrap_or_default());
+        let containers = json!([{"name": container, "image": image}]);
+        self.change(json!({"spec": {"template": {"spec": {"containers": containers}}}})).await?;
+        Ok(before.to_owned())
     }
 
     async fn change(&self, change: Value) -> anyhow::Result<()> {

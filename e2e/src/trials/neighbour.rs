@@ -13,7 +13,7 @@ use crate::runner::Outcome;
 use crate::wait::{self, Verdict};
 
 /// Only it may allocate, so it is impersonated.
-const CONTROLLER: &str = "system:serviceaccount:tessera-system:tessera-controller";
+pub(super) const CONTROLLER: &str = "system:serviceaccount:tessera-system:tessera-controller";
 
 pub(super) async fn refused(bench: Bench) -> TrialOutcome {
     let node = bench.node_with("a100", 4).await?;
