@@ -24,7 +24,7 @@ use crate::leadership::Tenure;
 use crate::metrics::Metrics;
 use crate::notices::Notices;
 use crate::repairs::Repairs;
-use crate::retries::Retries;
+use crate::retries::{Retries, TakenBack};
 use crate::watch::{Change, Kind, Object, What};
 
 /// After a change, so long is waited for more of them: pods, claims and statuses of one cause come within moments.
@@ -212,6 +212,9 @@ impl Planner {
             let held = self.is_claim_held(pod, now);
             if held {
                 taken_back.insert(pod.uid.clone());
+                if let Some(node) = &pod.nominated {
+                    self.retries.nominated(&pod.uid, node);
+                }
             }
             !held
         });
@@ -220,6 +223,9 @@ impl Planner {
                 tracing::info!(pod = %pod.name, namespace = %pod.namespace, ?what, "the allocation was taken back, planning again");
                 self.tell_taken_back(&pod.uid, &what, now);
                 taken_back.insert(pod.uid.clone());
+                if let TakenBack::RoomIsMade(node) = what {
+                    pod.nominated = Some(node);
+                }
             }
             pod.excluded = self.retries.excluded(&pod.uid, now);
         }

@@ -67,6 +67,8 @@ struct Placed {
     message: Option<String>,
     /// When another message was first seen.
     changed: Option<Instant>,
+    /// The scheduler has made room on the node since.
+    room_made: bool,
 }
 
 /// What to do about a pod that waits for the scheduler.
@@ -85,8 +87,8 @@ pub enum Verdict {
 pub enum TakenBack {
     /// The pod cannot run on this node, which is left out from now on.
     NotThere(NodeName),
-    /// The same node is the one to try: pods are evicted from it for this one.
-    RoomIsMade,
+    /// This node is the one to try again: pods are evicted from it for this one.
+    RoomIsMade(NodeName),
 }
 
 impl Retries {
@@ -122,8 +124,14 @@ impl Retries {
     /// A decision was made for the pod; `message` is what the scheduler says about it at this moment.
     pub fn placed(&mut self, pod: &PodUid, node: NodeName, message: Option<String>, now: Instant) {
         let attempts = self.pods.entry(pod.clone()).or_default();
-        attempts.placed =
-            Some(Placed { node: Some(node), decided: true, since: now, message, changed: None });
+        attempts.placed = Some(Placed {
+            node: Some(node),
+            decided: true,
+            since: now,
+            message,
+            changed: None,
+            room_made: false,
+        });
     }
 
     /// A decision does not stand: it could not be written, or not all of it. With `hold`, it is not repeated at once.
@@ -133,6 +141,15 @@ impl Retries {
         if hold {
             attempts.failures += 1;
             attempts.held_until = Some(now + grown(AFTER_WRITE_ERROR, attempts.failures));
+        }
+    }
+
+    /// kube-scheduler has nominated a node for a pod. Where it was placed there, that is kept in mind: a failed attempt while the
+    /// claim is held takes the nomination away, and the room is there all the same.
+    pub fn nominated(&mut self, pod: &PodUid, node: &NodeName) {
+        let placed = self.pods.get_mut(pod).and_then(|attempts| attempts.placed.as_mut());
+        if let Some(placed) = placed.filter(|placed| placed.node.as_ref() == Some(node)) {
+            placed.room_made = true;
         }
     }
 
@@ -146,11 +163,11 @@ impl Retries {
     ) -> Option<TakenBack> {
         let attempts = self.pods.get_mut(pod)?;
         // A claim that was another pod's before and is free now says nothing about its node.
-        let Some(Placed { node: Some(node), decided: true, .. }) = attempts.placed.take() else {
+        let Some(Placed { node: Some(node), decided: true, room_made, .. }) = attempts.placed.take() else {
             return None;
         };
-        if nominated == Some(&node) {
-            return Some(TakenBack::RoomIsMade);
+        if room_made || nominated == Some(&node) {
+            return Some(TakenBack::RoomIsMade(node));
         }
         attempts.exclude(node.clone(), now);
         Some(TakenBack::NotThere(node))
@@ -165,6 +182,7 @@ impl Retries {
             since: now,
             message: waiting.unschedulable.clone(),
             changed: None,
+            room_made: false,
         });
         if waiting.nominated || waiting.movable.is_empty() {
             return Verdict::Wait;

@@ -5,7 +5,7 @@ mod stand_in;
 
 use serde_json::json;
 use stand_in::StandIn;
-use stand_in::controller::{Controller, allocation, cluster, event, reserve_and_bind};
+use stand_in::controller::{Controller, add_node, allocation, cluster, event, place, reserve_and_bind};
 use stand_in::objects::{bound, claim, class, node, pod, slice, unschedulable};
 use tokio::time::Duration;
 
@@ -311,6 +311,29 @@ async fn where_preemption_made_room_the_same_node_is_taken_again() {
     };
     let got = api.until("another allocation", again).await;
     assert_eq!(got["devices"]["results"][0]["pool"], "node-a");
+    controller.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn room_that_preemption_made_is_remembered_when_the_nomination_goes() {
+    let api = cluster(1);
+    api.put("resourceclaims", claim("c", "19Gi"));
+    api.put("pods", pod("p", &["c"]));
+    let controller = Controller::start(&api);
+    api.until("an allocation", |api| allocation(api, "c")).await;
+    add_node(&api, "node-b", 1);
+    let mut cleared = api.get("resourceclaims", "default", "c").unwrap();
+    cleared.as_object_mut().unwrap().remove("status");
+    api.put("resourceclaims", cleared);
+    let mut nominated = pod("p", &["c"]);
+    nominated["status"]["nominatedNodeName"] = "node-a".into();
+    api.put("pods", nominated);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(place(&api, "c"), None, "a PreBind under way has to find no allocation");
+    // The victim is gone, kube-scheduler tries again, finds the claim without an allocation, and takes its nomination back.
+    api.put("pods", pod("p", &["c"]));
+    api.until("another allocation", |api| allocation(api, "c")).await;
+    assert_eq!(place(&api, "c").as_deref(), Some("node-a"));
     controller.stop().await;
 }
 

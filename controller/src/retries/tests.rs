@@ -92,8 +92,25 @@ fn an_allocation_taken_back_by_others_leaves_the_node_out_unless_room_was_made_t
     assert_eq!(retries.taken_back(&pod(), None, now), None, "told once");
     let mut retries = Retries::default();
     retries.placed(&pod(), node("node-a"), None, now);
-    assert_eq!(retries.taken_back(&pod(), Some(&node("node-a")), now), Some(TakenBack::RoomIsMade));
+    assert_eq!(
+        retries.taken_back(&pod(), Some(&node("node-a")), now),
+        Some(TakenBack::RoomIsMade(node("node-a")))
+    );
     assert_eq!(retries.excluded(&pod(), now).len(), 0);
+}
+
+#[test]
+fn room_that_was_made_is_not_forgotten_with_the_nomination() {
+    let now = Instant::now();
+    let mut retries = Retries::default();
+    retries.placed(&pod(), node("node-a"), None, now);
+    retries.nominated(&pod(), &node("node-b"));
+    retries.nominated(&pod(), &node("node-a"));
+    assert_eq!(retries.taken_back(&pod(), None, now), Some(TakenBack::RoomIsMade(node("node-a"))));
+    assert_eq!(retries.excluded(&pod(), now).len(), 0);
+    retries.placed(&pod(), node("node-a"), None, now);
+    retries.nominated(&pod(), &node("node-b"));
+    assert_eq!(retries.taken_back(&pod(), None, now), Some(TakenBack::NotThere(node("node-a"))));
 }
 
 #[test]
