@@ -30,6 +30,7 @@ mod release;
 mod residue;
 mod restart;
 mod room;
+mod slices;
 mod soak;
 mod stock;
 mod stripped;
@@ -139,6 +140,7 @@ pub fn all(cluster: &Cluster) -> Vec<Trial<'static>> {
         trial!(cluster, "controller-stopped", controller::stopped),
         trial!(cluster, "lost-gpu", gpu::lost),
         trial!(cluster, "gpu-recovers", gpu::recovers),
+        trial!(cluster, "slices-tampered", slices::put_right),
         trial!(cluster, "other-allocator-dra", other_allocator::dra_driver),
         trial!(cluster, "other-allocator-plugin", other_allocator::device_plugin),
         trial!(cluster, "neighbours-pool", neighbour::refused),

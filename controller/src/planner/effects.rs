@@ -54,7 +54,9 @@ impl Planner {
         }
         let refused: BTreeSet<&PodUid> = refusals.iter().map(|r| &r.pod).collect();
         for waiting in self.index.waiting() {
-            if waiting.movable.iter().any(|claim| self.writing.contains_key(claim)) {
+            // What cannot be written now is not given up either: the node would be blamed for it.
+            let busy = |claim| self.writing.contains_key(claim) || self.is_held(claim, now);
+            if waiting.movable.iter().any(busy) {
                 continue;
             }
             if refused.contains(&waiting.pod) {
