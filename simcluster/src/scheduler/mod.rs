@@ -10,7 +10,7 @@
 //! rejects a node speaks for it; claims are reserved in PreBind by updates that are tried again after conflicts;
 //! PostFilter clears a claim that was not available on some node. One pod at a time, binding included.
 //!
-//! It allocates claims by itself where their devices' taints let it, as the real one does: [`allocation`]. Left out:
+//! It allocates claims by itself where their devices' taints let it, as the real one does: `allocation`. Left out:
 //! preemption, ports, volumes, pod affinity, spreading, extended resources backed by devices. Of several fitting nodes it
 //! takes the least requested one, then the first by name, where the real one draws lots.
 
