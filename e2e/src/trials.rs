@@ -185,17 +185,13 @@ pub fn on_real_cluster(cluster: &Cluster) -> Vec<Trial<'static>> {
     ]
 }
 
-/// Faults of the API server by plan, one trial for each seed, and clocks that are wrong. Only the stand-ins can do that, when they
-/// are served with `--clocks`.
-pub fn on_faulty_cluster(cluster: &Cluster, seeds: &[u64]) -> Vec<Trial<'static>> {
-    let mut trials = vec![trial!(cluster, "wrong-clock", clock::of_a_node)];
-    trials.extend(seeds.iter().map(|&seed| {
-        let name = format!("chaos-{seed}");
-        let bench = Bench::new(cluster, &name);
-        let run = Box::pin(async move { bench.run(|bench| chaos::survived(bench, seed)).await });
-        Trial { name: format!("trial/{name}"), run }
-    }));
-    trials
+/// Faults of the API server, by a plan from each seed, and clocks that are wrong. Only the stand-ins can do that, when they are
+/// served with `--clocks`.
+pub fn on_faulty_cluster(cluster: &Cluster, seeds: Vec<u64>) -> Vec<Trial<'static>> {
+    vec![
+        trial!(cluster, "wrong-clock", clock::of_a_node),
+        trial!(cluster, "chaos", |bench| chaos::survived(bench, seeds)),
+    ]
 }
 
 /// What has to come after everything else.
