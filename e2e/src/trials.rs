@@ -12,6 +12,7 @@ mod crowd;
 mod deleted_early;
 mod driver_crash;
 mod driver_instances;
+mod driver_update;
 mod fence;
 mod frozen_leader;
 mod gpu;
@@ -172,6 +173,7 @@ pub fn on_real_cluster(cluster: &Cluster) -> Vec<Trial<'static>> {
         trial!(cluster, "prebind-race", prebind_race::forced),
         trial!(cluster, "controller-killed", controller_crash::killed),
         trial!(cluster, "frozen-leader", frozen_leader::replaced),
+        trial!(cluster, "driver-killed", driver_crash::killed),
         trial!(cluster, "driver-prepare-cancelled", driver_crash::cancelled),
         trial!(cluster, "rights", admission::held_with_rights),
         trial!(cluster, "forged-grant-by-image", tampering::forged_by_image),
@@ -182,6 +184,8 @@ pub fn on_real_cluster(cluster: &Cluster) -> Vec<Trial<'static>> {
         trial!(cluster, "stock-mode", stock::there_and_back),
         trial!(cluster, "control-plane-restarts", control_plane::restarted),
         trial!(cluster, "node-deleted", node::deleted),
+        trial!(cluster, "driver-two-instances", driver_update::two_instances),
+        trial!(cluster, "driver-cdi-file-deleted", driver_update::cdi_file_deleted),
     ]
 }
 

@@ -116,6 +116,26 @@ impl DriverInstances {
         Ok(wait::until(self.pods.clone(), selector(), &what, PATIENCE, judge).await?)
     }
 
+    /// Waits until no driver is on `node`.
+    pub(super) async fn gone_from(&self, node: &str) -> anyhow::Result<()> {
+        let judge = |pods: &[Pod]| match pods.iter().find(|pod| node_of(pod) == Some(node)) {
+            None => Verdict::Done(()),
+            Some(pod) => Verdict::NotYet(pod.name_any()),
+        };
+        let what = format!("the driver of {node} to be gone");
+        Ok(wait::until(self.pods.clone(), selector(), &what, PATIENCE, judge).await?)
+    }
+
+    /// Waits until the pod's container has been started for the time after the `restarts`th, and is ready.
+    pub(super) async fn restarted(&self, pod: &str, restarts: i32) -> anyhow::Result<()> {
+        let judge = |pod: Option<&Pod>| match pod {
+            Some(pod) if restarts_of(pod) > restarts && is_ready(pod) => Verdict::Done(()),
+            other => Verdict::NotYet(format!("{:?} restarts", other.map(restarts_of))),
+        };
+        let what = format!("driver {pod} to be started again");
+        Ok(wait::until_one(self.pods.clone(), pod, &what, PATIENCE, judge).await?)
+    }
+
     /// What the driver in `pod` says of its fault points.
     pub(super) async fn fault_points(&self, pod: &str) -> anyhow::Result<BTreeMap<String, FaultPoint>> {
         Ok(serde_json::from_str(&self.call("GET", pod, "").await?)?)
@@ -172,4 +192,10 @@ fn is_ready(pod: &Pod) -> bool {
     let ready =
         conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True");
     ready && pod.metadata.deletion_timestamp.is_none()
+}
+
+/// How often the pod's containers were started again.
+pub(super) fn restarts_of(pod: &Pod) -> i32 {
+    let statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
+    statuses.map(|status| status.restart_count).sum()
 }
