@@ -8,6 +8,10 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=lib/cluster.sh
 source "$here/lib/cluster.sh"
 
+# Of a kind node.
+bin=/usr/local/bin
+workers=("$TESSERA_KIND_CLUSTER-worker" "$TESSERA_KIND_CLUSTER-worker2")
+
 # What node.sh does with a machine of its own, done with a container.
 machine_exec() {
   local node=$1
@@ -21,9 +25,22 @@ main() {
   shift 2
   case $action in
     exec) machine_exec "$node" "$@" ;;
-    restart | stop | start) machine_exec "$node" systemctl "$action" "$1" ;;
+    kill)
+      case $1 in
+        driver) tessera_kill "$1" "$node" ;;
+        controller) tessera_kill "$1" "${workers[@]}" ;;
+        *) machine_exec "$node" systemctl kill --signal KILL "$1" ;;
+      esac
+      ;;
+    start)
+      case $1 in
+        driver) tessera_wait "$1" "$node" ;;
+        controller) tessera_wait "$1" "${workers[@]}" ;;
+        *) machine_exec "$node" systemctl start "$1" ;;
+      esac
+      ;;
+    restart | stop) machine_exec "$node" systemctl "$action" "$1" ;;
     restart-*) machine_exec "$node" systemctl restart "${action#restart-}" ;;
-    kill) machine_exec "$node" systemctl kill --signal KILL "$1" ;;
     freeze) machine_exec "$node" ctr --namespace k8s.io tasks kill --signal SIGSTOP "$1" ;;
     thaw) machine_exec "$node" ctr --namespace k8s.io tasks kill --signal SIGCONT "$1" ;;
     gpu) node_control_gpus "$node" /usr/local/bin "$@" ;;

@@ -29,6 +29,9 @@ cluster_configuration() {
   local node
   echo "kind: Cluster"
   echo "apiVersion: kind.x-k8s.io/v1alpha4"
+  # As on our own nodes: crash tests kill a container often.
+  echo "kubeadmConfigPatches:"
+  echo "- '{apiVersion: kubelet.config.k8s.io/v1beta1, kind: KubeletConfiguration, crashLoopBackOff: {maxContainerRestartPeriod: 1s}}'"
   echo "nodes:"
   echo "- role: control-plane"
   for node in "${node_names[@]}"; do

@@ -8,6 +8,8 @@
 #   node.sh kill MACHINE COMPONENT       the same with SIGKILL
 #   node.sh start MACHINE COMPONENT      start again
 #   node.sh usage MACHINE COMPONENT      print its CPU time, milliseconds, and the most memory it had, KiB
+#   node.sh kill NODE driver, node.sh kill control-plane controller     SIGKILL to its containers, wherever they run
+#   node.sh start NODE driver, node.sh start control-plane controller   wait until kubelet has started them again
 #   node.sh freeze NODE CONTAINER        stop a container's process where it is (SIGSTOP), by the container's ID
 #   node.sh thaw NODE CONTAINER          let it go on
 #   node.sh restart-kubelet NODE, node.sh restart-containerd NODE   short for restart
@@ -41,8 +43,20 @@ main() {
     restart) node_restart "$machine" "$1" ;;
     restart-*) node_restart "$machine" "${action#restart-}" ;;
     stop) component_stop "$machine" "$1" TERM ;;
-    kill) component_stop "$machine" "$1" KILL ;;
-    start) component_start "$machine" "$1" ;;
+    kill)
+      case $1 in
+        driver) tessera_kill "$1" "$machine" ;;
+        controller) tessera_kill "$1" "${node_names[@]}" ;;
+        *) component_stop "$machine" "$1" KILL ;;
+      esac
+      ;;
+    start)
+      case $1 in
+        driver) tessera_wait "$1" "$machine" ;;
+        controller) tessera_wait "$1" "${node_names[@]}" ;;
+        *) component_start "$machine" "$1" ;;
+      esac
+      ;;
     freeze) machine_exec "$machine" "$bin/ctr" --namespace k8s.io tasks kill --signal SIGSTOP "$1" ;;
     thaw) machine_exec "$machine" "$bin/ctr" --namespace k8s.io tasks kill --signal SIGCONT "$1" ;;
     usage) component_usage "$machine" "$1" ;;

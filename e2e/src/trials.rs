@@ -74,10 +74,10 @@ impl Sizes {
         fenced_claims: 1000,
         soak: SoakSize { pods: 300, started_percent: 3, pause: Duration::from_secs(4) },
     };
-    /// A real API server, real containers.
+    /// A real API server, real containers: a minute or two each.
     pub const REAL: Self = Self {
         fenced_claims: 500,
-        soak: SoakSize { pods: 1000, started_percent: 100, pause: Duration::from_secs(20) },
+        soak: SoakSize { pods: 100, started_percent: 100, pause: Duration::from_secs(10) },
     };
 
     /// The same, but for what $TESSERA_FENCE_CLAIMS and $TESSERA_SOAK_PODS say.
@@ -155,12 +155,8 @@ pub fn all(cluster: &Cluster) -> Vec<Trial<'static>> {
         trial!(cluster, "ruined-ledgers", tampering::ledgers),
         trial!(cluster, "stripped-finalizer", stripped::counted),
         trial!(cluster, "misplaced", misplaced::repaired),
+        trial!(cluster, "soak", soak::survived),
     ]
-}
-
-/// The trials of the stand-ins alone.
-pub fn on_stand_ins(cluster: &Cluster) -> Vec<Trial<'static>> {
-    vec![trial!(cluster, "soak", soak::survived)]
 }
 
 /// The trials that need a real Kubernetes: what they are about is left out of the stand-ins.

@@ -7,7 +7,7 @@ use tempfile::TempDir;
 use tessera_e2e::harness::{Report, Selection, everything};
 use tessera_e2e::operations::Operations;
 use tessera_e2e::served::{Served, no_namespaces, program};
-use tessera_e2e::trials::{self, Cluster, Sizes};
+use tessera_e2e::trials::{Cluster, Sizes};
 
 /// The container runtime of the stand-ins is no daemon that could be restarted.
 const NO_DAEMON: &str = "trial/containerd-restart";
@@ -40,7 +40,7 @@ async fn run(selection: &Selection) -> anyhow::Result<Option<Report>> {
     let config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
     let operations = Operations::by(directory.path().join("node.sh"));
     let cluster = Cluster::new(config, Some(operations))?.with_sizes(Sizes::SIMULATED.or_from_environment()?);
-    let mut trials = everything(&cluster, trials::on_stand_ins(&cluster))?;
+    let mut trials = everything(&cluster, vec![])?;
     trials.retain(|trial| trial.name != NO_DAEMON);
     let report = Report::of(selection, trials).await;
     served.stop().await?;

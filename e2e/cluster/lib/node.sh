@@ -150,3 +150,39 @@ residue_report() {
     esac
   done
 }
+
+# The IDs of the containers of that name that run on a node, of Tessera's pods.
+tessera_containers() { # driver|controller, node
+  local running
+  running=$(machine_exec "$2" "$bin/ctr" --namespace k8s.io tasks list | awk '$3 == "RUNNING" { print $1 }')
+  # Containers that have ended are listed as well.
+  machine_exec "$2" "$bin/ctr" --namespace k8s.io containers list --quiet \
+    "labels.\"io.kubernetes.container.name\"==$1,labels.\"io.kubernetes.pod.namespace\"==tessera-system" |
+    grep --fixed-strings --line-regexp "$running" || true
+}
+
+tessera_runs() { # driver|controller, nodes...
+  local container=$1 node
+  shift
+  for node in "$@"; do
+    if [ -n "$(tessera_containers "$container" "$node")" ]; then return 0; fi
+  done
+  return 1
+}
+
+# The kubelet starts a container again that has ended; see crashLoopBackOff above.
+tessera_wait() { # driver|controller, nodes...
+  wait_for "a container $1 to run" 60 tessera_runs "$@"
+}
+
+# Kills the containers of a part of Tessera as a crash would: by their IDs, since all machines run the same programs.
+tessera_kill() { # driver|controller, nodes...
+  local container=$1 node id
+  tessera_wait "$@"
+  shift
+  for node in "$@"; do
+    for id in $(tessera_containers "$container" "$node"); do
+      machine_exec "$node" "$bin/ctr" --namespace k8s.io tasks kill --signal SIGKILL "$id"
+    done
+  done
+}

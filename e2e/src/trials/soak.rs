@@ -195,7 +195,8 @@ impl<'a> Load<'a> {
         if pod.metadata.deletion_timestamp.is_some() {
             return Ok(());
         }
-        anyhow::ensure!(phase(pod) != "Failed", "{name} failed: {}", json!(pod.status));
+        let failed = phase(pod) == "Failed" && !was_cut_off(pod);
+        anyhow::ensure!(!failed, "{name} failed: {}", json!(pod.status));
         if shape.is_due(pod) {
             let grace = if shape.by_force { Some(0) } else { None };
             let parameters = DeleteParams { grace_period_seconds: grace, ..DeleteParams::default() };
@@ -263,4 +264,17 @@ impl<'a> Load<'a> {
             .collect();
         anyhow::anyhow!("no pod ended for {STALL:?}; {} are there:\n{}", states.len(), states.join("\n"))
     }
+}
+
+/// Whether its kubelet was killed while it started a container: the runtime then gives up with the call, and a pod that is
+/// never restarted has failed. That is Kubernetes' own doing, with or without claims.
+fn was_cut_off(pod: &Pod) -> bool {
+    let statuses = pod.status.iter().flat_map(|status| {
+        status.container_statuses.iter().flatten().chain(status.init_container_statuses.iter().flatten())
+    });
+    let mut ends = statuses.filter_map(|status| status.state.as_ref()?.terminated.as_ref());
+    ends.any(|end| {
+        let message = end.message.as_deref().unwrap_or_default();
+        end.reason.as_deref() == Some("StartError") && message.ends_with("context canceled")
+    })
 }
