@@ -1,0 +1,13 @@
+//! Programs that judge the allocator against something outside of it.
+//!
+//! Each is a binary of this crate over one module of this library, takes any input of its format, and closes with one line
+//! that a script can read:
+//!
+//! - `placement` ([`placement`]): how much of a cluster's GPUs a policy leaves unused when a published trace is replayed.
+//!
+//! Nothing here ships. The inputs (traces, goldens, machines) lie beside the repository, in `../shared`, or wherever the
+//! user says; none is copied into the project.
+
+#![forbid(unsafe_code)]
+
+pub mod placement;

@@ -1,0 +1,277 @@
+//! A trace as the artefact of FGD (hkust-adsl/kubernetes-scheduler-simulator) lays it out.
+//!
+//! ```text
+//! DIR/openb_node_list_gpu_node.csv     sn, cpu_milli, memory_mib, gpu, model
+//! DIR/openb_pod_list_<trace>.csv       name, cpu_milli, memory_mib, num_gpu, gpu_milli, gpu_spec
+//! DIR/sequences/<trace>.json           seed -> { order: indices of pods by name, node_rank: rank of each node by sn }
+//! DIR/published/allo.csv               workload, sc_policy, tune, seed, total_gpus, allocated % at 0, 1, ... % of arrivals
+//! ```
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+/// Thousandths of one GPU. 1000 is a whole one.
+pub type GpuMilli = u32;
+
+/// One whole GPU.
+pub const WHOLE: GpuMilli = 1000;
+
+/// A node as the trace describes it.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct NodeRow {
+    /// Its name.
+    pub sn: String,
+    /// CPU in thousandths of a core.
+    pub cpu_milli: u64,
+    /// Memory of the node (not of its GPUs), in MiB.
+    pub memory_mib: u64,
+    /// How many GPUs it has.
+    pub gpu: usize,
+    /// Which GPUs those are; a node has one model.
+    pub model: String,
+}
+
+/// A pod as the trace describes it.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct PodRow {
+    /// Its name.
+    pub name: String,
+    /// CPU in thousandths of a core.
+    pub cpu_milli: u64,
+    /// Memory of the node, in MiB.
+    pub memory_mib: u64,
+    /// How many GPUs it needs.
+    pub num_gpu: usize,
+    /// How much of each: 1000 is a whole GPU, less is a share and comes with `num_gpu` 1.
+    pub gpu_milli: GpuMilli,
+    /// The models it accepts, `A|B`; empty = any.
+    #[serde(default)]
+    pub gpu_spec: String,
+}
+
+impl PodRow {
+    /// The models it accepts; none = any.
+    pub fn models(&self) -> impl Iterator<Item = &str> {
+        self.gpu_spec.split('|').filter(|model| !model.is_empty())
+    }
+
+    /// All that it takes, in thousandths of a GPU.
+    #[must_use]
+    pub fn total_gpu_milli(&self) -> u64 {
+        self.num_gpu as u64 * u64::from(self.gpu_milli)
+    }
+}
+
+/// The arrivals of one seed.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Sequence {
+    /// Indices into [`Trace::pods`], one per arrival.
+    pub order: Vec<usize>,
+    /// For each of [`Trace::nodes`] its rank, by which ties are settled.
+    pub node_rank: Vec<usize>,
+}
+
+/// One workload on one cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Trace {
+    /// What it is called in file names.
+    pub name: String,
+    /// The nodes, sorted by name.
+    pub nodes: Vec<NodeRow>,
+    /// The pods, sorted by name.
+    pub pods: Vec<PodRow>,
+    /// The arrivals by seed.
+    pub sequences: BTreeMap<u64, Sequence>,
+}
+
+/// Why a trace cannot be replayed.
+#[derive(Debug, thiserror::Error)]
+pub enum TraceError {
+    /// A file is missing or cannot be read.
+    #[error("{path}: {source}")]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// A row has other columns than the format asks for.
+    #[error("{path}: {source}")]
+    Csv {
+        /// The file.
+        path: PathBuf,
+        /// Line and column.
+        source: csv::Error,
+    },
+    /// The arrivals are not what the format asks for.
+    #[error("{path}: {source}")]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// Line and column.
+        source: serde_json::Error,
+    },
+    /// A sequence speaks of a pod or a node that is not in the lists.
+    #[error("{path}: seed {seed}: {problem}")]
+    Sequence {
+        /// The file.
+        path: PathBuf,
+        /// The seed.
+        seed: u64,
+        /// What does not fit.
+        problem: String,
+    },
+    /// A pod asks for something that the format does not have.
+    #[error("{path}: pod {pod}: {problem}")]
+    Pod {
+        /// The file.
+        path: PathBuf,
+        /// Its name.
+        pod: String,
+        /// What does not fit, and what would.
+        problem: String,
+    },
+}
+
+impl Trace {
+    /// Reads the trace `name` from `directory`.
+    ///
+    /// # Errors
+    /// Says which file and which line or seed is not as the format asks.
+    pub fn read(directory: &Path, name: &str) -> Result<Self, TraceError> {
+        let mut nodes: Vec<NodeRow> = rows(&directory.join("openb_node_list_gpu_node.csv"))?;
+        nodes.sort_by(|a, b| a.sn.cmp(&b.sn));
+        let pod_list = directory.join(format!("openb_pod_list_{name}.csv"));
+        let mut pods: Vec<PodRow> = rows(&pod_list)?;
+        pods.sort_by(|a, b| a.name.cmp(&b.name));
+        for pod in &pods {
+            check(pod).map_err(|problem| TraceError::Pod {
+                path: pod_list.clone(),
+                pod: pod.name.clone(),
+                problem,
+            })?;
+        }
+        let sequences =
+            sequences(&directory.join(format!("sequences/{name}.json")), nodes.len(), pods.len())?;
+        Ok(Self { name: name.to_owned(), nodes, pods, sequences })
+    }
+
+    /// The GPUs of the cluster, in thousandths.
+    #[must_use]
+    pub fn capacity_milli(&self) -> u64 {
+        self.nodes.iter().map(|node| node.gpu as u64 * u64::from(WHOLE)).sum()
+    }
+}
+
+/// What the artefact's authors published for one workload, policy and seed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Published {
+    /// Their name of the policy, as `06-FGD`.
+    pub policy: String,
+    /// The seed.
+    pub seed: u64,
+    /// Allocated % of the GPUs, by % of arrivals from 0.
+    pub allocated: Vec<f64>,
+}
+
+/// Reads what was published for the trace `name`.
+///
+/// # Errors
+/// Says which file or row is not as the format asks.
+pub fn published(directory: &Path, name: &str) -> Result<Vec<Published>, TraceError> {
+    let path = directory.join("published/allo.csv");
+    let workload = format!("openb_pod_list_{name}");
+    let all: Vec<(String, String, f64, u64, f64, Vec<f64>)> = rows(&path)?;
+    let ours = all.into_iter().filter(|row| row.0 == workload);
+    Ok(ours.map(|(_, policy, _, seed, _, allocated)| Published { policy, seed, allocated }).collect())
+}
+
+fn check(pod: &PodRow) -> Result<(), String> {
+    match (pod.num_gpu, pod.gpu_milli) {
+        (0, 0) | (1, 1..=WHOLE) | (2.., WHOLE) => Ok(()),
+        (0, milli) => Err(format!("gpu_milli {milli} with num_gpu 0: it has to be 0")),
+        (_, 0) => Err("gpu_milli 0 with a GPU: it has to be from 1 to 1000".to_owned()),
+        (_, milli) => Err(format!("gpu_milli {milli}: up to 1000, and below 1000 only with num_gpu 1")),
+    }
+}
+
+fn rows<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>, TraceError> {
+    let file = open(path)?;
+    let parsed: Result<Vec<T>, csv::Error> = csv::Reader::from_reader(file).into_deserialize().collect();
+    parsed.map_err(|source| TraceError::Csv { path: path.to_owned(), source })
+}
+
+fn sequences(path: &Path, nodes: usize, pods: usize) -> Result<BTreeMap<u64, Sequence>, TraceError> {
+    let sequences: BTreeMap<u64, Sequence> = serde_json::from_reader(BufReader::new(open(path)?))
+        .map_err(|source| TraceError::Json { path: path.to_owned(), source })?;
+    for (&seed, sequence) in &sequences {
+        let problem = if sequence.node_rank.len() != nodes {
+            format!("node_rank has {} entries for {nodes} nodes", sequence.node_rank.len())
+        } else if let Some(pod) = sequence.order.iter().find(|&&pod| pod >= pods) {
+            format!("order names pod {pod} of {pods}")
+        } else {
+            continue;
+        };
+        return Err(TraceError::Sequence { path: path.to_owned(), seed, problem });
+    }
+    Ok(sequences)
+}
+
+fn open(path: &Path) -> Result<File, TraceError> {
+    File::open(path).map_err(|source| TraceError::Unreadable { path: path.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NODES: &str = "sn,cpu_milli,memory_mib,gpu,model\nb,8000,100,1,T4\na,96000,200,8,G2\n";
+    const PODS: &str = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos\n\
+                        q,1000,10,1,460,T4|G2,LS\np,2000,20,8,1000,,BE\n";
+    const ORDER: &str = r#"{"7": {"order": [1, 0, 1], "node_rank": [1, 0]}}"#;
+
+    fn directory(pods: &str, order: &str) -> tempfile::TempDir {
+        let directory = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| std::fs::write(directory.path().join(name), text).unwrap();
+        std::fs::create_dir(directory.path().join("sequences")).unwrap();
+        write("openb_node_list_gpu_node.csv", NODES);
+        write("openb_pod_list_tiny.csv", pods);
+        write("sequences/tiny.json", order);
+        directory
+    }
+
+    #[test]
+    fn a_trace_is_sorted_by_name_whatever_the_order_of_its_rows() {
+        let trace = Trace::read(directory(PODS, ORDER).path(), "tiny").unwrap();
+        assert_eq!(trace.nodes.iter().map(|n| n.sn.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+        assert_eq!(trace.pods.iter().map(|p| p.name.as_str()).collect::<Vec<_>>(), ["p", "q"]);
+        assert_eq!(trace.capacity_milli(), 9000);
+        assert_eq!(trace.pods[1].models().collect::<Vec<_>>(), ["T4", "G2"]);
+        assert_eq!(trace.pods[0].models().count(), 0);
+        assert_eq!(trace.sequences[&7].order, [1, 0, 1]);
+    }
+
+    #[test]
+    fn a_trace_without_gpu_spec_accepts_any_model() {
+        let pods = "name,cpu_milli,memory_mib,num_gpu,gpu_milli\np,1,1,0,0\nq,1,1,1,1000\n";
+        let trace = Trace::read(directory(pods, ORDER).path(), "tiny").unwrap();
+        assert!(trace.pods.iter().all(|pod| pod.models().count() == 0));
+    }
+
+    #[test]
+    fn what_does_not_fit_the_format_is_refused_with_its_place() {
+        let share_of_two = "name,cpu_milli,memory_mib,num_gpu,gpu_milli\np,1,1,2,500\nq,1,1,0,0\n";
+        let error = |pods, order| Trace::read(directory(pods, order).path(), "tiny").unwrap_err().to_string();
+        assert!(error(share_of_two, ORDER).contains("pod p: gpu_milli 500"));
+        let stranger = r#"{"7": {"order": [2], "node_rank": [1, 0]}}"#;
+        assert!(error(PODS, stranger).contains("seed 7: order names pod 2 of 2"));
+        let few_nodes = r#"{"7": {"order": [1], "node_rank": [1]}}"#;
+        assert!(error(PODS, few_nodes).contains("seed 7: node_rank has 1 entries for 2 nodes"));
+        assert!(error("name,cpu_milli\np,1\n", ORDER).contains("memory_mib"));
+    }
+}
