@@ -7,11 +7,12 @@ use std::collections::BTreeMap;
 
 use tessera_api::quantity::Quantity;
 
+use crate::features::Features;
 use crate::model::{Capacity, Device, RequestPolicy, ValidRange};
 
 /// Why a request cannot be computed on any device: fatal for the claim.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum CapacityError {
+pub enum CapacityError {
     /// Beyond 64 bits.
     #[error(
         "the request of {amount} for capacity `{capacity}` is too large to be rounded to a step of the device"
@@ -50,13 +51,14 @@ pub(crate) enum Demand {
 pub(crate) fn demand(
     requests: &BTreeMap<String, Quantity>,
     device: &Device,
+    features: &Features,
 ) -> Result<Demand, CapacityError> {
     if let Some(name) = requests.keys().find(|name| !device.capacity.contains_key(*name)) {
         return Ok(Demand::UnknownCapacity(name.clone()));
     }
     let mut taken = BTreeMap::new();
     for (name, capacity) in &device.capacity {
-        let amount = consumed(name, requests.get(name), capacity)?;
+        let amount = consumed(name, requests.get(name), capacity, features)?;
         if amount.is_negative() {
             return Err(CapacityError::Negative { capacity: name.clone(), amount });
         }
@@ -67,7 +69,7 @@ pub(crate) fn demand(
             .capacity
             .get(*name)
             .and_then(|c| c.policy.as_ref())
-            .is_some_and(|policy| violates(**amount, policy))
+            .is_some_and(|policy| violates(**amount, policy, features))
     });
     Ok(match offender {
         Some((name, _)) => Demand::AgainstPolicy(name.clone()),
@@ -75,29 +77,11 @@ pub(crate) fn demand(
     })
 }
 
-/// The first capacity of which `demand` takes more than is left after `used` and `planned`, and how much is missing.
-pub(crate) fn exceeded<'d>(
-    demand: &'d BTreeMap<String, Quantity>,
-    device: &Device,
-    used: Option<&BTreeMap<String, Quantity>>,
-    planned: Option<&BTreeMap<String, Quantity>>,
-) -> Option<(&'d str, Quantity)> {
-    let of = |map: Option<&BTreeMap<String, Quantity>>, name: &str| {
-        map.and_then(|m| m.get(name)).copied().unwrap_or(Quantity::ZERO)
-    };
-    demand.iter().find_map(|(name, amount)| {
-        let total = amount.checked_add(of(used, name)).and_then(|sum| sum.checked_add(of(planned, name)));
-        let whole = device.capacity.get(name).map_or(Quantity::ZERO, |c| c.value);
-        // A sum beyond what can be held is more than any device has.
-        let missing = total.map_or(*amount, |total| total.saturating_sub(whole));
-        (!missing.is_zero()).then_some((name.as_str(), missing))
-    })
-}
-
 fn consumed(
     name: &str,
     requested: Option<&Quantity>,
     capacity: &Capacity,
+    features: &Features,
 ) -> Result<Quantity, CapacityError> {
     let Some(requested) = requested else {
         let default = capacity.policy.as_ref().and_then(|p| p.default);
@@ -105,7 +89,7 @@ fn consumed(
     };
     let Some(policy) = &capacity.policy else { return Ok(*requested) };
     match &policy.valid_range {
-        Some(range) if range.min.is_some() => round_into_range(name, *requested, range),
+        Some(range) if range.min.is_some() => round_into_range(name, *requested, range, features),
         _ if !policy.valid_values.is_empty() => {
             Ok(policy.valid_values.iter().find(|v| requested <= v).copied().unwrap_or(*requested))
         }
@@ -113,14 +97,19 @@ fn consumed(
     }
 }
 
-fn round_into_range(name: &str, requested: Quantity, range: &ValidRange) -> Result<Quantity, CapacityError> {
+fn round_into_range(
+    name: &str,
+    requested: Quantity,
+    range: &ValidRange,
+    features: &Features,
+) -> Result<Quantity, CapacityError> {
     let min = range.min.unwrap_or_default();
     if requested < min {
         return Ok(min);
     }
     let Some(step) = range.step else { return Ok(requested) };
     let error = || CapacityError::NotRepresentable { capacity: name.to_owned(), amount: requested };
-    let grid = Grid::of(range);
+    let grid = Grid::of(range, features);
     let wanted = grid.units_exactly(requested).ok_or_else(error)?;
     let (min, step_units) = (grid.units(min), grid.units(step));
     if step_units <= 0 {
@@ -133,23 +122,23 @@ fn round_into_range(name: &str, requested: Quantity, range: &ValidRange) -> Resu
     Ok(grid.quantity(rounded).in_format(step.format()))
 }
 
-fn violates(amount: Quantity, policy: &RequestPolicy) -> bool {
+fn violates(amount: Quantity, policy: &RequestPolicy, features: &Features) -> bool {
     // What equals the default always passes; it need not lie on the grid of an object stored long ago.
     if policy.default == Some(amount) {
         return false;
     }
     if let Some(range) = &policy.valid_range {
-        return violates_range(amount, range);
+        return violates_range(amount, range, features);
     }
     !policy.valid_values.is_empty() && !policy.valid_values.contains(&amount)
 }
 
-fn violates_range(amount: Quantity, range: &ValidRange) -> bool {
+fn violates_range(amount: Quantity, range: &ValidRange, features: &Features) -> bool {
     if range.max.is_some_and(|max| amount > max) {
         return true;
     }
     let Some(step) = range.step else { return false };
-    let grid = Grid::of(range);
+    let grid = Grid::of(range, features);
     let step = grid.units(step);
     match grid.units_exactly(amount) {
         Some(units) if step > 0 => (units - grid.units(range.min.unwrap_or_default())).rem_euclid(step) != 0,
@@ -169,11 +158,11 @@ enum Grid {
 }
 
 impl Grid {
-    fn of(range: &ValidRange) -> Self {
+    fn of(range: &ValidRange, features: &Features) -> Self {
         let lossless = |q: Quantity| exact_milli(q).is_some();
         let all = [range.min, range.max, range.step].into_iter().flatten().all(lossless);
         let step = range.step.is_none_or(|s| s.milli() >= 1);
-        if all && step { Self::Milli } else { Self::Whole }
+        if all && step && features.fractional_range { Self::Milli } else { Self::Whole }
     }
 
     /// In units of the grid, rounded away from zero.

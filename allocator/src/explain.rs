@@ -1,157 +1,210 @@
-//! Why a pod has to wait: for each claim, every device of the cluster and the test it fell to.
-
-use std::collections::BTreeMap;
+//! Why claims do not fit: each device and the first test that it fell to, in the order of the search.
 
 use tessera_api::names::NodeName;
 use tessera_api::quantity::Quantity;
-use tessera_api::reason::{Explanation, Reason};
+use tessera_api::reason::{Explanation, NodeReason, Reason};
 
-use crate::capacity::{self, Demand};
-use crate::model::{Mode, Node, Usage};
-use crate::outcome::{Cause, Refusal};
-use crate::plan::{Planner, Reach, ToPlace};
-use crate::pools::{Candidate, PoolState};
-use crate::predicate;
-use crate::request::PodTask;
-use crate::search::{AlternativeTask, ClaimTask, Failure};
+use crate::capacity::Demand;
+use crate::cluster::{Interner, PoolState, Reach};
+use crate::model::Mode;
+use crate::outcome::Cause;
+use crate::search::Failure;
+use crate::selector::SelectorError;
+use crate::shape::{AlternativeShape, OfferDemand, Selections, Shape};
 
-/// Explains why no node was found for the pending claims of a pod. `failures` are the nodes on which the search had to be
-/// stopped, with the claim at which it was.
-pub(crate) fn refusals<'s>(
-    planner: &mut Planner<'s>,
-    place: &ToPlace<'s>,
-    task: &PodTask<'s>,
-    failures: &BTreeMap<NodeName, (usize, Failure)>,
-) -> Vec<Refusal> {
-    let nodes: Vec<Node> = planner.nodes().cloned().collect();
-    let mut counts: Vec<Vec<Vec<RequestCount>>> =
-        task.claims().iter().map(|c| RequestCount::of_claim(c)).collect();
-    for node in &nodes {
-        let reach = planner.reach(&node.name);
-        if let Some(fault) = predicate::fault(place.pod, &place.bounds, node) {
-            let devices: u64 = reach.pools.iter().map(|p| p.devices.len() as u64).sum();
-            for count in counts.iter_mut().flatten().flatten().filter(|_| devices > 0) {
-                count.explanation.count(Reason::Node(fault.clone()), &node.name, devices);
-            }
-            continue;
-        }
-        for (c, claim) in task.claims().iter().enumerate() {
-            let failed = failures.get(&node.name).filter(|(at, _)| *at == c).map(|(_, failure)| failure);
-            let alternatives = claim.requests.iter().flatten();
-            for (alternative, count) in alternatives.zip(counts[c].iter_mut().flatten()) {
-                count.node(alternative, &reach, planner.usage(), &node.name, failed);
-            }
-        }
-    }
-    place.refused(|c| Cause::NoFit(decisive(&counts[c])))
-}
-
-/// The count of the request that cannot be served even by itself; if all can, that of the first. Of a request with
-/// alternatives it is the count of the last: the one that was to be the way out.
-fn decisive(counts: &[Vec<RequestCount>]) -> Explanation {
-    let decisive = counts.iter().find(|alternatives| !alternatives.iter().any(|a| a.served));
-    let decisive = decisive.or_else(|| counts.first()).and_then(|alternatives| alternatives.last());
-    decisive.map(|c| c.explanation.clone()).unwrap_or_default()
+/// Adds up, node by node, why the claims of a shape do not fit.
+pub(crate) struct Explainer {
+    /// Per claim, per request, per alternative.
+    counts: Vec<Vec<Vec<Count>>>,
 }
 
 /// The devices counted for one alternative of a request.
-struct RequestCount {
+#[derive(Clone)]
+struct Count {
     explanation: Explanation,
     wanted: u64,
     /// Some node has enough devices for the request by itself.
     served: bool,
 }
 
-impl RequestCount {
-    fn of_claim(claim: &ClaimTask<'_>) -> Vec<Vec<Self>> {
-        let count = |r: &AlternativeTask<'_>| Self {
+/// A node that is explained.
+pub(crate) struct OnNode<'a> {
+    pub(crate) name: &'a NodeName,
+    pub(crate) shape: &'a Shape,
+    pub(crate) reach: &'a Reach,
+    pub(crate) interner: &'a mut Interner,
+    pub(crate) selections: &'a mut Selections,
+    /// Why the pod cannot go there, whatever its devices.
+    pub(crate) fault: Option<NodeReason>,
+    /// Why the search had to be stopped, and at which claim.
+    pub(crate) failed: Option<(usize, &'a Failure)>,
+}
+
+impl Explainer {
+    pub(crate) fn new(shape: &Shape) -> Self {
+        let count = |place: usize| Count {
             explanation: Explanation::new(),
-            wanted: r.count,
+            wanted: shape.alternatives[place].count().unwrap_or(0),
             served: false,
         };
-        claim.requests.iter().map(|alternatives| alternatives.iter().map(count).collect()).collect()
+        let of_claim = |claim: &crate::shape::ClaimShape| {
+            (0..claim.len()).map(|request| claim.alternatives(request).map(count).collect()).collect()
+        };
+        Self { counts: shape.claims.iter().map(of_claim).collect() }
     }
 
-    fn node(
-        &mut self,
-        request: &AlternativeTask<'_>,
-        reach: &Reach<'_>,
-        usage: &Usage,
-        node: &NodeName,
-        failed: Option<&Failure>,
-    ) {
-        for pool in &reach.pools {
+    /// Counts the devices of a node.
+    pub(crate) fn node(&mut self, on: &mut OnNode<'_>) {
+        if let Some(fault) = on.fault.take() {
+            let devices: u64 = on.reach.pools.iter().map(crate::cluster::NodePool::devices).sum();
+            for count in self.counts.iter_mut().flatten().flatten().filter(|_| devices > 0) {
+                count.explanation.count(Reason::Node(fault.clone()), on.name, devices);
+            }
+            return;
+        }
+        for (c, claim) in self.counts.iter_mut().enumerate() {
+            for (request, alternatives) in claim.iter_mut().enumerate() {
+                let places = on.shape.claims[c].alternatives(request);
+                alternatives.iter_mut().zip(places).for_each(|(count, place)| count.node(on, c, place));
+            }
+        }
+    }
+
+    /// Per claim the cause that its pod is told.
+    pub(crate) fn causes(self) -> Vec<Cause> {
+        self.counts.into_iter().map(|claim| Cause::NoFit(decisive(claim))).collect()
+    }
+}
+
+/// The count of the request that cannot be served even by itself; if all can, that of the first. Of a request with
+/// alternatives it is the count of the last: the one that was to be the way out.
+fn decisive(mut counts: Vec<Vec<Count>>) -> Explanation {
+    let decisive = counts.iter().position(|alternatives| !alternatives.iter().any(|a| a.served)).unwrap_or(0);
+    let alternatives = (decisive < counts.len()).then(|| counts.swap_remove(decisive));
+    alternatives.and_then(|mut a| a.pop()).map_or_else(Explanation::new, |count| count.explanation)
+}
+
+impl Count {
+    fn node(&mut self, on: &mut OnNode<'_>, claim: usize, place: usize) {
+        let name = on.name;
+        for pool in &on.reach.pools {
             let reason = match pool.state {
                 PoolState::Complete => continue,
                 PoolState::Incomplete => Reason::PoolIncomplete,
                 PoolState::Invalid => Reason::PoolInvalid,
-                PoolState::Counters => unsupported(crate::model::SHARED_COUNTERS),
             };
-            self.explanation.count(reason, node, pool.devices.len().max(1) as u64);
+            self.explanation.count(reason, name, pool.devices().max(1));
         }
-        let fatal = failed.and_then(of_failure);
+        let fatal = on.failed.filter(|(at, _)| *at == claim).and_then(|(_, failure)| of_failure(failure));
         let mut usable = 0;
-        for (i, candidate) in reach.candidates.iter().enumerate() {
+        for i in 0..on.reach.candidates.len() {
             let (reason, missing) = match &fatal {
                 Some(reason) => (reason.clone(), None),
-                None => device(request, candidate, i, usage),
+                None => on.device(&on.shape.alternatives[place], i),
             };
             usable += u64::from(reason == Reason::Together);
             match missing {
-                Some(missing) => self.explanation.count_short(reason, node, missing),
-                None => self.explanation.count(reason, node, 1),
+                Some(missing) => self.explanation.count_short(reason, name, missing),
+                None => self.explanation.count(reason, name, 1),
             }
         }
         self.served |= usable >= self.wanted.max(1);
     }
 }
 
-/// The first test that the device falls to, in the order of the search, and how much it is short of.
-fn device(
-    request: &AlternativeTask<'_>,
-    candidate: &Candidate<'_>,
-    i: usize,
-    usage: &Usage,
-) -> (Reason, Option<Quantity>) {
-    let device = candidate.device;
-    let used = usage.of(&candidate.id);
-    let reason = match request.selects(candidate, i) {
-        Err(error) => Some(Reason::SelectorError { message: error.to_string() }),
-        Ok(false) => Some(request.unselected(candidate)),
-        Ok(true) if !candidate.reachable => Some(Reason::RequestSelector),
-        Ok(true) if device.foreign => Some(Reason::NotManaged),
-        Ok(true) if used.is_some_and(|u| u.exclusive > 0) => Some(Reason::InUse),
-        Ok(true) => device.unsupported.map(unsupported),
-    };
-    if let Some(reason) = reason {
-        return (reason, None);
+impl OnNode<'_> {
+    /// The first test that the device falls to, and how much it is short of.
+    fn device(&mut self, alternative: &AlternativeShape, i: usize) -> (Reason, Option<Quantity>) {
+        let device = self.reach.candidates[i].device();
+        if let Some(reason) = self.unselected(alternative, i) {
+            return (reason, None);
+        }
+        if device.foreign {
+            return (Reason::NotManaged, None);
+        }
+        if self.reach.exclusive[i] > 0 && alternative.request.admin != Some(true) {
+            return (Reason::InUse, None);
+        }
+        if let Some(feature) = device.unsupported {
+            return (Reason::Unsupported { feature: feature.to_owned() }, None);
+        }
+        if let Some(reason) = self.short(alternative, i) {
+            return reason;
+        }
+        if !self.has_counters(i) {
+            return (Reason::CountersSpent, None);
+        }
+        if let Some(taint) = device.untolerated_taint(&alternative.request.tolerations) {
+            return (Reason::Tainted { key: taint.key.clone() }, None);
+        }
+        (if alternative.request.mode == Mode::All { Reason::NotAll } else { Reason::Together }, None)
     }
-    let demand = match capacity::demand(&request.amounts(device), device) {
-        Err(error) => return (Reason::RequestRefused { message: error.to_string() }, None),
-        Ok(Demand::UnknownCapacity(capacity)) => return (Reason::NoSuchCapacity { capacity }, None),
-        Ok(Demand::AgainstPolicy(capacity)) => return (Reason::AgainstPolicy { capacity }, None),
-        Ok(Demand::Takes(amounts)) => amounts,
-    };
-    if let Some((name, missing)) = capacity::exceeded(&demand, device, None, None) {
-        return (Reason::TooSmall { capacity: name.to_owned() }, Some(missing));
-    }
-    if let Some((name, missing)) = capacity::exceeded(&demand, device, used.map(|u| &u.consumed), None) {
-        return (Reason::Short { capacity: name.to_owned() }, Some(missing));
-    }
-    if let Some(taint) = device.untolerated_taint(request.tolerations()) {
-        return (Reason::Tainted { key: taint.key.clone() }, None);
-    }
-    (if request.mode == Mode::All { Reason::NotAll } else { Reason::Together }, None)
-}
 
-fn unsupported(feature: &'static str) -> Reason {
-    Reason::Unsupported { feature: feature.to_owned() }
+    /// Who does not select the device: its class, the request, or one of them with an error.
+    fn unselected(&mut self, alternative: &AlternativeShape, i: usize) -> Option<Reason> {
+        let resolved = alternative.resolved.as_ref().ok()?;
+        let candidate = &self.reach.candidates[i];
+        let driver = &candidate.slice().pool.driver;
+        let failed = |error: SelectorError| Some(Reason::SelectorError { message: error.to_string() });
+        match self.selections.selects(resolved.selection, driver, candidate.compiled(), self.interner) {
+            Ok(true) if candidate.reachable => None,
+            Ok(true) => Some(Reason::RequestSelector),
+            Err(error) => failed(error),
+            Ok(false) => {
+                let of_class = self.selections.of(resolved.class.selectors.iter());
+                match self.selections.selects(of_class, driver, candidate.compiled(), self.interner) {
+                    Ok(true) => Some(Reason::RequestSelector),
+                    _ => Some(Reason::ClassSelector { class: resolved.class.name.to_string() }),
+                }
+            }
+        }
+    }
+
+    /// Which capacity is in the way, and how much of it is missing.
+    fn short(&self, alternative: &AlternativeShape, i: usize) -> Option<(Reason, Option<Quantity>)> {
+        let candidate = &self.reach.candidates[i];
+        let device = candidate.device();
+        let features = crate::features::Features::default();
+        let amounts = match alternative.demand(device, &features) {
+            Err(error) => return Some((Reason::RequestRefused { message: error.to_string() }, None)),
+            Ok(Demand::UnknownCapacity(capacity)) => {
+                return Some((Reason::NoSuchCapacity { capacity }, None));
+            }
+            Ok(Demand::AgainstPolicy(capacity)) => return Some((Reason::AgainstPolicy { capacity }, None)),
+            Ok(Demand::Takes(amounts)) => amounts,
+        };
+        for ((name, amount), whole) in amounts.iter().zip(device.capacity.values()) {
+            if *amount > whole.value {
+                let missing = amount.saturating_sub(whole.value);
+                return Some((Reason::TooSmall { capacity: name.clone() }, Some(missing)));
+            }
+        }
+        let OfferDemand::Takes(demand, _) = &alternative.on(candidate.offer)?.demand else { return None };
+        let short = demand.iter().zip(self.reach.left(i)).position(|(wanted, left)| wanted > left)?;
+        let (name, amount) = amounts.iter().nth(short)?;
+        let left = device.capacity.get(name)?.value.nano() - self.reach.left(i)[short];
+        let used = Quantity::from_nano(left).in_format(amount.format());
+        let whole = device.capacity.get(name)?.value;
+        let missing = amount.checked_add(used).map_or(*amount, |total| total.saturating_sub(whole));
+        Some((Reason::Short { capacity: name.clone() }, Some(missing)))
+    }
+
+    fn has_counters(&self, i: usize) -> bool {
+        let Some(consumes) = self.reach.consumes.get(i) else { return true };
+        let is_shared = self.reach.candidates[i].device().shared && self.reach.shares[i] > 0;
+        is_shared
+            || consumes.iter().all(|used| self.reach.counters_left[used.counter as usize] >= used.amount)
+    }
 }
 
 /// What a stopped search says about every device of its node; nothing where it is told per device.
 fn of_failure(failure: &Failure) -> Option<Reason> {
     let message = match failure {
-        Failure::Selector(_) | Failure::Capacity(_) | Failure::AllButPoolNotReady(_) => return None,
+        Failure::Selector(_)
+        | Failure::Capacity(_)
+        | Failure::AllButPoolIncomplete(_)
+        | Failure::AllButPoolInvalid(_)
+        | Failure::Request(_) => return None,
         Failure::AllAgainstConstraint(attribute) => {
             return Some(Reason::Constraint { attribute: attribute.clone() });
         }

@@ -1,20 +1,22 @@
 //! What is decided: which device serves which claim.
 //!
 //! ```text
-//! Snapshot, pending pods --plan--> Plan = decisions (pod, node, devices of each claim) + refusals (reasons as data)
-//!
-//!   plan      pods in order; each takes from what the ones before left
-//!    |- request    classes and configurations resolved          -> Cause
-//!    |- predicate  nodes that the pod can go to                 -> NodeReason
-//!    |- policy     in which order nodes and devices are tried
-//!    |- pools      what a node reaches: generations, completeness
-//!    |- search     depth first over claims, requests, devices; capacity, constraints, selectors
-//!    '- explain    if nothing fits: each device and the test it fell to  -> Explanation
+//! Snapshot, or changes of it --> Planner                 remembers what it has found out, node by node
+//! pending pods ----------------> Planner::plan --> Plan = decisions (pod, node, devices of each claim)
+//!                                  |                     + refusals (reasons as data)
+//!                                  |
+//!                                  |- shape      what the claims of a pod ask for, recognised when it comes again
+//!                                  |- cluster    what each node reaches and what is left of it, in numbers
+//!                                  |- search     on one node: depth first over claims, requests, devices
+//!                                  |- fits       per shape: the nodes on which it fits, best first
+//!                                  |- predicate  nodes that the pod can go to                -> NodeReason
+//!                                  |- policy     which node and which devices are preferred
+//!                                  '- explain    if nothing fits: each device and the test it fell to -> Explanation
 //! ```
 //!
-//! Pure: no I/O, no clock, no randomness; the caller brings the picture and a budget in steps. Feasibility follows upstream's
-//! structured allocator (`k8s.io/dynamic-resource-allocation/structured`, default features of 1.37). What is not there yet
-//! (`firstAvailable`, `adminAccess`, shared counters, binding conditions) is refused with those words, never guessed.
+//! Pure: no I/O, no clock, no randomness; the caller brings the picture, a budget in steps and a seed. Feasibility follows
+//! upstream's structured allocator (`k8s.io/dynamic-resource-allocation/structured`, default features of 1.37), case by case.
+//! What this version does not have is refused with those words, never guessed.
 
 #![forbid(unsafe_code)]
 
@@ -22,16 +24,23 @@ pub mod model;
 pub mod selector;
 
 mod capacity;
-mod constraint;
+mod cluster;
 mod explain;
+mod features;
+mod fits;
+mod node_selector;
 mod outcome;
 mod plan;
+mod planner;
 mod policy;
-mod pools;
 mod predicate;
-mod request;
 mod search;
+mod shape;
 
-pub use outcome::{Allotment, Cause, Decision, Plan, Refusal};
+pub use capacity::CapacityError;
+pub use features::Features;
+pub use outcome::{Allotment, Cause, Decision, NotSupported, Plan, Refusal};
 pub use plan::{Settings, plan};
+pub use planner::{Planner, Unallocated};
 pub use policy::Policy;
+pub use search::Failure;

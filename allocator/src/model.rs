@@ -20,8 +20,8 @@ mod usage;
 pub use claim::{Alternative, Claim, Constraint, ConstraintKind, Mode, Request};
 pub use class::{DeviceClass, Selector};
 pub use device::{
-    Attribute, BINDING_CONDITIONS, Capacity, Device, DeviceId, NODE_ALLOCATABLE, NodeChoice, PoolId,
-    RequestPolicy, SHARED_COUNTERS, Slice, Taint, TaintEffect, Toleration, TolerationOperator, ValidRange,
+    Attribute, Binding, Capacity, CounterSet, CounterUse, Device, DeviceId, NODE_ALLOCATABLE, NodeChoice,
+    PoolId, RequestPolicy, Slice, Taint, TaintEffect, Toleration, TolerationOperator, ValidRange,
 };
 pub use node::{
     Node, NodeAffinityTerm, NodeSelector, NodeTaint, PodToleration, Requirement, SelectorOperator,

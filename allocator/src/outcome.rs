@@ -65,7 +65,7 @@ pub enum Cause {
         /// The request.
         request: RequestName,
         /// What it uses.
-        feature: String,
+        what: NotSupported,
     },
     /// A configuration of the class or the claim is wrong.
     Config {
@@ -78,4 +78,24 @@ pub enum Cause {
     NoFit(Explanation),
     /// The search was longer than the budget allows.
     NotDecided,
+}
+
+/// Something in a request that this version does not have. Its text names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NotSupported {
+    /// A field.
+    #[error("{0}")]
+    Field(&'static str),
+    /// A field whose feature gate is off.
+    #[error("what needs the feature gate {0}")]
+    Gate(&'static str),
+    /// A selector that is not CEL.
+    #[error("a selector other than CEL")]
+    Selector,
+    /// A kind of request without a class.
+    #[error("requests without a device class")]
+    NoClass,
+    /// An allocation mode of the future.
+    #[error("this allocation mode")]
+    Mode,
 }

@@ -1,14 +1,21 @@
-//! Which feasible choice is preferred: the order in which nodes and devices are tried. The first that works is taken.
+//! Which feasible choice is preferred: in which order devices are tried on a node, and which node is taken.
+//!
+//! A policy is a [`Rule`] in a file of its own. It ranks; what is feasible is not its business.
 
-use std::cmp::Reverse;
-use std::collections::BTreeMap;
+mod binpack;
+mod first_fit;
+mod random;
+mod spread;
 
-use tessera_api::quantity::Quantity;
+use tessera_api::config::PlacementPolicy;
+use tessera_api::names::capacity::MEMORY;
 
-use crate::model::{Device, DeviceUse};
+use crate::cluster::{Interner, Reach};
+
+pub(crate) use random::lot;
 
 /// A placement policy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub enum Policy {
     /// Upstream's order: nodes by name, pools by driver and name, devices as published.
     FirstFit,
@@ -17,56 +24,137 @@ pub enum Policy {
     Binpack,
     /// The emptiest first, so that neighbours disturb each other least.
     Spread,
+    /// Any, by lot: the seed and the pod decide.
+    Random,
 }
 
 /// Parts per million of something that is taken.
 pub(crate) type Ppm = u64;
 
-const WHOLE: Ppm = 1_000_000;
+pub(crate) const WHOLE: Ppm = 1_000_000;
 
-/// How much of a device is taken: of the capacity of which most is taken. All of it where it is allocated as a whole.
-pub(crate) fn taken(
-    device: &Device,
-    used: Option<&DeviceUse>,
-    planned: Option<&BTreeMap<String, Quantity>>,
-) -> Ppm {
-    if used.is_some_and(|u| u.exclusive > 0) {
-        return WHOLE;
-    }
-    let of = |map: Option<&BTreeMap<String, Quantity>>, name: &str| {
-        map.and_then(|m| m.get(name)).map_or(0, Quantity::nano)
-    };
-    let ratio = |(name, capacity): (&String, &crate::model::Capacity)| {
-        let sum = of(used.map(|u| &u.consumed), name).saturating_add(of(planned, name)).max(0);
-        let whole = capacity.value.nano();
-        if whole <= 0 { 0 } else { sum.saturating_mul(i128::from(WHOLE)) / whole }
-    };
-    let most = device.capacity.iter().map(ratio).max().unwrap_or(0);
-    // A share without any capacity is the least that can be told from nothing.
-    let least = Ppm::from(used.is_some_and(|u| u.shares > 0));
-    Ppm::try_from(most).unwrap_or(WHOLE).clamp(least, WHOLE)
+/// What things are sorted by: smaller comes first, the second decides among equals.
+pub(crate) type Rank = (i128, i128);
+
+/// How a policy ranks.
+trait Rule {
+    /// The rank of a device; none where upstream's order is the order.
+    fn device(&self, device: &DeviceView<'_>) -> Option<Rank>;
+
+    /// The rank of a node on which the claims fit.
+    fn node(&self, node: &NodeView<'_>) -> Rank;
 }
 
-/// What devices are sorted by; smaller is tried earlier. The last field is upstream's position and settles ties.
-pub(crate) type DeviceRank = (Ppm, Quantity, usize);
+/// What is ranked: the devices of a node as they are.
+pub(crate) struct Ranking<'a> {
+    pub(crate) reach: &'a Reach,
+    pub(crate) interner: &'a Interner,
+    /// As [`Reach::left`], less what the search has taken.
+    pub(crate) left: &'a [i128],
+    pub(crate) seed: u64,
+}
+
+/// A device that is ranked.
+struct DeviceView<'a> {
+    ranking: &'a Ranking<'a>,
+    candidate: usize,
+}
+
+/// A node that is ranked.
+struct NodeView<'a> {
+    ranking: &'a Ranking<'a>,
+}
 
 impl Policy {
-    /// The rank of a device of which `taken` is taken, `whole` being its memory (the first of two equally full devices
-    /// should be the smaller one, so that large ones stay for those who need them).
-    pub(crate) fn rank_device(self, taken: Ppm, whole: Quantity, position: usize) -> DeviceRank {
+    fn rule(self) -> &'static dyn Rule {
         match self {
-            Self::FirstFit => (0, Quantity::ZERO, position),
-            Self::Binpack => (WHOLE - taken.min(WHOLE), whole, position),
-            Self::Spread => (taken, Quantity::ZERO, position),
+            Self::FirstFit => &first_fit::FirstFit,
+            Self::Binpack => &binpack::Binpack,
+            Self::Spread => &spread::Spread,
+            Self::Random => &random::Random,
         }
     }
 
-    /// Sorts nodes, given with how much of their devices is taken, into the order in which they are tried.
-    pub(crate) fn sort_nodes<T: Ord>(self, nodes: &mut [(Ppm, T)]) {
-        match self {
-            Self::FirstFit => nodes.sort_by(|a, b| a.1.cmp(&b.1)),
-            Self::Binpack => nodes.sort_by(|a, b| (Reverse(a.0), &a.1).cmp(&(Reverse(b.0), &b.1))),
-            Self::Spread => nodes.sort(),
+    /// The candidates in the order in which they are tried; none where it is upstream's.
+    pub(crate) fn order(self, ranking: &Ranking<'_>) -> Option<Vec<usize>> {
+        let rule = self.rule();
+        let count = ranking.reach.candidates.len();
+        let rank = |candidate| Some((rule.device(&DeviceView { ranking, candidate })?, candidate));
+        let mut ranked = (0..count).map(rank).collect::<Option<Vec<_>>>()?;
+        ranked.sort_unstable();
+        Some(ranked.into_iter().map(|(_, candidate)| candidate).collect())
+    }
+
+    /// The rank of a node on which the claims fit.
+    pub(crate) fn rank_node(self, ranking: &Ranking<'_>) -> Rank {
+        self.rule().node(&NodeView { ranking })
+    }
+
+    /// Whether each pod sees nodes in an order of its own.
+    pub(crate) fn draws_lots(self) -> bool {
+        self == Self::Random
+    }
+}
+
+impl From<PlacementPolicy> for Policy {
+    fn from(policy: PlacementPolicy) -> Self {
+        match policy {
+            PlacementPolicy::Spread => Self::Spread,
+            PlacementPolicy::Random => Self::Random,
+            PlacementPolicy::Binpack | PlacementPolicy::LeastFragmentation => Self::Binpack,
         }
+    }
+}
+
+impl DeviceView<'_> {
+    /// How much of it is taken: of the capacity of which most is. All of it where it is allocated as a whole.
+    fn taken(&self) -> Ppm {
+        let reach = self.ranking.reach;
+        if reach.exclusive[self.candidate] > 0 {
+            return WHOLE;
+        }
+        let capacity = &self.ranking.interner.offer(reach.candidates[self.candidate].offer).capacity;
+        let from = reach.offset[self.candidate] as usize;
+        let left = &self.ranking.left[from..from + capacity.len()];
+        let ratio = |(capacity, left): (&i128, &i128)| {
+            if *capacity <= 0 {
+                0
+            } else {
+                (capacity - left).max(0).saturating_mul(i128::from(WHOLE)) / capacity
+            }
+        };
+        let most = capacity.iter().zip(left).map(ratio).max().unwrap_or(0);
+        // A share without any capacity is the least that can be told from nothing.
+        let least = Ppm::from(reach.shares[self.candidate] > 0);
+        Ppm::try_from(most).unwrap_or(WHOLE).clamp(least, WHOLE)
+    }
+
+    /// All of its memory, in nanobytes.
+    fn memory(&self) -> i128 {
+        let device = self.ranking.reach.candidates[self.candidate].device();
+        device.capacity.get(MEMORY).map_or(0, |memory| memory.value.nano())
+    }
+
+    /// How many claims hold it.
+    fn tasks(&self) -> u32 {
+        self.ranking.reach.exclusive[self.candidate] + self.ranking.reach.shares[self.candidate]
+    }
+}
+
+impl NodeView<'_> {
+    fn devices(&self) -> impl Iterator<Item = DeviceView<'_>> {
+        let ranking = self.ranking;
+        (0..ranking.reach.candidates.len()).map(move |candidate| DeviceView { ranking, candidate })
+    }
+
+    /// How much of its devices is taken, on average.
+    fn taken(&self) -> Ppm {
+        let count = Ppm::try_from(self.ranking.reach.candidates.len().max(1)).unwrap_or(Ppm::MAX);
+        self.devices().map(|device| device.taken()).sum::<Ppm>() / count
+    }
+
+    /// How many claims hold devices of it.
+    fn tasks(&self) -> u32 {
+        self.devices().map(|device| device.tasks()).sum()
     }
 }

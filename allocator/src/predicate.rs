@@ -4,10 +4,16 @@ use tessera_api::names::ClaimName;
 use tessera_api::quantity::Quantity;
 use tessera_api::reason::NodeReason;
 
-use crate::model::{Node, NodeSelector, PendingPod};
+use std::sync::LazyLock;
+
+use crate::model::{Node, NodeSelector, NodeTaint, PendingPod};
 
 /// The taint that a cordon puts on a node; tolerating it is tolerating the cordon.
-const UNSCHEDULABLE_TAINT: &str = "node.kubernetes.io/unschedulable";
+static CORDON: LazyLock<NodeTaint> = LazyLock::new(|| NodeTaint {
+    key: "node.kubernetes.io/unschedulable".to_owned(),
+    value: String::new(),
+    effect: "NoSchedule".to_owned(),
+});
 
 /// Where a claim of the pod is allocated: the pod can go nowhere else.
 pub(crate) struct Bound {
@@ -28,12 +34,7 @@ pub(crate) fn fault(pod: &PendingPod, bounds: &[Bound], node: &Node) -> Option<N
     }
     let demands = &pod.scheduling;
     let tolerated = |taint| demands.tolerations.iter().any(|t| t.tolerates(taint));
-    let cordon = crate::model::NodeTaint {
-        key: UNSCHEDULABLE_TAINT.to_owned(),
-        value: String::new(),
-        effect: "NoSchedule".to_owned(),
-    };
-    if node.cordoned && !tolerated(&cordon) {
+    if node.cordoned && !tolerated(&CORDON) {
         return Some(NodeReason::Cordoned);
     }
     let hard = |effect: &str| effect == "NoSchedule" || effect == "NoExecute";

@@ -1,56 +1,70 @@
 //! The search for devices on one node: depth first over claims, requests and devices, the first complete solution wins.
 //!
-//! With [`Policy::FirstFit`] it visits devices in upstream's order and so finds upstream's result. With the others the order
-//! of devices within a request changes, what is feasible does not: the search is exhaustive up to symmetry. Two devices are
-//! interchangeable when every selector of the pod says the same about them, their capacities, taints and attributes under
-//! constraints are equal, and the same is taken of them; after one of them has failed at a place, the other is not tried
-//! there.
+//! With [`Policy::FirstFit`](crate::Policy::FirstFit) it visits devices in upstream's order and so finds upstream's result. With
+//! the others the order of devices within a request changes, what is feasible does not.
+//!
+//! It is exhaustive up to symmetry. What keeps it short, where upstream's takes exponential time:
+//!
+//! - *Counting*: a request that wants more devices than pass every test by themselves fails before anything is tried.
+//! - *Symmetry*: after a device has failed at a place, one that can stand for it is not tried there ([`symmetry`]).
+//! - *Memory*: a state out of which there was no way is not searched again, nor is one that differs from it by exchanging
+//!   devices that can stand for each other.
+//!
+//! Errors surface as upstream's do: a selector that fails counts only on a device that upstream would have reached. So nothing is
+//! counted beforehand where an error is possible.
 
+mod held;
 mod prepare;
 mod state;
+mod symmetry;
 
-use std::collections::BTreeMap;
-use std::rc::Rc;
-
-use tessera_api::quantity::Quantity;
-
-use crate::capacity::{self, CapacityError, Demand};
-use crate::constraint::ConstraintSet;
-use crate::model::{Mode, Usage};
-use crate::policy::{self, Policy};
-use crate::pools::Candidate;
+use crate::capacity::CapacityError;
+use crate::cluster::{Interner, Reach};
+use crate::features::Features;
+use crate::model::Mode;
+use crate::outcome::Cause;
+use crate::policy::Ranking;
 use crate::selector::SelectorError;
+use crate::shape::{OfferDemand, Selections, Shape};
 
-pub(crate) use prepare::{AlternativeTask, ClaimTask, Placement};
+use prepare::Verdict;
 use state::State;
+use symmetry::{Hash, Symmetry};
 
 /// More results than this a claim cannot hold (`AllocationResultsMaxSize`).
 pub(crate) const MAX_RESULTS: usize = 32;
 
+/// States without a way out that are remembered in one search; beyond, the search goes on without.
+const MAX_REMEMBERED: usize = 200_000;
+
 /// How a search on one node ended.
 #[derive(Debug)]
-pub(crate) enum Ended<'s> {
+pub(crate) enum Ended {
     /// A complete solution: per claim its devices, in order.
-    Found(Vec<Vec<Chosen<'s>>>),
+    Found(Vec<Vec<Chosen>>),
     /// There is none.
     None,
-    /// It had to be stopped; the claim (by index) and the reason.
+    /// It had to be stopped; the claim (by place) and the reason.
     Failed(usize, Failure),
     /// The step budget is spent.
     OutOfSteps,
 }
 
 /// Why a node has no answer: upstream gives up on the pod here too.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Failure {
+#[derive(Debug, Clone, PartialEq)]
+pub enum Failure {
+    /// The request cannot be served anywhere.
+    Request(Cause),
     /// A selector on a device that was reached.
     Selector(SelectorError),
     /// An amount that cannot be computed.
     Capacity(CapacityError),
     /// "All" devices contradict a constraint on this attribute.
     AllAgainstConstraint(String),
-    /// "All" devices, while this pool is being replaced or is invalid.
-    AllButPoolNotReady(String),
+    /// "All" devices, while this pool is being replaced.
+    AllButPoolIncomplete(String),
+    /// "All" devices, while this pool contradicts itself.
+    AllButPoolInvalid(String),
     /// More than 32 devices in one claim.
     TooManyDevices(u64),
     /// A constraint of a kind we do not know.
@@ -60,22 +74,27 @@ pub(crate) enum Failure {
 }
 
 /// A device chosen for a request.
-#[derive(Debug, Clone)]
-pub(crate) struct Chosen<'s> {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Chosen {
     /// The request, by its place in the claim.
     pub(crate) request: usize,
     /// Which of its alternatives.
     pub(crate) alternative: usize,
-    pub(crate) candidate: Candidate<'s>,
-    pub(crate) consumed: BTreeMap<String, Quantity>,
+    /// The device, by its place among the candidates.
+    pub(crate) candidate: usize,
 }
 
-/// What a search works on.
-pub(crate) struct Search<'a, 's> {
-    pub(crate) tasks: &'a [ClaimTask<'s>],
-    /// All devices that may be taken, in upstream's order.
-    pub(crate) candidates: &'a [Candidate<'s>],
-    pub(crate) usage: &'a Usage,
+/// What a search works with.
+pub(crate) struct Search<'a> {
+    pub(crate) shape: &'a Shape,
+    pub(crate) reach: &'a Reach,
+    pub(crate) features: &'a Features,
+    pub(crate) interner: &'a mut Interner,
+    pub(crate) selections: &'a mut Selections,
+    /// What may still be spent; one step is one device looked at.
+    pub(crate) steps: &'a mut u64,
+    /// For policies that draw lots.
+    pub(crate) seed: u64,
 }
 
 /// Why the recursion unwinds before it has an answer.
@@ -84,18 +103,18 @@ enum Stop {
     OutOfSteps,
 }
 
-impl<'a, 's> Search<'a, 's> {
-    /// All alternatives of all requests.
-    fn alternatives(&self) -> impl Iterator<Item = &AlternativeTask<'s>> {
-        self.tasks.iter().flat_map(|task| task.requests.iter().flatten())
-    }
+type Progress = Result<bool, Stop>;
 
-    /// Runs the search. `steps` is what may still be spent and is reduced by what was: one step is one device looked at.
-    pub(crate) fn run(&self, steps: &mut u64) -> Ended<'s> {
-        let mut state = State::new(self);
-        let mut run = Run { search: self, state: &mut state, steps };
-        match run.request(0, 0) {
-            Ok(true) => Ended::Found(state.into_chosen()),
+impl Search<'_> {
+    /// Runs the search. Every offer of the node has been met by the shape.
+    pub(crate) fn run(self) -> Ended {
+        if let Some(defect) = &self.reach.defect {
+            return Ended::Failed(0, Failure::NodeSelector(defect.problem.clone()));
+        }
+        let mut run = Run::new(self);
+        let found = run.prepare().and_then(|may_fit| if may_fit { run.request(0, 0) } else { Ok(false) });
+        match found {
+            Ok(true) => Ended::Found(run.state.into_chosen()),
             Ok(false) => Ended::None,
             Err(Stop::Failed(claim, failure)) => Ended::Failed(claim, failure),
             Err(Stop::OutOfSteps) => Ended::OutOfSteps,
@@ -103,174 +122,258 @@ impl<'a, 's> Search<'a, 's> {
     }
 }
 
+/// A search under way.
+struct Run<'a> {
+    search: Search<'a>,
+    state: State<'a>,
+    /// What is known of each candidate for each alternative: alternative by alternative.
+    verdicts: Vec<Verdict>,
+    /// Per alternative the candidates that "all" means.
+    all: Vec<Vec<usize>>,
+    /// Per alternative the order in which candidates are tried; none where it is upstream's.
+    orders: Vec<Option<Vec<usize>>>,
+    symmetry: Option<Symmetry>,
+    /// No candidate can give an error: then what cannot be is known by counting.
+    is_plain: bool,
+    hopeless: std::collections::HashSet<(usize, u64, usize, Hash), foldhash::fast::FixedState>,
+}
+
 /// Which alternative of which request of which claim is being served.
 #[derive(Debug, Clone, Copy)]
-struct At<'s> {
+struct At {
     claim: usize,
     request: usize,
-    alternative: usize,
-    /// Names of the request and the subrequest.
-    name: (&'s str, Option<&'s str>),
+    /// By its place in [`Shape::alternatives`].
+    place: usize,
 }
 
-struct Run<'r, 'a, 's> {
-    search: &'r Search<'a, 's>,
-    state: &'r mut State<'a, 's>,
-    steps: &'r mut u64,
-}
+impl<'a> Run<'a> {
+    fn new(search: Search<'a>) -> Self {
+        let (shape, reach) = (search.shape, search.reach);
+        let alternatives = shape.alternatives.len();
+        Self {
+            state: State::new(shape, reach),
+            verdicts: vec![Verdict::Unknown; alternatives * reach.candidates.len()],
+            all: vec![Vec::new(); alternatives],
+            orders: vec![None; alternatives],
+            symmetry: None,
+            is_plain: false,
+            hopeless: Default::default(),
+            search,
+        }
+    }
 
-impl<'a, 's> Run<'_, 'a, 's> {
     /// Serves request `r` of claim `c` and everything after it: with its first alternative that leads to an end.
-    fn request(&mut self, c: usize, r: usize) -> Result<bool, Stop> {
-        let search = self.search;
-        let Some(task) = search.tasks.get(c) else { return Ok(true) };
-        let Some(alternatives) = task.requests.get(r) else { return self.request(c + 1, 0) };
-        for (a, alternative) in alternatives.iter().enumerate() {
-            let at = At { claim: c, request: r, alternative: a, name: alternative.name };
-            let done = match alternative.mode {
+    fn request(&mut self, c: usize, r: usize) -> Progress {
+        let shape = self.search.shape;
+        let Some(claim) = shape.claims.get(c) else { return Ok(true) };
+        if r >= claim.len() {
+            return self.request(c + 1, 0);
+        }
+        let here = self
+            .symmetry
+            .as_ref()
+            .map(|s| (claim.alternatives(r).start, u64::MAX, 0, s.hash(&self.state, c)));
+        if here.is_some_and(|here| self.hopeless.contains(&here)) {
+            return Ok(false);
+        }
+        for place in claim.alternatives(r) {
+            let at = At { claim: c, request: r, place };
+            let done = match shape.alternatives[place].request.mode {
                 Mode::All => self.all(at, 0)?,
-                _ => {
-                    let order = self.order(alternative.policy);
-                    self.exact(at, 0, &order, 0)?
-                }
+                _ => self.exact_of(at)?,
             };
             if done {
                 return Ok(true);
             }
         }
+        self.remember(here);
         Ok(false)
     }
 
-    fn task(&self, at: At<'s>) -> &'a AlternativeTask<'s> {
-        &self.search.tasks[at.claim].requests[at.request][at.alternative]
+    fn remember(&mut self, state: Option<(usize, u64, usize, Hash)>) {
+        if self.hopeless.len() < MAX_REMEMBERED {
+            self.hopeless.extend(state);
+        }
     }
 
-    /// Positions of candidates in the order in which the policy tries them.
-    fn order(&self, policy: Policy) -> Rc<[usize]> {
-        let search = self.search;
-        let mut ranked: Vec<_> = search
-            .candidates
-            .iter()
-            .enumerate()
-            .map(|(i, candidate)| {
-                let used = search.usage.of(&candidate.id);
-                let taken = policy::taken(candidate.device, used, self.state.planned(i));
-                let memory = candidate.device.capacity.get("memory").map(|m| m.value).unwrap_or_default();
-                policy.rank_device(taken, memory, i)
-            })
-            .collect();
-        ranked.sort_unstable();
-        ranked.into_iter().map(|(_, _, i)| i).collect()
+    fn exact_of(&mut self, at: At) -> Progress {
+        self.put_in_order(at.place);
+        let count = self.search.shape.alternatives[at.place].count().unwrap_or(0);
+        self.exact(at, count, 0)
     }
 
-    /// Chooses device number `n` of the request among `order[from..]`.
-    fn exact(&mut self, at: At<'s>, n: u64, order: &Rc<[usize]>, from: usize) -> Result<bool, Stop> {
-        let request = self.task(at);
-        if n >= request.count {
+    /// Chooses the last `wanted` devices of the request among those from position `from` on.
+    fn exact(&mut self, at: At, wanted: u64, from: usize) -> Progress {
+        if wanted == 0 {
             return self.request(at.claim, at.request + 1);
         }
-        if request.count - n > (MAX_RESULTS - self.state.results(at.claim)) as u64 {
+        if wanted > (MAX_RESULTS - self.state.results(at.claim)) as u64 {
+            return Ok(false);
+        }
+        let count = self.search.reach.candidates.len();
+        if self.is_plain && wanted > 1 && !self.may_find(at, wanted, from) {
+            return Ok(false);
+        }
+        // The first device of a request is where the request begins, which is remembered there.
+        let is_inside = from > 0 && wanted > 0;
+        let here = self.symmetry.as_ref().filter(|_| is_inside);
+        let here = here.map(|s| (at.place, wanted, from, s.hash(&self.state, at.claim)));
+        if here.is_some_and(|here| self.hopeless.contains(&here)) {
             return Ok(false);
         }
         let mut failed: Vec<usize> = Vec::new();
-        for position in from..order.len() {
-            let i = order[position];
-            if failed.iter().any(|&f| self.state.interchangeable(f, i)) {
+        for position in from..count {
+            let i = self.candidate(at.place, position);
+            if self.symmetry.as_ref().is_some_and(|s| failed.iter().any(|&f| s.same(f, i))) {
                 continue;
             }
             if !self.take(at, i)? {
                 continue;
             }
-            let done = self.exact(at, n + 1, order, position + 1);
+            let done = self.exact(at, wanted - 1, position + 1);
             if matches!(done, Ok(true)) {
                 return done;
             }
-            self.state.give_back(at, i);
+            self.give_back(at, i);
             done?;
             failed.push(i);
         }
+        self.remember(here);
         Ok(false)
     }
 
     /// Takes all devices of the request, from number `n` on.
-    fn all(&mut self, at: At<'s>, n: usize) -> Result<bool, Stop> {
-        let request = self.task(at);
-        if request.all.is_empty() {
+    fn all(&mut self, at: At, n: usize) -> Progress {
+        let total = self.all[at.place].len();
+        if total == 0 {
             return Ok(false);
         }
-        let Some(&i) = request.all.get(n) else { return self.request(at.claim, at.request + 1) };
-        if request.all.len() - n > MAX_RESULTS - self.state.results(at.claim) {
-            return Ok(false);
-        }
-        if !self.take_all(at, i)? {
+        let Some(&i) = self.all[at.place].get(n) else { return self.request(at.claim, at.request + 1) };
+        if total - n > MAX_RESULTS - self.state.results(at.claim) || !self.take_all(at, i)? {
             return Ok(false);
         }
         let done = self.all(at, n + 1);
         if !matches!(done, Ok(true)) {
-            self.state.give_back(at, i);
+            self.give_back(at, i);
         }
         done
     }
 
+    /// The candidate at a position of the order in which the alternative tries them.
+    fn candidate(&self, place: usize, position: usize) -> usize {
+        self.orders[place].as_ref().map_or(position, |order| order[position])
+    }
+
+    fn put_in_order(&mut self, place: usize) {
+        let Ok(resolved) = &self.search.shape.alternatives[place].resolved else { return };
+        let Search { reach, ref interner, seed, .. } = self.search;
+        self.orders[place] =
+            resolved.device.order(&Ranking { reach, interner, left: self.state.left(), seed });
+    }
+
     /// Takes candidate `i` if it passes every test, in upstream's order of tests.
-    fn take(&mut self, at: At<'s>, i: usize) -> Result<bool, Stop> {
-        let request = self.task(at);
-        let candidate = &self.search.candidates[i];
+    fn take(&mut self, at: At, i: usize) -> Progress {
         self.step()?;
-        if self.state.in_use(i) {
+        let alternative = &self.search.shape.alternatives[at.place];
+        let is_admin = alternative.request.admin == Some(true);
+        if self.state.in_use(at.claim, i, is_admin) {
             return Ok(false);
         }
-        let selected = request.selects(candidate, i);
-        if !selected.map_err(|e| Stop::Failed(at.claim, Failure::Selector(e)))? || !candidate.reachable {
+        if !self.selects(at, i)? {
             return Ok(false);
         }
-        let Some(demand) = self.demand(at.claim, request, candidate)? else { return Ok(false) };
-        if !self.state.has_room(i, &demand) || !request.usable(candidate.device) {
+        let offer = self.search.reach.candidates[i].offer;
+        let Some(answer) = alternative.on(offer) else { return Ok(false) };
+        let demand = match &answer.demand {
+            OfferDemand::Takes(demand, _) => demand,
+            OfferDemand::Never => return Ok(false),
+            OfferDemand::Error(error) => {
+                return Err(Stop::Failed(at.claim, Failure::Capacity(error.clone())));
+            }
+        };
+        if !self.state.has_room(i, demand) || !answer.usable || !self.has_counters(i) {
             return Ok(false);
         }
-        Ok(self.state.take(at, i, demand).is_ok())
+        if self.state.hold(at, i, self.search.interner, self.search.features).is_err() {
+            return Ok(false);
+        }
+        self.book(at, i, demand);
+        Ok(true)
     }
 
     /// The same for a device of an `All` request, which has been selected before; a constraint against it is fatal.
-    fn take_all(&mut self, at: At<'s>, i: usize) -> Result<bool, Stop> {
-        let request = self.task(at);
-        let candidate = &self.search.candidates[i];
+    fn take_all(&mut self, at: At, i: usize) -> Progress {
         self.step()?;
-        if self.state.in_use(i) || !request.usable(candidate.device) {
+        let alternative = &self.search.shape.alternatives[at.place];
+        let is_admin = alternative.request.admin == Some(true);
+        let offer = self.search.reach.candidates[i].offer;
+        let Some(answer) = alternative.on(offer) else { return Ok(false) };
+        if self.state.in_use(at.claim, i, is_admin) || !self.has_counters(i) || !answer.usable {
             return Ok(false);
         }
-        let Some(demand) = self.demand(at.claim, request, candidate)? else { return Ok(false) };
-        let room = self.state.has_room(i, &demand);
+        if let Err(attribute) = self.state.hold(at, i, self.search.interner, self.search.features) {
+            return Err(Stop::Failed(at.claim, Failure::AllAgainstConstraint(attribute)));
+        }
         // Upstream looks at constraints before it looks at the room that is left.
-        if let Err(attribute) = self.state.take(at, i, demand) {
-            return Err(Stop::Failed(at.claim, Failure::AllAgainstConstraint(attribute.to_owned())));
+        match &answer.demand {
+            OfferDemand::Takes(demand, _) if self.state.has_room(i, demand) => {
+                self.book(at, i, demand);
+                Ok(true)
+            }
+            _ => {
+                self.state.release(at, i);
+                Ok(false)
+            }
         }
-        if !room {
-            self.state.give_back(at, i);
-        }
-        Ok(room)
     }
 
-    fn demand(
-        &self,
-        c: usize,
-        request: &AlternativeTask<'s>,
-        candidate: &Candidate<'s>,
-    ) -> Result<Option<BTreeMap<String, Quantity>>, Stop> {
-        let demand = capacity::demand(&request.amounts(candidate.device), candidate.device);
-        match demand.map_err(|e| Stop::Failed(c, Failure::Capacity(e)))? {
-            Demand::Takes(amounts) => Ok(Some(amounts)),
-            Demand::UnknownCapacity(_) | Demand::AgainstPolicy(_) => Ok(None),
+    fn has_counters(&self, i: usize) -> bool {
+        let features = self.search.features;
+        if !features.partitionable {
+            return self.search.reach.candidates[i].device().consumes.is_empty();
+        }
+        self.state.has_counters(i, features)
+    }
+
+    fn book(&mut self, at: At, i: usize, demand: &[i128]) {
+        let request = at.request;
+        let first = self.search.shape.claims[at.claim].alternatives(request).start;
+        let chosen = Chosen { request, alternative: at.place - first, candidate: i };
+        self.state.take(at.claim, i, demand, chosen, self.search.features);
+        if let Some(symmetry) = &mut self.symmetry {
+            symmetry.update(&self.state, i);
+        }
+    }
+
+    /// Takes back the device taken last, which is candidate `i`.
+    fn give_back(&mut self, at: At, i: usize) {
+        let offer = self.search.reach.candidates[i].offer;
+        if let Some(OfferDemand::Takes(demand, _)) =
+            self.search.shape.alternatives[at.place].on(offer).map(|answer| &answer.demand)
+        {
+            self.state.give_back(at.claim, i, demand, self.search.features);
+        }
+        self.state.release(at, i);
+        if let Some(symmetry) = &mut self.symmetry {
+            symmetry.update(&self.state, i);
+        }
+    }
+
+    /// Whether class and request select the candidate, on this node.
+    fn selects(&mut self, at: At, i: usize) -> Progress {
+        match self.verdict(at.place, i) {
+            Verdict::Selected => Ok(true),
+            Verdict::Failed => {
+                let error = self.select(at.place, i).err().unwrap_or(SelectorError::NotBoolean);
+                Err(Stop::Failed(at.claim, Failure::Selector(error)))
+            }
+            _ => Ok(false),
         }
     }
 
     fn step(&mut self) -> Result<(), Stop> {
-        *self.steps = self.steps.checked_sub(1).ok_or(Stop::OutOfSteps)?;
+        *self.search.steps = self.search.steps.checked_sub(1).ok_or(Stop::OutOfSteps)?;
         Ok(())
     }
-}
-
-/// The constraints of each claim, empty.
-fn constraint_sets<'s>(tasks: &[ClaimTask<'s>]) -> Vec<ConstraintSet<'s>> {
-    tasks.iter().map(|task| ConstraintSet::new(task.claim)).collect()
 }

@@ -20,6 +20,7 @@ mod eval;
 mod functions;
 mod macros;
 mod parse;
+mod reads;
 mod types;
 mod value;
 mod view;
@@ -34,6 +35,7 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use cel::common::ast::IdedExpr;
 
 pub use driver::DriverVerdict;
+pub(crate) use reads::{Read, Reads};
 pub use view::DeviceView;
 
 use eval::Fault;
@@ -97,6 +99,7 @@ impl SelectorError {
 pub struct CompiledSelector {
     syntax: IdedExpr,
     checked: check::Checked,
+    reads: Reads,
 }
 
 type Cache = HashMap<Box<str>, Result<Arc<CompiledSelector>, SelectorError>>;
@@ -128,7 +131,8 @@ impl CompiledSelector {
         let compiling = |expression: &str| {
             let syntax = parse::parse(expression)?;
             let checked = check::check(&syntax)?;
-            Ok(Self { syntax, checked })
+            let reads = Reads::of(&checked.code);
+            Ok(Self { syntax, checked, reads })
         };
         std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().stack_size(COMPILER_STACK);
@@ -152,6 +156,11 @@ impl CompiledSelector {
             Err(Fault::Error(problem)) => Err(SelectorError::Runtime { problem }),
             Err(Fault::TooExpensive) => Err(SelectorError::TooExpensive),
         }
+    }
+
+    /// What of a device decides.
+    pub(crate) fn reads(&self) -> &Reads {
+        &self.reads
     }
 
     /// Whether a device of the driver `driver` can be selected at all.

@@ -148,7 +148,7 @@ impl GpuConfig {
         for (path, policy) in
             [("placement.node", self.placement.node), ("placement.device", self.placement.device)]
         {
-            if let Some(policy @ (PlacementPolicy::LeastFragmentation | PlacementPolicy::Random)) = policy {
+            if let Some(policy @ PlacementPolicy::LeastFragmentation) = policy {
                 return Err(not_supported(path, policy));
             }
         }

@@ -58,6 +58,11 @@ impl Quantity {
         Self { nano: value as i128 * NANO, format: Format::DecimalSi }
     }
 
+    /// An amount of thousand-millionths, written with decimal suffixes.
+    pub const fn from_nano(nano: i128) -> Self {
+        Self { nano, format: Format::DecimalSi }
+    }
+
     /// Percent of a GPU's compute, as the capacity `cores` counts them.
     pub const fn from_percent(percent: u8) -> Self {
         Self::from_integer(percent as i64)

@@ -21,9 +21,9 @@ pub(crate) fn note(claim: &str, cause: &Cause) -> String {
             "ResourceClaim {claim}: request `{request}` names DeviceClass `{class}`, which does not exist; \
              `kubectl get deviceclasses` lists those that do"
         ),
-        Cause::NotSupported { request, feature } => {
+        Cause::NotSupported { request, what } => {
             format!(
-                "ResourceClaim {claim}: request `{request}` uses {feature}, which is not supported in this version"
+                "ResourceClaim {claim}: request `{request}` uses {what}, which is not supported in this version"
             )
         }
         Cause::Config { request, error } => format!("ResourceClaim {claim}: request `{request}`: {error}"),

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::Client;
+use tessera_allocator::Settings;
 use tessera_allocator::model::{PendingPod, PodClaim, PodUid};
-use tessera_allocator::{Settings, plan};
 use tessera_api::names::ClaimUid;
 use tessera_index::Index;
 use tokio::sync::mpsc;
@@ -230,7 +230,7 @@ impl Planner {
             pod.excluded = self.retries.excluded(&pod.uid, now);
         }
         work.pending.retain(|pod| !self.retries.is_held(&pod.uid, now) && !self.is_contended(pod, now));
-        let plan = plan(&self.index.snapshot(), &work.pending, self.settings);
+        let plan = self.index.plan(&work.pending, self.settings);
         self.metrics.plan_time.observe(now.elapsed().as_secs_f64());
         for decision in &plan.decisions {
             self.carry_out(decision, cause, now);

@@ -15,6 +15,8 @@ pub(crate) struct Books {
     pub(crate) usage: Usage,
     /// Devices of which something has changed and that have not been looked at since.
     pub(crate) touched: BTreeSet<DeviceId>,
+    /// The same, for the planner to be told.
+    pub(crate) unplanned: BTreeSet<DeviceId>,
 }
 
 /// One claim, by UID. It stays after the object is gone for as long as a bound pod refers to it.
@@ -42,7 +44,7 @@ impl ClaimEntry {
     pub(crate) fn new(object: &Arc<ResourceClaim>) -> Result<Self, ConvertError> {
         Ok(Self {
             object: None,
-            claim: Arc::new(convert::claim(object)?),
+            claim: Arc::new(without_admin_access(convert::claim(object)?)),
             version: 0,
             observed: None,
             assumed: None,
@@ -146,6 +148,7 @@ impl ClaimEntry {
         let due = self.due();
         if due != self.booked {
             books.touched.extend(self.booked.iter().chain(&due).map(|r| r.device.clone()));
+            books.unplanned.extend(self.booked.iter().chain(&due).map(|r| r.device.clone()));
             books.usage.remove(&self.booked);
             books.usage.add(&due);
             self.booked = due;
@@ -156,6 +159,15 @@ impl ClaimEntry {
     pub(crate) fn booked(&self) -> &[DeviceResult] {
         &self.booked
     }
+}
+
+/// Our driver has no access for administrators yet: a claim that asks for it is told so before anything is allocated.
+fn without_admin_access(mut claim: Claim) -> Claim {
+    let alternatives = claim.requests.iter_mut().flat_map(|request| &mut request.alternatives);
+    for alternative in alternatives.filter(|a| a.admin == Some(true)) {
+        alternative.unsupported = Some("adminAccess");
+    }
+    claim
 }
 
 /// Adds what is stated of our devices to what is due. The same device for the same request is the same grant, told twice; but

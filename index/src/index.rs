@@ -7,8 +7,8 @@ use k8s_openapi::api::core::v1::{Node as ApiNode, Pod};
 use k8s_openapi::api::resource::v1::{
     DeviceClass as ApiClass, DeviceTaintRule, ResourceClaim, ResourceSlice,
 };
-use tessera_allocator::Allotment;
-use tessera_allocator::model::{Device, DeviceClass, DeviceId, Node, PodUid, Slice, Snapshot};
+use tessera_allocator::model::{Device, DeviceClass, DeviceId, Node, PendingPod, PodUid, Slice, Snapshot};
+use tessera_allocator::{Allotment, Plan, Planner, Settings};
 use tessera_api::names::{ClaimName, ClaimUid, DRIVER_NAME, DeviceClassName, Namespace, NodeName, PodName};
 use tessera_api::quantity::Quantity;
 
@@ -43,6 +43,16 @@ pub struct Index {
     pub(crate) books: Books,
     /// Devices of which more is taken than there is, as of the last look.
     pub(crate) exceeded: BTreeSet<DeviceId>,
+    planner: Planner,
+    unplanned: Unplanned,
+}
+
+/// What has changed since the planner was last told.
+#[derive(Debug, Default)]
+struct Unplanned {
+    slices: BTreeSet<String>,
+    nodes: BTreeSet<NodeName>,
+    classes: BTreeSet<DeviceClassName>,
 }
 
 /// A node and what is booked on it. The requests stay when the node object is not there (yet).
@@ -68,6 +78,7 @@ impl Index {
             return Ok(());
         }
         self.touch_slice(&name);
+        self.unplanned.slices.insert(name.clone());
         match convert::slice(object, Fence::Managed) {
             Ok(slice) => {
                 let slice = Arc::new(slice);
@@ -108,12 +119,14 @@ impl Index {
     fn taint_slices(&mut self) {
         let taint = |(name, slice): (&String, _)| (name.clone(), taints::tainted(slice, self.rules.values()));
         self.slices = self.published.iter().map(taint).collect();
+        self.unplanned.slices.extend(self.published.keys().cloned());
     }
 
     /// A ResourceSlice is gone.
     pub fn remove_slice(&mut self, object: &ResourceSlice) {
         if let Some(name) = &object.metadata.name {
             self.touch_slice(name);
+            self.unplanned.slices.insert(name.clone());
             self.published.remove(name);
             self.slices.remove(name);
         }
@@ -134,6 +147,7 @@ impl Index {
         let class = convert::class(&object);
         if let Some(name) = object.metadata.name.as_deref().and_then(|n| DeviceClassName::new(n).ok()) {
             self.classes.remove(&name);
+            self.unplanned.classes.insert(name);
         }
         let class = class?;
         self.classes.insert(class.name.clone(), (Arc::new(class), Arc::new(object)));
@@ -142,8 +156,9 @@ impl Index {
 
     /// A DeviceClass is gone.
     pub fn remove_class(&mut self, object: &ApiClass) {
-        if let Some(name) = object.metadata.name.as_deref() {
-            self.classes.remove(name);
+        if let Some(name) = object.metadata.name.as_deref().and_then(|n| DeviceClassName::new(n).ok()) {
+            self.classes.remove(&name);
+            self.unplanned.classes.insert(name);
         }
     }
 
@@ -153,6 +168,7 @@ impl Index {
     /// It cannot be read.
     pub fn apply_node(&mut self, object: &ApiNode) -> Result<(), ConvertError> {
         let node = convert::node(object)?;
+        self.unplanned.nodes.insert(node.name.clone());
         let entry = self.nodes.entry(node.name.clone()).or_default();
         entry.node = Some(Arc::new(Node { used: entry.used.clone(), ..node }));
         Ok(())
@@ -160,13 +176,14 @@ impl Index {
 
     /// A Node is gone.
     pub fn remove_node(&mut self, object: &ApiNode) {
-        let Some(name) = object.metadata.name.as_deref() else { return };
-        if let Some(entry) = self.nodes.get_mut(name) {
+        let Some(name) = object.metadata.name.as_deref().and_then(|n| NodeName::new(n).ok()) else { return };
+        if let Some(entry) = self.nodes.get_mut(&name) {
             entry.node = None;
             if entry.used.is_empty() {
-                self.nodes.remove(name);
+                self.nodes.remove(&name);
             }
         }
+        self.unplanned.nodes.insert(name);
     }
 
     /// Whether the node exists.
@@ -286,6 +303,38 @@ impl Index {
         entry.assumed = None;
         let key = (entry.claim.namespace.clone(), entry.claim.name.clone());
         self.settle_claim(claim, &key);
+    }
+
+    /// Plans the pods on the cluster as it is now. Nothing counts as taken before it is [assumed](Self::assume).
+    pub fn plan(&mut self, pods: &[PendingPod], settings: Settings) -> Plan {
+        self.tell_planner();
+        self.planner.plan(pods, settings)
+    }
+
+    /// Tells the planner what has changed: it is a copy, this index the truth.
+    fn tell_planner(&mut self) {
+        let Unplanned { slices, nodes, classes } = std::mem::take(&mut self.unplanned);
+        for name in classes {
+            match self.classes.get(&name) {
+                Some((class, _)) => self.planner.set_class(class),
+                None => self.planner.remove_class(&name),
+            }
+        }
+        for name in slices {
+            match self.slices.get(&name) {
+                Some(slice) => self.planner.set_slice(slice),
+                None => self.planner.remove_slice(&name),
+            }
+        }
+        for device in std::mem::take(&mut self.books.unplanned) {
+            self.planner.set_use(&device, self.books.usage.of(&device));
+        }
+        for name in nodes {
+            match self.nodes.get(&name).and_then(|entry| entry.node.as_ref()) {
+                Some(node) => self.planner.set_node(node),
+                None => self.planner.remove_node(&name),
+            }
+        }
     }
 
     /// The picture for the allocator.
@@ -448,6 +497,7 @@ impl Index {
     }
 
     fn change_requests(&mut self, node: &NodeName, requests: &BTreeMap<String, Quantity>, add: bool) {
+        self.unplanned.nodes.insert(node.clone());
         let entry = self.nodes.entry(node.clone()).or_default();
         for (name, amount) in requests {
             let sum = entry.used.entry(name.clone()).or_default();

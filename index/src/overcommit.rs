@@ -35,6 +35,10 @@ impl Index {
             usage.add(entry.booked());
         }
         let drifted = usage != self.books.usage;
+        if drifted {
+            let all = usage.iter().chain(self.books.usage.iter());
+            self.books.unplanned.extend(all.map(|(device, _)| device.clone()));
+        }
         self.books.usage = usage;
         self.books.touched.extend(self.books.usage.iter().map(|(device, _)| device.clone()));
         let overcommitted = self.overcommitted().into_iter().map(|over| over.device).collect();

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use serde_json::{Value, json};
 use tessera_allocator::model::{DeviceId, PodClaim, PodUid, PoolId};
-use tessera_allocator::{Settings, plan};
+use tessera_allocator::{Cause, NotSupported, Settings, plan};
 use tessera_api::names::{ClaimUid, DeviceName, DriverName, NodeName, PoolName};
 use tessera_api::quantity::Quantity;
 use tessera_index::{Index, Obstacle, Scope};
@@ -483,4 +483,41 @@ fn an_audit_reports_a_device_that_is_given_out_twice() {
     let audit = fed.index.audit();
     assert_eq!(audit.overcommitted.len(), 1);
     assert!(!audit.drifted);
+}
+
+#[test]
+fn a_claim_for_administrators_is_refused_before_anything_is_allocated() {
+    let mut fed = Fed::with_gpu();
+    let mut asking = claim("c", "gpu.tessera.dev");
+    asking["spec"]["devices"]["requests"][0]["exactly"]["adminAccess"] = json!(true);
+    fed.claim(asking);
+    fed.pod(pod("p", &["c"]));
+    let pending = fed.index.work().pending;
+    let plan = fed.index.plan(&pending, Settings::default());
+    let [refusal] = plan.refusals.as_slice() else { panic!("{plan:?}") };
+    let what = NotSupported::Field("adminAccess");
+    assert!(matches!(&refusal.cause, Cause::NotSupported { what: w, .. } if *w == what), "{refusal:?}");
+}
+
+#[test]
+fn planning_follows_everything_that_is_applied() {
+    let mut fed = Fed::with_gpu();
+    fed.claim(claim("c", "gpu.tessera.dev"));
+    fed.pod(pod("p", &["c"]));
+    let decided = |fed: &mut Fed| {
+        let pending = fed.index.work().pending;
+        let kept = fed.index.plan(&pending, Settings::default()).decisions;
+        assert_eq!(kept, plan(&fed.index.snapshot(), &pending, Settings::default()).decisions);
+        kept.len()
+    };
+    assert_eq!(decided(&mut fed), 1);
+    fed.claim(allocated(claim("other", "gpu.tessera.dev"), 80));
+    assert_eq!(decided(&mut fed), 0, "the GPU is taken");
+    fed.slice("node-a", 2, 1, json!([gpu("gpu-0"), gpu("gpu-1")]));
+    assert_eq!(decided(&mut fed), 1, "there is a second one");
+    fed.node("node-a", "0");
+    assert_eq!(decided(&mut fed), 0, "the node has no room");
+    fed.node("node-a", "8");
+    fed.class("gpu.tessera.dev", "device.driver == 'other.example.com'");
+    assert_eq!(decided(&mut fed), 0, "the class is for something else");
 }

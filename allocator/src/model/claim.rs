@@ -27,7 +27,7 @@ pub struct Claim {
 }
 
 /// One request: its alternatives in order of preference. A request of `exactly` has one, a request of `firstAvailable` several.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Request {
     /// Its name (`requests[].name`).
     pub name: RequestName,
@@ -36,7 +36,7 @@ pub struct Request {
 }
 
 /// One way to serve a request.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Alternative {
     /// What results call it: the request's name, or `request/subrequest`.
     pub name: RequestName,
@@ -50,12 +50,14 @@ pub struct Alternative {
     pub tolerations: Vec<Toleration>,
     /// `capacity.requests`: share of a shared device, lower bound of an exclusive one.
     pub capacity: BTreeMap<String, Quantity>,
+    /// `adminAccess`, where given: for those who look after devices that others use; takes nothing from them.
+    pub admin: Option<bool>,
     /// A feature that this version does not have; the claim is refused with its name.
     pub unsupported: Option<&'static str>,
 }
 
 /// How many devices a request wants.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Mode {
     /// So many.
     Exact(u64),
@@ -66,7 +68,7 @@ pub enum Mode {
 }
 
 /// A constraint over the devices of a claim.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Constraint {
     /// The requests it binds; empty = all.
     pub requests: Vec<String>,
@@ -75,7 +77,7 @@ pub struct Constraint {
 }
 
 /// What a constraint demands.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum ConstraintKind {
     /// The attribute is there on all of them, with the same value.
     Match(String),

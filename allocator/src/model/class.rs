@@ -27,7 +27,27 @@ pub struct Selector {
     pub compiled: Result<Arc<CompiledSelector>, SelectorError>,
 }
 
+/// Two selectors are one if they read the same: the rest follows.
+impl PartialEq for Selector {
+    fn eq(&self, other: &Self) -> bool {
+        self.expression == other.expression
+    }
+}
+
+impl Eq for Selector {}
+
+impl std::hash::Hash for Selector {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.expression.hash(state);
+    }
+}
+
 impl Selector {
+    /// Whether it is a selector of a kind of the future.
+    pub fn is_unknown(&self) -> bool {
+        self.expression.is_empty() && self.compiled.is_err()
+    }
+
     /// A selector that is not CEL: a kind of the future, which never selects.
     pub fn unknown() -> Self {
         let error = SelectorError::Unsupported { construct: "something other than CEL".to_owned() };

@@ -9,12 +9,6 @@ use tessera_api::quantity::Quantity;
 use super::node::NodeSelector;
 use crate::selector::DeviceView;
 
-/// Feature name in [`Device::unsupported`]: the device must be prepared by somebody before the pod can be bound.
-pub const BINDING_CONDITIONS: &str = "binding conditions";
-
-/// Feature name in [`Device::unsupported`]: the device draws on counters that it shares with others of its pool.
-pub const SHARED_COUNTERS: &str = "shared counters";
-
 /// Feature name in [`Device::unsupported`]: the device takes CPU, memory or other resources of its node.
 pub const NODE_ALLOCATABLE: &str = "node allocatable resources";
 
@@ -53,15 +47,44 @@ pub struct Slice {
     pub generation: i64,
     /// How many slices make the pool complete.
     pub slice_count: i64,
+    /// Its place in the list that upstream's allocator is given, where that is known. It decides only where slices of one
+    /// generation disagree in how many they are: upstream goes by the first. Unknown: such slices are waited for.
+    pub listed: Option<usize>,
     /// From where the devices can be used.
     pub nodes: NodeChoice,
     /// The devices, in published order. Empty where the slice carries shared counters.
     pub devices: Vec<Arc<Device>>,
-    /// The slice has shared counters, or devices that draw on some: its whole pool depends on counters that are not
-    /// accounted for here.
-    pub counters: bool,
+    /// `sharedCounters`: what partitions of one piece of hardware draw on. Devices of other slices of the pool name them.
+    pub counter_sets: Vec<CounterSet>,
     /// The slice has something in it that makes upstream ignore it with the default features.
     pub ignored: bool,
+}
+
+/// A set of counters.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CounterSet {
+    /// Its name, unique in the pool.
+    pub name: String,
+    /// What there is of each counter.
+    pub counters: BTreeMap<String, Quantity>,
+}
+
+/// What a device takes of a counter set while it is allocated.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CounterUse {
+    /// The set.
+    pub set: String,
+    /// How much of each of its counters.
+    pub counters: BTreeMap<String, Quantity>,
+}
+
+/// Conditions that somebody sets on the claim before its pod can be bound (KEP-5007).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct Binding {
+    /// All of them must be true.
+    pub conditions: Vec<String>,
+    /// None of them may be.
+    pub failure_conditions: Vec<String>,
 }
 
 /// From which nodes a slice or device can be used.
@@ -98,7 +121,11 @@ pub struct Device {
     pub binds_to_node: bool,
     /// The device is not behind our fence: somebody else may hand it out, so we never do.
     pub foreign: bool,
-    /// A feature that this version cannot account for (shared counters, binding conditions): never allocated.
+    /// What it takes of the counter sets of its pool.
+    pub consumes: Vec<CounterUse>,
+    /// `bindingConditions` and `bindingFailureConditions`, where the former are given.
+    pub binding: Option<Arc<Binding>>,
+    /// A feature that this version cannot account for: never allocated.
     pub unsupported: Option<&'static str>,
     /// The device as selectors see it, made when the first selector asks.
     pub view: OnceLock<DeviceView>,
@@ -186,7 +213,7 @@ impl TaintEffect {
 }
 
 /// A request's toleration of device taints.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Toleration {
     /// The key; none with `Exists` tolerates every key.
     pub key: Option<String>,
@@ -199,7 +226,7 @@ pub struct Toleration {
 }
 
 /// How a toleration compares values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TolerationOperator {
     /// The value must be equal (the default).
     Equal,
@@ -236,6 +263,8 @@ impl Device {
             nodes: NodeChoice::Unknown,
             binds_to_node: false,
             foreign: false,
+            consumes: Vec::new(),
+            binding: None,
             unsupported: None,
             view: OnceLock::new(),
         }
@@ -249,12 +278,13 @@ impl Device {
         })
     }
 
-    /// Whether the two offer the same to anybody who does not look at names and attributes.
+    /// Whether the two offer the same to anybody who does not look at names, attributes and counters.
     pub(crate) fn same_offer(&self, other: &Self) -> bool {
         self.shared == other.shared
             && self.foreign == other.foreign
             && self.unsupported == other.unsupported
             && self.binds_to_node == other.binds_to_node
+            && self.binding == other.binding
             && self.capacity == other.capacity
             && self.taints == other.taints
     }

@@ -71,7 +71,7 @@ pub enum PodClaim {
 }
 
 /// What a pod demands of its node.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Scheduling {
     /// `spec.nodeSelector`.
     pub node_selector: BTreeMap<String, String>,

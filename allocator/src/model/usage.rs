@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tessera_api::names::RequestName;
 use tessera_api::quantity::Quantity;
 
-use super::device::{Device, DeviceId};
+use super::device::{Binding, Device, DeviceId};
 
 /// One device given to one request of a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,6 +21,8 @@ pub struct DeviceResult {
     pub consumed: BTreeMap<String, Quantity>,
     /// Granted for administration: takes nothing from anybody.
     pub admin: bool,
+    /// What has to be so before the pod can be bound.
+    pub binding: Option<Arc<Binding>>,
 }
 
 /// What is taken of one device.
@@ -43,6 +45,21 @@ impl DeviceUse {
         twice || self.consumed.iter().any(over)
     }
 
+    /// Adds a grant of the device that takes something.
+    pub(crate) fn add(&mut self, result: &DeviceResult) {
+        if !result.shared {
+            self.exclusive += 1;
+            return;
+        }
+        self.shares += 1;
+        // Nothing has no entry: `remove` leaves none either, and sums are compared.
+        for (name, amount) in result.consumed.iter().filter(|(_, amount)| !amount.is_zero()) {
+            let sum = self.consumed.entry(name.clone()).or_default();
+            // Beyond what an amount can hold nothing is left anyway.
+            *sum = sum.checked_add(*amount).unwrap_or(*sum);
+        }
+    }
+
     fn is_nothing(&self) -> bool {
         self.exclusive == 0 && self.shares == 0
     }
@@ -61,18 +78,7 @@ impl Usage {
     pub fn add(&mut self, results: &[DeviceResult]) {
         let devices = Arc::make_mut(&mut self.devices);
         for result in results.iter().filter(|r| !r.admin) {
-            let used = devices.entry(result.device.clone()).or_default();
-            if !result.shared {
-                used.exclusive += 1;
-                continue;
-            }
-            used.shares += 1;
-            // Nothing has no entry: `remove` leaves none either, and sums are compared.
-            for (name, amount) in result.consumed.iter().filter(|(_, amount)| !amount.is_zero()) {
-                let sum = used.consumed.entry(name.clone()).or_default();
-                // Beyond what an amount can hold nothing is left anyway.
-                *sum = sum.checked_add(*amount).unwrap_or(*sum);
-            }
+            devices.entry(result.device.clone()).or_default().add(result);
         }
     }
 
@@ -98,9 +104,23 @@ impl Usage {
         }
     }
 
+    /// Says what is taken of a device.
+    pub fn set(&mut self, device: &DeviceId, used: Option<DeviceUse>) {
+        let devices = Arc::make_mut(&mut self.devices);
+        match used {
+            Some(used) => devices.insert(device.clone(), used),
+            None => devices.remove(device),
+        };
+    }
+
     /// What is taken of a device; nothing if it has no entry.
     pub fn of(&self, device: &DeviceId) -> Option<&DeviceUse> {
         self.devices.get(device)
+    }
+
+    /// Whether nothing is taken of any device.
+    pub fn is_empty(&self) -> bool {
+        self.devices.is_empty()
     }
 
     /// All devices of which something is taken, in order.
@@ -125,6 +145,7 @@ mod tests {
             shared: true,
             consumed: [amount("memory", memory), amount("cores", cores)].into(),
             admin: false,
+            binding: None,
         }
     }
 

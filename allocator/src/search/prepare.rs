@@ -1,182 +1,207 @@
-//! Claims made ready for the search: classes looked up, configurations merged, "all" counted.
+//! Before the search: what upstream checks beforehand, what "all" means on this node, and what can be refuted by counting.
 
-use std::cell::RefCell;
-use std::collections::BTreeMap;
+use super::{At, Failure, MAX_RESULTS, Progress, Run, Stop, Symmetry};
+use crate::cluster::PoolState;
+use crate::model::{ConstraintKind, Mode};
+use crate::selector::SelectorError;
+use crate::shape::OfferDemand;
 
-use tessera_api::config::Percent;
-use tessera_api::names::capacity::MEMORY;
-use tessera_api::quantity::Quantity;
-use tessera_api::reason::Reason;
-
-use super::{Failure, MAX_RESULTS};
-use crate::capacity::{self, Demand};
-use crate::model::{Alternative, Claim, ConstraintKind, Device, DeviceClass, Mode, Selector, Toleration};
-use crate::policy::Policy;
-use crate::pools::{Candidate, NodePool, PoolState};
-use crate::selector::{DeviceView, SelectorError};
-
-/// A claim of the pod, ready for one node.
-#[derive(Debug)]
-pub(crate) struct ClaimTask<'s> {
-    pub(crate) claim: &'s Claim,
-    /// Per request its alternatives.
-    pub(crate) requests: Vec<Vec<AlternativeTask<'s>>>,
+/// What is known of a candidate for an alternative.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// It has not been asked.
+    Unknown,
+    /// Class and request select it.
+    Selected,
+    /// They do not.
+    NotSelected,
+    /// A selector fails on it.
+    Failed,
 }
 
-/// One way to serve a request, ready for one node.
-#[derive(Debug)]
-pub(crate) struct AlternativeTask<'s> {
-    /// Name of the request, and of the subrequest in it.
-    pub(crate) name: (&'s str, Option<&'s str>),
-    pub(crate) mode: Mode,
-    /// How many devices; for `All` so many as there are.
-    pub(crate) count: u64,
-    class: &'s DeviceClass,
-    /// Those of the class, then those of the request.
-    selectors: Vec<&'s Selector>,
-    tolerations: &'s [Toleration],
-    capacity: &'s BTreeMap<String, Quantity>,
-    memory_percent: Option<Percent>,
-    pub(crate) policy: Policy,
-    /// Positions of the candidates that `All` means.
-    pub(crate) all: Vec<usize>,
-    /// What the selectors said about each candidate, once asked.
-    memo: RefCell<Vec<Option<Result<bool, SelectorError>>>>,
-}
-
-/// What the configuration of a request means for its placement.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Placement {
-    pub(crate) node: Policy,
-    pub(crate) device: Policy,
-    /// Share of each chosen GPU's memory, in place of `capacity.requests.memory`.
-    pub(crate) memory_percent: Option<Percent>,
-}
-
-impl<'s> AlternativeTask<'s> {
-    pub(crate) fn new(request: &'s Alternative, class: &'s DeviceClass, placement: Placement) -> Self {
-        Self {
-            name: (request.name.parent(), request.name.subrequest()),
-            mode: request.mode,
-            count: if let Mode::Exact(count) = request.mode { count } else { 0 },
-            class,
-            selectors: class.selectors.iter().chain(&request.selectors).collect(),
-            tolerations: &request.tolerations,
-            capacity: &request.capacity,
-            memory_percent: placement.memory_percent,
-            policy: placement.device,
-            all: Vec::new(),
-            memo: RefCell::default(),
+impl Run<'_> {
+    /// Checks what upstream checks before it searches; the first offender decides. `false` = nothing can be found.
+    pub(super) fn prepare(&mut self) -> Progress {
+        let shape = self.search.shape;
+        for (c, claim) in shape.claims.iter().enumerate() {
+            let mut least = 0u64;
+            for request in 0..claim.len() {
+                let mut fewest = u64::MAX;
+                for place in claim.alternatives(request) {
+                    fewest = fewest.min(self.count(c, place)?);
+                }
+                least = least.saturating_add(fewest);
+                if least > MAX_RESULTS as u64 {
+                    return Err(Stop::Failed(c, Failure::TooManyDevices(least)));
+                }
+            }
+            if claim.constraints.iter().any(|c| c.constraint.kind == ConstraintKind::Unknown) {
+                return Err(Stop::Failed(c, Failure::UnknownConstraint));
+            }
         }
-    }
-
-    /// Whether class and request select the candidate at position `i`.
-    pub(crate) fn selects(&self, candidate: &Candidate<'_>, i: usize) -> Result<bool, SelectorError> {
-        if let Some(Some(known)) = self.memo.borrow().get(i) {
-            return known.clone();
+        self.state.prepare_constraints(self.search.interner);
+        let wanted: u64 = (0..shape.alternatives.len()).map(|place| self.wanted(place)).sum();
+        // A search for a single device gains nothing from what follows.
+        if wanted <= 1 {
+            return Ok(true);
         }
-        let answer = self.evaluate(candidate);
-        let mut memo = self.memo.borrow_mut();
-        if memo.len() <= i {
-            memo.resize(i + 1, None);
+        self.judge_all();
+        self.symmetry = Some(Symmetry::new(shape, self.search.reach, &self.state, &self.verdicts));
+        self.is_plain = !self.may_fail();
+        Ok(!self.is_plain || self.every_request_may_be_served())
+    }
+
+    fn wanted(&self, place: usize) -> u64 {
+        let alternative = &self.search.shape.alternatives[place];
+        alternative.count().unwrap_or(self.all[place].len() as u64)
+    }
+
+    /// How many devices an alternative wants, with what keeps it from being served.
+    fn count(&mut self, claim: usize, place: usize) -> Result<u64, Stop> {
+        let alternative = &self.search.shape.alternatives[place];
+        if let Err(cause) = &alternative.resolved {
+            return Err(Stop::Failed(claim, Failure::Request(cause.clone())));
         }
-        memo[i] = Some(answer.clone());
-        answer
-    }
-
-    fn evaluate(&self, candidate: &Candidate<'_>) -> Result<bool, SelectorError> {
-        all_match(self.selectors.iter().copied(), candidate)
-    }
-
-    /// Who does not select the candidate: the class or the request.
-    pub(crate) fn unselected(&self, candidate: &Candidate<'_>) -> Reason {
-        match all_match(self.class.selectors.iter(), candidate) {
-            Ok(true) => Reason::RequestSelector,
-            _ => Reason::ClassSelector { class: self.class.name.to_string() },
+        if alternative.request.mode == Mode::All {
+            self.count_all(claim, place)?;
         }
-    }
-
-    /// Whether we may hand out the device at all and the request tolerates its taints.
-    pub(crate) fn usable(&self, device: &Device) -> bool {
-        !device.foreign
-            && device.unsupported.is_none()
-            && device.untolerated_taint(self.tolerations).is_none()
-    }
-
-    pub(crate) fn tolerations(&self) -> &'s [Toleration] {
-        self.tolerations
-    }
-
-    /// What is asked of the device's capacities, a percentage of memory resolved on this very device.
-    pub(crate) fn amounts(&self, device: &Device) -> BTreeMap<String, Quantity> {
-        let mut amounts = self.capacity.clone();
-        if let (Some(percent), Some(memory)) = (self.memory_percent, device.capacity.get(MEMORY)) {
-            amounts.insert(MEMORY.to_owned(), share_of_memory(memory.value, percent));
-        }
-        amounts
+        Ok(self.wanted(place))
     }
 
     /// Finds out what "all" means on this node.
-    fn count_all(&mut self, pools: &[NodePool<'s>], candidates: &[Candidate<'s>]) -> Result<(), Failure> {
-        if let Some(pool) = pools.iter().find(|p| p.state != PoolState::Complete) {
-            return Err(Failure::AllButPoolNotReady(pool.id.pool.to_string()));
+    fn count_all(&mut self, claim: usize, place: usize) -> Result<(), Stop> {
+        let failed = |failure| Stop::Failed(claim, failure);
+        let reach = self.search.reach;
+        if let Some(pool) = reach.pools.iter().find(|p| p.state != PoolState::Complete) {
+            let name = pool.id.pool.to_string();
+            return Err(failed(match pool.state {
+                PoolState::Incomplete => Failure::AllButPoolIncomplete(name),
+                _ => Failure::AllButPoolInvalid(name),
+            }));
         }
-        for (i, candidate) in candidates.iter().enumerate() {
-            if !self.selects(candidate, i).map_err(Failure::Selector)? || !candidate.reachable {
+        let at = At { claim, request: 0, place };
+        for i in 0..reach.candidates.len() {
+            if !self.selects(at, i)? {
                 continue;
             }
-            // Only what the device has in all counts here: one that is merely full stays in the set and makes "all" fail.
-            let demand = capacity::demand(&self.amounts(candidate.device), candidate.device);
-            if let Demand::Takes(amounts) = demand.map_err(Failure::Capacity)?
-                && capacity::exceeded(&amounts, candidate.device, None, None).is_none()
-            {
-                self.all.push(i);
+            let answer = self.search.shape.alternatives[place].on(reach.candidates[i].offer);
+            match answer.map(|answer| &answer.demand) {
+                // Only what the device has in all counts here: one that is merely full stays in the set and makes "all" fail.
+                Some(OfferDemand::Takes(_, true)) => self.all[place].push(i),
+                Some(OfferDemand::Error(error)) => return Err(failed(Failure::Capacity(error.clone()))),
+                _ => {}
             }
         }
-        self.count = self.all.len() as u64;
         Ok(())
     }
-}
 
-fn all_match<'a>(
-    selectors: impl Iterator<Item = &'a Selector>,
-    candidate: &Candidate<'_>,
-) -> Result<bool, SelectorError> {
-    let device = candidate.device;
-    for selector in selectors {
-        let compiled = selector.compiled.as_ref().map_err(Clone::clone)?;
-        let view = device.view.get_or_init(|| DeviceView::new(&candidate.id.pool.driver, device));
-        if !compiled.matches(view)? {
+    /// What class and request say about a candidate, asked once.
+    pub(super) fn verdict(&mut self, place: usize, i: usize) -> Verdict {
+        let at = place * self.search.reach.candidates.len() + i;
+        if self.verdicts[at] == Verdict::Unknown {
+            self.verdicts[at] = match self.select(place, i) {
+                Ok(true) => Verdict::Selected,
+                Ok(false) => Verdict::NotSelected,
+                Err(_) => Verdict::Failed,
+            };
+        }
+        self.verdicts[at]
+    }
+
+    pub(super) fn select(&mut self, place: usize, i: usize) -> Result<bool, SelectorError> {
+        let Ok(resolved) = &self.search.shape.alternatives[place].resolved else { return Ok(false) };
+        let candidate = &self.search.reach.candidates[i];
+        let device = candidate.compiled();
+        if device.device.binding.is_some() && !self.search.features.binding_conditions {
             return Ok(false);
         }
+        let driver = &candidate.slice().pool.driver;
+        let selected =
+            self.search.selections.selects(resolved.selection, driver, device, self.search.interner)?;
+        Ok(selected && candidate.reachable)
     }
-    Ok(true)
-}
 
-/// The percentage of `memory`, in whole MiB as published memory is too.
-fn share_of_memory(memory: Quantity, percent: Percent) -> Quantity {
-    Quantity::from_mib(percent.of_mib(memory.floor_mib().unwrap_or(0)))
-}
-
-impl<'s> ClaimTask<'s> {
-    /// Counts devices and checks what upstream checks before it searches; the first offender decides.
-    pub(crate) fn prepare(
-        &mut self,
-        pools: &[NodePool<'s>],
-        candidates: &[Candidate<'s>],
-    ) -> Result<(), Failure> {
-        let mut least = 0u64;
-        for alternatives in &mut self.requests {
-            for alternative in alternatives.iter_mut().filter(|a| a.mode == Mode::All) {
-                alternative.count_all(pools, candidates)?;
-            }
-            let fewest = alternatives.iter().map(|a| a.count).min();
-            least = least.saturating_add(fewest.unwrap_or(0));
-            if least > MAX_RESULTS as u64 {
-                return Err(Failure::TooManyDevices(least));
+    fn judge_all(&mut self) {
+        for place in 0..self.search.shape.alternatives.len() {
+            for i in 0..self.search.reach.candidates.len() {
+                self.verdict(place, i);
             }
         }
-        let unknown = self.claim.constraints.iter().any(|c| c.kind == ConstraintKind::Unknown);
-        if unknown { Err(Failure::UnknownConstraint) } else { Ok(()) }
+    }
+
+    /// Whether the search could come upon an error, so that upstream might give one where counting says there is nothing.
+    fn may_fail(&self) -> bool {
+        let count = self.search.reach.candidates.len();
+        let shape = self.search.shape;
+        let is_error = |(place, i): (usize, usize)| match self.verdicts[place * count + i] {
+            Verdict::Failed => true,
+            Verdict::Selected => {
+                let answer = shape.alternatives[place].on(self.search.reach.candidates[i].offer);
+                matches!(answer.map(|a| &a.demand), Some(OfferDemand::Error(_)))
+            }
+            _ => false,
+        };
+        let constrained_all = shape.claims.iter().any(|claim| {
+            let own = claim.requests[0]..*claim.requests.last().unwrap_or(&0);
+            !claim.constraints.is_empty()
+                && shape.alternatives[own].iter().any(|a| a.request.mode == Mode::All)
+        });
+        let pairs = |place| (0..count).map(move |i| (place, i));
+        constrained_all || (0..shape.alternatives.len()).flat_map(pairs).any(is_error)
+    }
+
+    /// Whether each request by itself has enough devices on this node, in one of its ways.
+    fn every_request_may_be_served(&self) -> bool {
+        self.search.shape.claims.iter().all(|claim| {
+            (0..claim.len()).all(|request| {
+                claim.alternatives(request).any(|place| {
+                    let wanted = self.wanted(place);
+                    let is_all = self.search.shape.alternatives[place].request.mode == Mode::All;
+                    if is_all {
+                        wanted > 0
+                    } else {
+                        wanted == 0 || self.usable(place, 0).nth(wanted as usize - 1).is_some()
+                    }
+                })
+            })
+        })
+    }
+
+    /// Candidates that could be taken for the alternative as things are, from a position on: upper bound of what will be.
+    fn usable(&self, place: usize, from: usize) -> impl Iterator<Item = usize> {
+        let alternative = &self.search.shape.alternatives[place];
+        let is_admin = alternative.request.admin == Some(true);
+        let count = self.search.reach.candidates.len();
+        (from..count).map(move |position| self.candidate(place, position)).filter(move |&i| {
+            let answer = alternative.on(self.search.reach.candidates[i].offer);
+            self.verdicts[place * count + i] == Verdict::Selected && answer.is_some_and(|a| {
+                a.usable
+                    && matches!(&a.demand, OfferDemand::Takes(demand, _) if self.state.has_room(i, demand))
+            }) && (is_admin || !self.state.in_use(0, i, false)) && self.has_counters(i)
+        })
+    }
+
+    /// Whether so many devices may still be found for the request from a position on.
+    ///
+    /// Devices that draw on the same counters are bounded together: of each counter only so much is left.
+    pub(super) fn may_find(&self, at: At, wanted: u64, from: usize) -> bool {
+        let reach = self.search.reach;
+        let limit = usize::try_from(wanted).unwrap_or(usize::MAX);
+        if reach.consumes.is_empty() {
+            return self.usable(at.place, from).take(limit).count() >= limit;
+        }
+        let mut free = 0usize;
+        let mut groups: std::collections::BTreeMap<usize, Vec<usize>> = Default::default();
+        let symmetry = self.symmetry.as_ref();
+        for i in self.usable(at.place, from) {
+            match symmetry.and_then(|s| s.counter_group(i)) {
+                Some(group) if !self.state.charges_nothing(i, self.search.features) => {
+                    groups.entry(group).or_default().push(i);
+                }
+                _ => free += 1,
+            }
+        }
+        let bounds = groups.values().map(|members| self.state.bound_by_counters(members));
+        free + bounds.sum::<usize>() >= limit
     }
 }

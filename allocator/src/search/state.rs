@@ -1,172 +1,217 @@
 //! What the search has taken so far.
 
-use std::collections::BTreeMap;
+use super::held::Held;
+use super::{At, Chosen};
+use crate::cluster::{Interner, Reach};
+use crate::features::Features;
+use crate::shape::Shape;
 
-use tessera_api::quantity::Quantity;
-
-use super::{At, Chosen, Search, constraint_sets};
-use crate::capacity;
-use crate::constraint::ConstraintSet;
-use crate::model::{Attribute, ConstraintKind, Device, DeviceUse};
-use crate::pools::Candidate;
-
-pub(super) struct State<'a, 's> {
-    candidates: &'a [Candidate<'s>],
-    /// What allocated claims take, per candidate.
-    used: Vec<Option<&'a DeviceUse>>,
-    /// Exclusive devices taken by this search.
-    taken: Vec<bool>,
-    /// What this search takes of shared devices.
-    planned: Vec<Option<BTreeMap<String, Quantity>>>,
-    constraints: Vec<ConstraintSet<'s>>,
-    chosen: Vec<Vec<Chosen<'s>>>,
-    /// Per candidate the number of its equivalence class.
-    classes: Vec<usize>,
+/// What is taken of each candidate, on top of what allocated claims take.
+pub(super) struct State<'a> {
+    shape: &'a Shape,
+    reach: &'a Reach,
+    /// As [`Reach::left`].
+    left: Vec<i128>,
+    /// Exclusive devices: the claims of this pod that have taken it, one bit each.
+    holders: Vec<u128>,
+    /// Shares that this search has taken.
+    shares: Vec<u32>,
+    /// As [`Reach::counters_left`].
+    counters_left: Vec<i128>,
+    /// Per pool: more of some counter is taken than there is, so that upstream hands out nothing that draws on counters.
+    overdrawn: Vec<bool>,
+    /// Per claim its constraints.
+    held: Vec<Vec<Held<'a>>>,
+    chosen: Vec<Vec<Chosen>>,
 }
 
-impl<'a, 's> State<'a, 's> {
-    pub(super) fn new(search: &Search<'a, 's>) -> Self {
-        let count = search.candidates.len();
+impl<'a> State<'a> {
+    pub(super) fn new(shape: &'a Shape, reach: &'a Reach) -> Self {
+        let count = reach.candidates.len();
+        let overdrawn = |pool| reach.counters_left[reach.counters_of(pool)].iter().any(|left| *left < 0);
+        let pools = if reach.counters_left.is_empty() { 0 } else { reach.pools.len() };
         Self {
-            candidates: search.candidates,
-            used: search.candidates.iter().map(|c| search.usage.of(&c.id)).collect(),
-            taken: vec![false; count],
-            planned: vec![None; count],
-            constraints: constraint_sets(search.tasks),
-            chosen: vec![Vec::new(); search.tasks.len()],
-            classes: classes(search),
+            shape,
+            reach,
+            left: reach.left.clone(),
+            holders: vec![0; count],
+            shares: vec![0; count],
+            counters_left: reach.counters_left.clone(),
+            overdrawn: (0..pools).map(|pool| overdrawn(pool as u32)).collect(),
+            held: Vec::new(),
+            chosen: vec![Vec::new(); shape.claims.len()],
         }
     }
 
-    pub(super) fn into_chosen(self) -> Vec<Vec<Chosen<'s>>> {
+    /// Looks up what constraints look at, on every candidate.
+    pub(super) fn prepare_constraints(&mut self, interner: &mut Interner) {
+        if self.shape.claims.iter().all(|claim| claim.constraints.is_empty()) {
+            return;
+        }
+        let of_claim = |claim: &'a crate::shape::ClaimShape| {
+            claim.constraints.iter().map(|c| Held::new(c, self.reach, interner)).collect()
+        };
+        self.held = self.shape.claims.iter().map(of_claim).collect();
+    }
+
+    pub(super) fn into_chosen(self) -> Vec<Vec<Chosen>> {
         self.chosen
     }
 
-    pub(super) fn planned(&self, i: usize) -> Option<&BTreeMap<String, Quantity>> {
-        self.planned[i].as_ref()
+    /// How many devices the claim has so far.
+    pub(super) fn results(&self, claim: usize) -> usize {
+        self.chosen[claim].len()
     }
 
-    pub(super) fn results(&self, c: usize) -> usize {
-        self.chosen[c].len()
+    pub(super) fn left(&self) -> &[i128] {
+        &self.left
     }
 
-    /// Whether the whole device is taken, by a claim or by this search.
-    pub(super) fn in_use(&self, i: usize) -> bool {
-        self.taken[i] || self.used[i].is_some_and(|u| u.exclusive > 0)
+    /// What is left of a candidate.
+    pub(super) fn left_of(&self, i: usize) -> &[i128] {
+        &self.left[self.range(i)]
     }
 
-    pub(super) fn has_room(&self, i: usize, demand: &BTreeMap<String, Quantity>) -> bool {
-        let used = self.used[i].map(|u| &u.consumed);
-        capacity::exceeded(demand, self.candidates[i].device, used, self.planned[i].as_ref()).is_none()
+    fn range(&self, i: usize) -> std::ops::Range<usize> {
+        self.reach.offset[i] as usize..self.reach.offset[i + 1] as usize
     }
 
-    /// Takes the device unless a constraint is against it, on the attribute named then.
+    /// Whether the whole device is taken. Those who administer it do not mind, but for themselves.
+    pub(super) fn in_use(&self, claim: usize, i: usize, is_admin: bool) -> bool {
+        if is_admin {
+            return self.holders[i] & bit(claim) != 0;
+        }
+        self.holders[i] != 0 || self.reach.exclusive[i] > 0
+    }
+
+    pub(super) fn has_room(&self, i: usize, demand: &[i128]) -> bool {
+        demand.iter().zip(self.left_of(i)).all(|(wanted, left)| wanted <= left)
+    }
+
+    fn is_shared(&self, i: usize, features: &Features) -> bool {
+        features.consumable_capacity && self.reach.candidates[i].device().shared
+    }
+
+    /// Whether the counters that an allocation of the device takes are there. A share of a device that is shared already takes
+    /// none.
+    pub(super) fn has_counters(&self, i: usize, features: &Features) -> bool {
+        let Some(consumes) = self.reach.consumes.get(i).filter(|list| !list.is_empty()) else { return true };
+        if self.charges_nothing(i, features) {
+            return true;
+        }
+        let pool = self.reach.candidates[i].pool as usize;
+        !self.overdrawn[pool] && consumes.iter().all(|c| self.counters_left[c.counter as usize] >= c.amount)
+    }
+
+    /// Whether it is shared already, so that another share of it takes no counters.
+    pub(super) fn charges_nothing(&self, i: usize, features: &Features) -> bool {
+        self.is_shared(i, features) && (self.shares[i] > 0 || self.reach.shares[i] > 0)
+    }
+
+    /// Adds the device to the constraints that bind the alternative; otherwise changes nothing and names the attribute.
+    pub(super) fn hold(
+        &mut self,
+        at: At,
+        i: usize,
+        interner: &Interner,
+        features: &Features,
+    ) -> Result<(), String> {
+        let Some(held) = self.held.get_mut(at.claim) else { return Ok(()) };
+        let place = at.place - self.shape.claims[at.claim].requests[0];
+        let refused = held.iter_mut().position(|held| !held.add(place, i, interner, features));
+        let Some(refused) = refused else { return Ok(()) };
+        held[..refused].iter_mut().for_each(|held| held.remove(place));
+        Err(held[refused].attribute().to_owned())
+    }
+
+    /// Takes back the last device added for this alternative.
+    pub(super) fn release(&mut self, at: At, _i: usize) {
+        let Some(held) = self.held.get_mut(at.claim) else { return };
+        let place = at.place - self.shape.claims[at.claim].requests[0];
+        held.iter_mut().for_each(|held| held.remove(place));
+    }
+
+    /// Takes the device, or a share of it.
     pub(super) fn take(
         &mut self,
-        at: At<'s>,
+        claim: usize,
         i: usize,
-        demand: BTreeMap<String, Quantity>,
-    ) -> Result<(), &'s str> {
-        let candidate = &self.candidates[i];
-        let (request, subrequest) = at.name;
-        let driver = &candidate.id.pool.driver;
-        self.constraints[at.claim].add(request, subrequest, driver, candidate.device)?;
-        let consumed = if candidate.device.shared {
-            let planned = self.planned[i].get_or_insert_default();
-            for (name, amount) in &demand {
-                let sum = planned.entry(name.clone()).or_default();
-                *sum = sum.checked_add(*amount).unwrap_or(*sum);
-            }
-            demand
-        } else {
-            self.taken[i] = true;
-            BTreeMap::new()
-        };
-        let (request, alternative) = (at.request, at.alternative);
-        self.chosen[at.claim].push(Chosen { request, alternative, candidate: candidate.clone(), consumed });
-        Ok(())
-    }
-
-    /// Takes back the device taken last, which is candidate `i`.
-    pub(super) fn give_back(&mut self, at: At<'s>, i: usize) {
-        let Some(last) = self.chosen[at.claim].pop() else { return };
-        if self.candidates[i].device.shared {
-            if let Some(planned) = &mut self.planned[i] {
-                for (name, amount) in &last.consumed {
-                    if let Some(sum) = planned.get_mut(name) {
-                        *sum = sum.checked_sub(*amount).unwrap_or(*sum);
-                    }
-                }
-                if planned.values().all(Quantity::is_zero) {
-                    self.planned[i] = None;
-                }
-            }
-        } else {
-            self.taken[i] = false;
+        demand: &[i128],
+        chosen: Chosen,
+        features: &Features,
+    ) {
+        self.chosen[claim].push(chosen);
+        if !self.charges_nothing(i, features) {
+            self.charge(i, 1);
         }
-        let (request, subrequest) = at.name;
-        self.constraints[at.claim].remove(request, subrequest);
-    }
-
-    /// Whether the two can stand for each other in everything that is still to be decided.
-    pub(super) fn interchangeable(&self, a: usize, b: usize) -> bool {
-        self.classes[a] == self.classes[b]
-            && self.taken[a] == self.taken[b]
-            && self.used[a] == self.used[b]
-            && self.planned[a] == self.planned[b]
-    }
-}
-
-/// What two interchangeable devices have in common, whatever is taken of them.
-struct Kind<'s> {
-    device: &'s Device,
-    reachable: bool,
-    /// What each selector says; `None` = it fails.
-    selected: Vec<Option<bool>>,
-    /// Attributes that constraints look at.
-    attributes: Vec<Option<&'s Attribute>>,
-}
-
-impl Kind<'_> {
-    fn equals(&self, other: &Self) -> bool {
-        self.reachable == other.reachable
-            && self.selected == other.selected
-            && self.attributes == other.attributes
-            && self.device.same_offer(other.device)
-    }
-}
-
-/// Numbers the equivalence classes. A search for a single device gains nothing from them.
-fn classes(search: &Search<'_, '_>) -> Vec<usize> {
-    let wanted: u64 = search.alternatives().map(|a| a.count).sum();
-    if wanted <= 1 {
-        return (0..search.candidates.len()).collect();
-    }
-    let mut kinds: Vec<Kind<'_>> = Vec::new();
-    let mut numbers = Vec::with_capacity(search.candidates.len());
-    for (i, candidate) in search.candidates.iter().enumerate() {
-        let kind = kind(search, i, candidate);
-        let known = kinds.iter().position(|k| k.equals(&kind));
-        numbers.push(known.unwrap_or_else(|| {
-            kinds.push(kind);
-            kinds.len() - 1
-        }));
-    }
-    numbers
-}
-
-fn kind<'s>(search: &Search<'_, 's>, i: usize, candidate: &Candidate<'s>) -> Kind<'s> {
-    let constraints = search.tasks.iter().flat_map(|t| &t.claim.constraints);
-    let attributes = constraints.map(|constraint| match &constraint.kind {
-        ConstraintKind::Match(name) | ConstraintKind::Distinct(name) => {
-            candidate.device.attribute(&candidate.id.pool.driver, name)
+        if self.is_shared(i, features) {
+            let range = self.range(i);
+            self.left[range].iter_mut().zip(demand).for_each(|(left, amount)| *left -= amount);
+            self.shares[i] += 1;
+        } else {
+            self.holders[i] |= bit(claim);
         }
-        ConstraintKind::Unknown => None,
-    });
-    Kind {
-        device: candidate.device,
-        reachable: candidate.reachable,
-        selected: search.alternatives().map(|a| a.selects(candidate, i).ok()).collect(),
-        attributes: attributes.collect(),
     }
+
+    /// Takes back what was taken last.
+    pub(super) fn give_back(&mut self, claim: usize, i: usize, demand: &[i128], features: &Features) {
+        self.chosen[claim].pop();
+        if self.is_shared(i, features) {
+            let range = self.range(i);
+            self.left[range].iter_mut().zip(demand).for_each(|(left, amount)| *left += amount);
+            self.shares[i] -= 1;
+        } else {
+            self.holders[i] &= !bit(claim);
+        }
+        if !self.charges_nothing(i, features) {
+            self.charge(i, -1);
+        }
+    }
+
+    fn charge(&mut self, i: usize, sign: i128) {
+        for used in self.reach.consumes.get(i).into_iter().flatten() {
+            self.counters_left[used.counter as usize] -= sign * used.amount;
+        }
+    }
+
+    /// How many of these candidates, which draw on the same counters, can be taken together at most: of each counter the
+    /// least demanding come first.
+    pub(super) fn bound_by_counters(&self, members: &[usize]) -> usize {
+        let counters = members.iter().flat_map(|&i| &self.reach.consumes[i]).map(|used| used.counter);
+        let counters: std::collections::BTreeSet<u32> = counters.collect();
+        let bounds = counters.into_iter().map(|counter| {
+            let amount = |i: &usize| {
+                let uses = self.reach.consumes[*i].iter().filter(|used| used.counter == counter);
+                uses.map(|used| used.amount).sum::<i128>()
+            };
+            let mut amounts: Vec<i128> = members.iter().map(amount).collect();
+            amounts.sort_unstable();
+            let mut left = self.counters_left[counter as usize];
+            let fits = |amount: &&i128| {
+                left -= **amount;
+                left >= 0
+            };
+            amounts.iter().take_while(fits).count()
+        });
+        bounds.min().unwrap_or(members.len()).min(members.len())
+    }
+
+    /// What distinguishes the candidate from others of its kind now, besides what is left of it.
+    pub(super) fn marks(&self, i: usize) -> (u128, bool, bool) {
+        let is_shared = self.shares[i] > 0 || self.reach.shares[i] > 0;
+        (self.holders[i], self.reach.exclusive[i] > 0, is_shared)
+    }
+
+    pub(super) fn counter_left(&self, counter: u32) -> i128 {
+        self.counters_left[counter as usize]
+    }
+
+    /// Constraints of a claim.
+    pub(super) fn held(&self, claim: usize) -> &[Held<'a>] {
+        self.held.get(claim).map_or(&[], Vec::as_slice)
+    }
+}
+
+fn bit(claim: usize) -> u128 {
+    1 << (claim % 128)
 }

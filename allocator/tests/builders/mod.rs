@@ -125,6 +125,7 @@ pub(crate) fn share(node: &str, device: &str, memory: &str, cores: &str) -> Devi
             ("cores".to_owned(), quantity(cores)),
         ]),
         admin: false,
+        binding: None,
     }
 }
 
@@ -134,9 +135,10 @@ pub(crate) fn slice(node: &str, devices: Vec<Device>) -> Slice {
         pool: PoolId { driver: DriverName::ours(), pool: PoolName::new(node).unwrap() },
         generation: 1,
         slice_count: 1,
+        listed: None,
         nodes: NodeChoice::Node(NodeName::new(node).unwrap()),
         devices: devices.into_iter().map(Arc::new).collect(),
-        counters: false,
+        counter_sets: Vec::new(),
         ignored: false,
     }
 }
@@ -150,6 +152,7 @@ pub(crate) fn request(name: &str, count: u64, amounts: &[(&str, &str)]) -> Reque
         mode: Mode::Exact(count),
         tolerations: Vec::new(),
         capacity: amounts.iter().map(|(name, amount)| ((*name).to_owned(), quantity(amount))).collect(),
+        admin: None,
         unsupported: None,
     };
     Request { name, alternatives: vec![alternative] }

@@ -166,7 +166,7 @@ fn half_a_topology_term_and_one_said_twice_are_refused() {
 fn what_is_not_enforced_yet_is_refused_with_those_words() {
     let cases = [
         (json!({"placement": {"node": "LeastFragmentation"}}), "placement.node: LeastFragmentation"),
-        (json!({"placement": {"device": "Random"}}), "placement.device: Random"),
+        (json!({"placement": {"device": "LeastFragmentation"}}), "placement.device: LeastFragmentation"),
         (json!({"topology": [{"scope": "PCIe", "mode": "Prefer"}]}), "topology: PCIe Prefer"),
         (json!({"memory": {"oversubscribe": true}}), "memory.oversubscribe: true"),
         (json!({"compute": {"policy": "Fixed"}}), "compute.policy: Fixed"),
@@ -186,6 +186,7 @@ fn what_is_enforced_is_accepted() {
     for fields in [
         json!({}),
         json!({"placement": {"node": "Binpack", "device": "Spread"}}),
+        json!({"placement": {"node": "Random", "device": "Random"}}),
         json!({"memory": {"percent": 100, "oversubscribe": false}}),
         json!({"compute": {"policy": "None", "priority": "Normal"}}),
         json!({"topology": [], "sharing": "Intercept"}),

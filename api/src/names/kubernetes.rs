@@ -103,4 +103,9 @@ impl RequestName {
     pub fn is_named_by(&self, entry: &str) -> bool {
         self.as_str() == entry || self.parent() == entry
     }
+
+    /// Whether one of the entries means this request.
+    pub fn is_named_by_any(&self, entries: &[String]) -> bool {
+        entries.iter().any(|entry| self.is_named_by(entry))
+    }
 }

@@ -1,11 +1,12 @@
 //! Allocations: what a claim's status says, and what it is to say.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use k8s_openapi::api::resource::v1 as api;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tessera_allocator::Allotment;
-use tessera_allocator::model::{DeviceId, DeviceResult, NodeSelector, PoolId};
+use tessera_allocator::model::{Binding, DeviceId, DeviceResult, NodeSelector, PoolId};
 use tessera_api::names::{DeviceName, DriverName, PoolName, RequestName, ShareId};
 use tessera_api::quantity::Quantity;
 
@@ -56,6 +57,10 @@ fn result(
         shared: result.share_id.is_some(),
         consumed: consumed.collect::<Result<_, _>>()?,
         admin: result.admin_access == Some(true),
+        binding: result.binding_conditions.as_ref().map(|conditions| {
+            let failure_conditions = result.binding_failure_conditions.clone().unwrap_or_default();
+            Arc::new(Binding { conditions: conditions.clone(), failure_conditions })
+        }),
     })
 }
 
@@ -128,6 +133,9 @@ fn api_result(
 ) -> api::DeviceRequestAllocationResult {
     let request = asked.iter().find(|asked| asked.name == result.request);
     let consumed = || result.consumed.iter().map(|(name, amount)| (name.clone(), amount.into())).collect();
+    let conditions = |of: fn(&Binding) -> &Vec<String>| {
+        result.binding.as_deref().map(of).filter(|conditions| !conditions.is_empty()).cloned()
+    };
     api::DeviceRequestAllocationResult {
         request: result.request.to_string(),
         driver: result.device.pool.driver.to_string(),
@@ -136,6 +144,9 @@ fn api_result(
         tolerations: request.and_then(|asked| asked.tolerations.clone()),
         share_id: result.shared.then(|| share().to_string()),
         consumed_capacity: (result.shared && !result.consumed.is_empty()).then(consumed),
+        admin_access: result.admin.then_some(true),
+        binding_conditions: conditions(|b| &b.conditions),
+        binding_failure_conditions: conditions(|b| &b.failure_conditions),
         ..Default::default()
     }
 }

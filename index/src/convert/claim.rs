@@ -72,6 +72,7 @@ fn of_the_future(name: RequestName) -> Alternative {
         mode: Mode::Unknown,
         tolerations: Vec::new(),
         capacity: BTreeMap::new(),
+        admin: None,
         unsupported: Some("this kind of request"),
     }
 }
@@ -81,13 +82,7 @@ fn exact(
     exactly: &api::ExactDeviceRequest,
     subject: Subject<'_>,
 ) -> Result<Alternative, ConvertError> {
-    let unsupported = if exactly.admin_access == Some(true) {
-        Some("adminAccess")
-    } else if exactly.derived_attributes.as_ref().is_some_and(|d| !d.is_empty()) {
-        Some("derivedAttributes")
-    } else {
-        None
-    };
+    let derived = exactly.derived_attributes.as_ref().is_some_and(|d| !d.is_empty());
     Ok(Alternative {
         name,
         class: class_name(&exactly.device_class_name, subject)?,
@@ -95,7 +90,8 @@ fn exact(
         mode: mode(exactly.allocation_mode.as_deref(), exactly.count),
         tolerations: exactly.tolerations.iter().flatten().map(toleration).collect(),
         capacity: amounts(exactly.capacity.as_ref(), subject)?,
-        unsupported,
+        admin: exactly.admin_access,
+        unsupported: derived.then_some("derivedAttributes"),
     })
 }
 
@@ -113,6 +109,7 @@ fn subrequest(
         mode: mode(sub.allocation_mode.as_deref(), sub.count),
         tolerations: sub.tolerations.iter().flatten().map(toleration).collect(),
         capacity: amounts(sub.capacity.as_ref(), subject)?,
+        admin: None,
         unsupported: derived.then_some("derivedAttributes"),
     })
 }

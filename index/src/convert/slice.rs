@@ -6,8 +6,8 @@ use std::sync::Arc;
 use k8s_openapi::api::resource::v1 as api;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use tessera_allocator::model::{
-    Attribute, BINDING_CONDITIONS, Capacity, Device, NODE_ALLOCATABLE, NodeChoice, PoolId, RequestPolicy,
-    SHARED_COUNTERS, Slice, Taint, TaintEffect, ValidRange,
+    Attribute, Binding, Capacity, CounterSet, CounterUse, Device, NODE_ALLOCATABLE, NodeChoice, PoolId,
+    RequestPolicy, Slice, Taint, TaintEffect, ValidRange,
 };
 use tessera_api::names::{
     DeviceName, DriverName, LEAVING_STOCK_TAINT_KEY, MANAGED_TAINT_KEY, NO_SCHEDULE, NodeName, PoolName,
@@ -34,7 +34,7 @@ pub fn slice(object: &api::ResourceSlice, fence: Fence) -> Result<Slice, Convert
     let subject = Subject::new("ResourceSlice", object.metadata.name.as_ref());
     let spec = &object.spec;
     let published = spec.devices.as_deref().unwrap_or_default();
-    let counters = spec.shared_counters.as_ref().is_some_and(|c| !c.is_empty());
+    let counter_sets = counter_sets(spec.shared_counters.as_deref().unwrap_or_default(), subject)?;
     let convert = |device| self::device(device, fence, subject).map(Arc::new);
     Ok(Slice {
         name: object.metadata.name.clone().ok_or_else(|| subject.missing("metadata.name"))?,
@@ -44,16 +44,45 @@ pub fn slice(object: &api::ResourceSlice, fence: Fence) -> Result<Slice, Convert
         },
         generation: spec.pool.generation,
         slice_count: spec.pool.resource_slice_count,
+        listed: None,
         nodes: slice_nodes(spec, subject)?,
         // A slice with counters never provides devices, even if it has some.
-        devices: if counters {
-            Vec::new()
-        } else {
+        devices: if counter_sets.is_empty() {
             published.iter().map(convert).collect::<Result<_, _>>()?
+        } else {
+            Vec::new()
         },
-        counters: counters || published.iter().any(|d| !is_empty(&d.consumes_counters)),
+        counter_sets,
         ignored: published.iter().any(uses_compatibility_groups),
     })
+}
+
+fn counter_sets(sets: &[api::CounterSet], subject: Subject<'_>) -> Result<Vec<CounterSet>, ConvertError> {
+    let read = |set: &api::CounterSet| {
+        let counters = counters(&set.counters, "spec.sharedCounters[].counters", subject)?;
+        Ok(CounterSet { name: set.name.clone(), counters })
+    };
+    sets.iter().map(read).collect()
+}
+
+fn counter_uses(device: &api::Device, subject: Subject<'_>) -> Result<Vec<CounterUse>, ConvertError> {
+    let read = |used: &api::DeviceCounterConsumption| {
+        let counters = counters(&used.counters, "spec.devices[].consumesCounters[].counters", subject)?;
+        Ok(CounterUse { set: used.counter_set.clone(), counters })
+    };
+    device.consumes_counters.iter().flatten().map(read).collect()
+}
+
+fn counters(
+    counters: &BTreeMap<String, api::Counter>,
+    path: &'static str,
+    subject: Subject<'_>,
+) -> Result<BTreeMap<String, Quantity>, ConvertError> {
+    let read = |(name, counter): (&String, &api::Counter)| {
+        let value = Quantity::try_from(&counter.value);
+        Ok((name.clone(), value.map_err(subject.field(format!("{path}[{name}].value")))?))
+    };
+    counters.iter().map(read).collect()
 }
 
 fn slice_nodes(spec: &api::ResourceSliceSpec, subject: Subject<'_>) -> Result<NodeChoice, ConvertError> {
@@ -94,25 +123,19 @@ fn device(device: &api::Device, fence: Fence, subject: Subject<'_>) -> Result<De
         taints,
         nodes: choice(device.node_name.as_deref(), device.all_nodes, device.node_selector.as_ref(), subject)?,
         binds_to_node: device.binds_to_node == Some(true),
+        consumes: counter_uses(device, subject)?,
+        binding: device.binding_conditions.as_ref().map(|conditions| {
+            let failure_conditions = device.binding_failure_conditions.clone().unwrap_or_default();
+            Arc::new(Binding { conditions: conditions.clone(), failure_conditions })
+        }),
         ..Device::new(name)
     };
     // What kube-scheduler had begun to allocate may still be written: no toleration makes the device ours before.
     let leaving_stock = converted.taints.iter().any(|taint| taint.key == LEAVING_STOCK_TAINT_KEY);
     converted.foreign = fence == Fence::Managed && (fences.is_empty() || leaving_stock);
-    converted.unsupported = unsupported(device);
+    let allocatable = device.node_allocatable_resources.as_ref();
+    converted.unsupported = allocatable.is_some_and(|r| !r.is_empty()).then_some(NODE_ALLOCATABLE);
     Ok(converted)
-}
-
-fn unsupported(device: &api::Device) -> Option<&'static str> {
-    if device.binding_conditions.is_some() {
-        Some(BINDING_CONDITIONS)
-    } else if !is_empty(&device.consumes_counters) {
-        Some(SHARED_COUNTERS)
-    } else if device.node_allocatable_resources.as_ref().is_some_and(|r| !r.is_empty()) {
-        Some(NODE_ALLOCATABLE)
-    } else {
-        None
-    }
 }
 
 fn is_fence(taint: &Taint) -> bool {

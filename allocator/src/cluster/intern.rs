@@ -1,0 +1,200 @@
+//! Names and values as numbers, so that comparing and looking up what forty thousand devices have in common costs little.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use foldhash::fast::FixedState;
+use tessera_api::names::DriverName;
+
+use crate::model::{Attribute, Device};
+
+/// A map whose keys we have made ourselves.
+pub(crate) type FastMap<K, V> = HashMap<K, V, FixedState>;
+
+/// The fully qualified name of an attribute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct NameId(u32);
+
+/// The value of an attribute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct ValueId(u32);
+
+impl NameId {
+    pub(crate) fn number(self) -> u32 {
+        self.0
+    }
+}
+
+impl ValueId {
+    /// The attribute is not there.
+    pub(crate) const ABSENT: Self = Self(0);
+
+    pub(crate) fn number(self) -> u32 {
+        self.0
+    }
+}
+
+/// What a device offers to anybody who looks at neither its name nor its attributes nor its counters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct OfferId(u32);
+
+impl OfferId {
+    pub(crate) fn number(self) -> u32 {
+        self.0
+    }
+
+    pub(crate) fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// An offer: one device stands for all that have it.
+#[derive(Debug)]
+pub(crate) struct Offer {
+    pub(crate) device: Arc<Device>,
+    /// Its capacities in nanounits, in the order of their names.
+    pub(crate) capacity: Box<[i128]>,
+}
+
+/// A device in numbers.
+#[derive(Debug, Clone)]
+pub(crate) struct CompiledDevice {
+    pub(crate) device: Arc<Device>,
+    pub(crate) offer: OfferId,
+    /// Its attributes, sorted by name.
+    attributes: Box<[(NameId, ValueId)]>,
+    /// Nothing may be concluded from it for others: an attribute is published twice, with and without its domain, or is of a
+    /// kind on which every selector fails.
+    pub(crate) irregular: bool,
+}
+
+impl CompiledDevice {
+    /// The value of an attribute.
+    pub(crate) fn attribute(&self, name: NameId) -> ValueId {
+        let found = self.attributes.iter().find(|(known, _)| *known == name);
+        found.map_or(ValueId::ABSENT, |(_, value)| *value)
+    }
+
+    /// Names and values of all attributes.
+    pub(crate) fn attributes(&self) -> &[(NameId, ValueId)] {
+        &self.attributes
+    }
+}
+
+/// All numbers that have been given.
+#[derive(Debug, Default)]
+pub(crate) struct Interner {
+    names: FastMap<Box<str>, NameId>,
+    domains: Vec<Box<str>>,
+    /// Per driver the names as published.
+    published: FastMap<DriverName, FastMap<Box<str>, NameId>>,
+    values: FastMap<Attribute, ValueId>,
+    by_value: Vec<Attribute>,
+    offers: Vec<Arc<Offer>>,
+    /// Offers by what distinguishes most of them: how much there is of each capacity.
+    by_capacity: FastMap<Box<[i128]>, Vec<OfferId>>,
+}
+
+impl Interner {
+    /// The number of a fully qualified name.
+    pub(crate) fn name(&mut self, qualified: &str) -> NameId {
+        if let Some(known) = self.names.get(qualified) {
+            return *known;
+        }
+        let id = NameId(u32::try_from(self.domains.len()).unwrap_or(u32::MAX));
+        self.names.insert(qualified.into(), id);
+        self.domains.push(qualified.split_once('/').map_or("", |(domain, _)| domain).into());
+        id
+    }
+
+    /// The domain of a name.
+    pub(crate) fn domain(&self, name: NameId) -> &str {
+        &self.domains[name.0 as usize]
+    }
+
+    /// The number of a value that some device has.
+    pub(crate) fn known_value(&self, value: &Attribute) -> Option<ValueId> {
+        self.values.get(value).copied()
+    }
+
+    fn value(&mut self, value: &Attribute) -> ValueId {
+        if let Some(known) = self.values.get(value) {
+            return *known;
+        }
+        self.by_value.push(value.clone());
+        let id = ValueId(u32::try_from(self.by_value.len()).unwrap_or(u32::MAX));
+        self.values.insert(value.clone(), id);
+        id
+    }
+
+    /// The value behind a number.
+    pub(crate) fn value_of(&self, id: ValueId) -> Option<&Attribute> {
+        self.by_value.get((id.0 as usize).checked_sub(1)?)
+    }
+
+    /// How many values there are: a measure of what is remembered.
+    pub(crate) fn values(&self) -> usize {
+        self.by_value.len()
+    }
+
+    pub(crate) fn offer(&self, id: OfferId) -> &Arc<Offer> {
+        &self.offers[id.index()]
+    }
+
+    /// Puts a device into numbers. `last` is the device before it, which mostly offers the same.
+    pub(crate) fn device(
+        &mut self,
+        driver: &DriverName,
+        device: &Arc<Device>,
+        last: Option<&CompiledDevice>,
+    ) -> CompiledDevice {
+        let offer = match last {
+            Some(last) if last.device.same_offer(device) => last.offer,
+            _ => self.offer_of(device),
+        };
+        let mut attributes = Vec::with_capacity(device.attributes.len());
+        let mut irregular = false;
+        for (published, value) in &device.attributes {
+            irregular |= is_irregular(value);
+            attributes.push((self.qualified(driver, published), self.value(value)));
+        }
+        attributes.sort_unstable();
+        let twice = attributes.windows(2).position(|pair| pair[0].0 == pair[1].0);
+        irregular |= twice.is_some();
+        CompiledDevice { device: Arc::clone(device), offer, attributes: attributes.into(), irregular }
+    }
+
+    fn qualified(&mut self, driver: &DriverName, published: &str) -> NameId {
+        if let Some(known) = self.published.get(driver).and_then(|names| names.get(published)) {
+            return *known;
+        }
+        let id = match published.contains('/') {
+            true => self.name(published),
+            false => self.name(&format!("{driver}/{published}")),
+        };
+        self.published.entry(driver.clone()).or_default().insert(published.into(), id);
+        id
+    }
+
+    fn offer_of(&mut self, device: &Arc<Device>) -> OfferId {
+        let capacity: Box<[i128]> = device.capacity.values().map(|c| c.value.nano()).collect();
+        let alike = self.by_capacity.entry(capacity.clone()).or_default();
+        let known = alike.iter().find(|id| self.offers[id.index()].device.same_offer(device));
+        if let Some(known) = known {
+            return *known;
+        }
+        let id = OfferId(u32::try_from(self.offers.len()).unwrap_or(u32::MAX));
+        alike.push(id);
+        self.offers.push(Arc::new(Offer { device: Arc::clone(device), capacity }));
+        id
+    }
+}
+
+fn is_irregular(value: &Attribute) -> bool {
+    match value {
+        Attribute::Unknown => true,
+        Attribute::Version(text) => semver::Version::parse(text).is_err(),
+        Attribute::List(items) => items.iter().any(is_irregular),
+        Attribute::Bool(_) | Attribute::Int(_) | Attribute::String(_) => false,
+    }
+}

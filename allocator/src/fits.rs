@@ -1,0 +1,168 @@
+//! Where a shape fits: worked out once for each node, and again for a node that has changed.
+
+use std::collections::BTreeSet;
+
+use tessera_api::names::NodeName;
+
+use crate::cluster::{Cluster, NodeIndex};
+use crate::policy::{Rank, Ranking};
+use crate::search::{Chosen, Ended, Failure, Search};
+use crate::shape::{Selections, Shape};
+
+/// What is known of all nodes for one shape.
+#[derive(Debug, Default)]
+pub(crate) struct Fits {
+    /// The cluster's time up to which everything is known; none where some nodes are not.
+    seen: Option<u64>,
+    nodes: Vec<NodeFit>,
+    /// The nodes on which it fits, best first.
+    ranked: BTreeSet<(NodeRank, NodeName, NodeIndex)>,
+    undecided: usize,
+}
+
+/// How good a node is for a shape; less is better. First how far down the lists of preference the claims had to go:
+/// kube-scheduler, too, prefers the node with the least.
+pub(crate) type NodeRank = (usize, Rank);
+
+#[derive(Debug, Default)]
+struct NodeFit {
+    stamp: u64,
+    answer: Answer,
+}
+
+/// Whether a shape fits on a node.
+#[derive(Debug, Default)]
+pub(crate) enum Answer {
+    /// It has not been asked.
+    #[default]
+    Unknown,
+    /// It does.
+    Fits(NodeRank),
+    /// It does not.
+    Not,
+    /// The search had to be stopped, at this claim.
+    Failed(usize, Box<Failure>),
+    /// The search took more steps than there were.
+    Undecided,
+}
+
+impl Fits {
+    /// Finds out about the nodes that have changed, as far as the steps go.
+    pub(crate) fn refresh(
+        &mut self,
+        shape: &mut Shape,
+        cluster: &mut Cluster,
+        selections: &mut Selections,
+        steps: &mut u64,
+    ) {
+        let budget = *steps;
+        self.nodes.resize_with(cluster.nodes.len(), NodeFit::default);
+        let changed = self.seen.and_then(|seen| cluster.changed_since(seen));
+        let changed: Vec<NodeIndex> =
+            changed.map_or_else(|| (0..cluster.nodes.len()).collect(), <[_]>::to_vec);
+        let now = cluster.now();
+        for node in changed {
+            if self.nodes[node].stamp == cluster.nodes[node].stamp {
+                continue;
+            }
+            if *steps == 0 {
+                self.seen = None;
+                return;
+            }
+            self.forget(node, cluster);
+            let given = *steps;
+            let answer = evaluate(shape, cluster, selections, node, steps);
+            // One that only got what others had left over is asked again.
+            if matches!(answer, Answer::Undecided) && given < budget / 2 {
+                self.seen = None;
+                return;
+            }
+            self.learn(node, answer, cluster);
+        }
+        self.seen = Some(now);
+    }
+
+    fn forget(&mut self, node: NodeIndex, cluster: &Cluster) {
+        match std::mem::take(&mut self.nodes[node]).answer {
+            Answer::Fits(rank) => {
+                self.ranked.remove(&(rank, cluster.nodes[node].name.clone(), node));
+            }
+            Answer::Undecided => self.undecided -= 1,
+            _ => {}
+        }
+    }
+
+    fn learn(&mut self, node: NodeIndex, answer: Answer, cluster: &Cluster) {
+        match &answer {
+            Answer::Fits(rank) => {
+                self.ranked.insert((*rank, cluster.nodes[node].name.clone(), node));
+            }
+            Answer::Undecided => self.undecided += 1,
+            _ => {}
+        }
+        self.nodes[node] = NodeFit { stamp: cluster.nodes[node].stamp, answer };
+    }
+
+    /// The nodes on which it fits, best first.
+    pub(crate) fn ranked(&self) -> impl Iterator<Item = (NodeRank, NodeIndex)> {
+        self.ranked.iter().map(|(rank, _, node)| (*rank, *node))
+    }
+
+    /// On how many nodes it is known to fit.
+    pub(crate) fn len(&self) -> usize {
+        self.ranked.len()
+    }
+
+    /// What is known of a node.
+    pub(crate) fn answer(&self, node: NodeIndex) -> &Answer {
+        self.nodes.get(node).map_or(&Answer::Unknown, |fit| &fit.answer)
+    }
+
+    /// Whether something is not known of some nodes.
+    pub(crate) fn is_incomplete(&self) -> bool {
+        self.seen.is_none() || self.undecided > 0
+    }
+}
+
+/// Searches a node.
+pub(crate) fn search(
+    shape: &mut Shape,
+    cluster: &mut Cluster,
+    selections: &mut Selections,
+    node: NodeIndex,
+    seed: u64,
+    steps: &mut u64,
+) -> Ended {
+    let Some((reach, interner, features)) = cluster.parts(node) else { return Ended::None };
+    shape.meet_offers(reach.candidates.iter().map(|c| c.offer), interner, features);
+    Search { shape, reach, features, interner, selections, steps, seed }.run()
+}
+
+fn evaluate(
+    shape: &mut Shape,
+    cluster: &mut Cluster,
+    selections: &mut Selections,
+    node: NodeIndex,
+    steps: &mut u64,
+) -> Answer {
+    match search(shape, cluster, selections, node, 0, steps) {
+        Ended::Found(chosen) => {
+            let Some((reach, interner, _)) = cluster.parts(node) else { return Answer::Not };
+            let ranking = Ranking { reach, interner, left: &reach.left, seed: 0 };
+            Answer::Fits((descent(&chosen), shape.node_policy().rank_node(&ranking)))
+        }
+        Ended::None => Answer::Not,
+        Ended::Failed(claim, failure) => Answer::Failed(claim, Box::new(failure)),
+        Ended::OutOfSteps => Answer::Undecided,
+    }
+}
+
+/// How far down the lists of preference a solution had to go.
+fn descent(chosen: &[Vec<Chosen>]) -> usize {
+    let of_claim = |devices: &Vec<Chosen>| {
+        let mut last = None;
+        let fresh = |d: &&Chosen| last.replace(d.request) != Some(d.request);
+        devices.iter().filter(fresh).map(|d| d.alternative).sum::<usize>()
+    };
+    chosen.iter().map(of_claim).sum()
+}

@@ -1,0 +1,210 @@
+//! The planner: the cluster in numbers, and what has been found out about it.
+
+mod place;
+mod shapes;
+
+use std::sync::Arc;
+
+use tessera_api::names::{DeviceClassName, NodeName};
+
+use crate::cluster::Cluster;
+use crate::features::Features;
+use crate::fits;
+use crate::model::{Claim, DeviceClass, DeviceId, DeviceResult, DeviceUse, Node, Slice, Snapshot};
+use crate::node_selector;
+use crate::outcome::{Allotment, Plan};
+use crate::plan::Settings;
+use crate::policy::Policy;
+use crate::search::{Chosen, Ended, Failure};
+use crate::shape::{Selections, Shape};
+
+use shapes::Shapes;
+
+/// Plans pods on a cluster, and remembers what it has found out about each node until the node changes.
+///
+/// It is told of changes, one by one, and is worth what it is told: whoever owns it is the only one to feed it. Planning
+/// changes nothing of the cluster: what a plan has decided counts as taken once [`set_use`](Self::set_use) says so. The same
+/// cluster, pods and settings give the same plan, whatever came before.
+#[derive(Debug, Default)]
+pub struct Planner {
+    cluster: Cluster,
+    selections: Selections,
+    shapes: Shapes,
+}
+
+/// Why claims get no devices on a node.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Unallocated {
+    /// They do not fit.
+    NoFit {
+        /// A pool that the node sees contradicts itself: upstream then reports that instead.
+        invalid_pool: bool,
+    },
+    /// The search had to be stopped, as upstream's would be.
+    Failed(Failure),
+    /// The steps did not suffice.
+    OutOfSteps,
+}
+
+impl Planner {
+    /// A planner for an empty cluster with these feature gates.
+    pub fn new(features: Features) -> Self {
+        Self { cluster: Cluster::new(features), ..Self::default() }
+    }
+
+    /// A planner for a cluster.
+    pub fn of(snapshot: &Snapshot, features: Features) -> Self {
+        let mut planner = Self::new(features);
+        snapshot.classes.values().for_each(|class| planner.set_class(class));
+        snapshot.slices.values().for_each(|slice| planner.set_slice(slice));
+        planner.cluster.set_usage(&snapshot.usage);
+        snapshot.nodes.values().for_each(|node| planner.set_node(node));
+        planner
+    }
+
+    /// A slice was made or changed.
+    pub fn set_slice(&mut self, slice: &Arc<Slice>) {
+        if self.cluster.is_full() {
+            self.forget();
+            self.cluster.renumber();
+        }
+        self.cluster.set_slice(slice);
+    }
+
+    /// The slice of this name is gone.
+    pub fn remove_slice(&mut self, name: &str) {
+        self.cluster.remove_slice(name);
+    }
+
+    /// A node was made or changed.
+    pub fn set_node(&mut self, node: &Arc<Node>) {
+        self.cluster.set_node(node);
+    }
+
+    /// A node is gone.
+    pub fn remove_node(&mut self, name: &NodeName) {
+        self.cluster.remove_node(name);
+    }
+
+    /// A class was made or changed.
+    pub fn set_class(&mut self, class: &Arc<DeviceClass>) {
+        self.shapes.clear();
+        self.cluster.classes.insert(class.name.clone(), Arc::clone(class));
+    }
+
+    /// A class is gone.
+    pub fn remove_class(&mut self, name: &DeviceClassName) {
+        self.shapes.clear();
+        self.cluster.classes.remove(name);
+    }
+
+    /// Says what is taken of a device; nothing where there is no use.
+    pub fn set_use(&mut self, device: &DeviceId, used: Option<&DeviceUse>) {
+        self.cluster.set_use(device, used);
+    }
+
+    /// Works out what every node reaches. Without it, that is done for a node when somebody first asks.
+    pub fn gather(&mut self) {
+        (0..self.cluster.nodes.len()).for_each(|node| self.cluster.gather(node));
+    }
+
+    /// Forgets all that was found out about shapes of claims, and nothing about the cluster.
+    pub fn forget(&mut self) {
+        self.shapes.clear();
+        self.selections = Selections::default();
+    }
+
+    /// Decides for each pod on which node its pending claims get which devices: see [`plan`](crate::plan()).
+    pub fn plan(&mut self, pods: &[crate::model::PendingPod], settings: Settings) -> Plan {
+        place::plan(self, pods, settings)
+    }
+
+    /// Looks for devices for these claims, all of them together, on one node, whatever the state of the node; nothing is
+    /// taken. With [`Policy::FirstFit`] the answer is upstream's.
+    ///
+    /// # Errors
+    /// There are none, or it cannot be told.
+    pub fn allocate_on(
+        &mut self,
+        node: &NodeName,
+        claims: &[Arc<Claim>],
+        policy: Policy,
+        steps: u64,
+    ) -> Result<Vec<Allotment>, Unallocated> {
+        let nothing = Unallocated::NoFit { invalid_pool: false };
+        let index = self.cluster.node_index(node).ok_or(nothing)?;
+        let shape = self.shapes.of(claims, &self.cluster, &mut self.selections, policy);
+        let mut steps = steps;
+        let entry = self.shapes.get_mut(shape);
+        match fits::search(&mut entry.shape, &mut self.cluster, &mut self.selections, index, 0, &mut steps) {
+            Ended::Found(chosen) => Ok(self.allotments(shape, claims, index, &chosen)),
+            Ended::None => {
+                let invalid_pool =
+                    self.cluster.reach(index).is_some_and(crate::cluster::Reach::has_invalid_pool);
+                Err(Unallocated::NoFit { invalid_pool })
+            }
+            Ended::Failed(_, failure) => Err(Unallocated::Failed(failure)),
+            Ended::OutOfSteps => Err(Unallocated::OutOfSteps),
+        }
+    }
+
+    /// Whether claims of this shape fit on each node, by name: what [`allocate_on`](Self::allocate_on) says of it, remembered
+    /// until the node changes.
+    pub fn count_fits(&mut self, claims: &[Arc<Claim>], policy: Policy, steps: u64) -> usize {
+        let shape = self.shapes.of(claims, &self.cluster, &mut self.selections, policy);
+        let entry = self.shapes.get_mut(shape);
+        let mut steps = steps;
+        entry.fits.refresh(&mut entry.shape, &mut self.cluster, &mut self.selections, &mut steps);
+        entry.fits.len()
+    }
+
+    /// Turns what was chosen into results.
+    fn allotments(
+        &self,
+        shape: usize,
+        claims: &[Arc<Claim>],
+        node: usize,
+        chosen: &[Vec<Chosen>],
+    ) -> Vec<Allotment> {
+        let Some(reach) = self.cluster.reach(node) else { return Vec::new() };
+        let name = &self.cluster.nodes[node].name;
+        let shape = &self.shapes.get(shape).shape;
+        let allotment = |(c, claim): (usize, &Arc<Claim>)| {
+            let devices = chosen.get(c).map_or(&[][..], Vec::as_slice);
+            let result = |chosen: &Chosen| self.result(shape, c, chosen, reach);
+            Allotment {
+                claim: claim.uid.clone(),
+                results: devices.iter().map(result).collect(),
+                nodes: node_selector::of(devices, reach, name),
+            }
+        };
+        claims.iter().enumerate().map(allotment).collect()
+    }
+
+    fn result(
+        &self,
+        shape: &Shape,
+        claim: usize,
+        chosen: &Chosen,
+        reach: &crate::cluster::Reach,
+    ) -> DeviceResult {
+        let features = self.cluster.features();
+        let place = shape.claims[claim].alternatives(chosen.request).start + chosen.alternative;
+        let alternative = &shape.alternatives[place];
+        let candidate = &reach.candidates[chosen.candidate];
+        let device = candidate.device();
+        let shared = device.shared && features.consumable_capacity;
+        let consumed = match alternative.demand(device, features) {
+            Ok(crate::capacity::Demand::Takes(amounts)) if shared => amounts,
+            _ => Default::default(),
+        };
+        DeviceResult {
+            request: alternative.request.name.clone(),
+            device: candidate.id(),
+            shared,
+            consumed,
+            admin: alternative.request.admin == Some(true),
+            binding: device.binding.clone().filter(|_| features.binding_conditions),
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! Planning: pods in order of priority and age, each against what the ones before it have left.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tessera_api::names::{ClaimName, ClaimUid};
+
+use super::Planner;
+use crate::cluster::NodeIndex;
+use crate::explain::Explainer;
+use crate::fits;
+use crate::model::{
+    Claim, DeviceId, DeviceResult, DeviceUse, Node, NodeSelector, PendingPod, PodClaim, Scheduling,
+};
+use crate::outcome::{Cause, Decision, Plan, Refusal};
+use crate::plan::Settings;
+use crate::policy::lot;
+use crate::predicate::{self, Bound};
+use crate::search::{Chosen, Ended};
+
+/// Plans the pods. What is decided counts as taken until the end, and then as before.
+pub(super) fn plan(planner: &mut Planner, pods: &[PendingPod], settings: Settings) -> Plan {
+    let mut order: Vec<&PendingPod> = pods.iter().collect();
+    order.sort_by_key(|p| (std::cmp::Reverse(p.priority), p.created, &p.namespace, &p.name, &p.uid));
+    let mut placing = Placing::new(planner, settings);
+    let mut plan = Plan::default();
+    for pod in order {
+        let mut steps = settings.steps_per_pod;
+        match placing.place(pod, &mut steps) {
+            Ok(Some(decision)) => plan.decisions.push(decision),
+            Ok(None) => {}
+            Err(refusals) => plan.refusals.extend(refusals),
+        }
+        plan.steps += settings.steps_per_pod - steps;
+    }
+    placing.undo();
+    plan
+}
+
+/// One plan in the making: what has been decided on top of the cluster.
+struct Placing<'p> {
+    planner: &'p mut Planner,
+    settings: Settings,
+    /// Nodes with the requests of pods that have been decided for them.
+    nodes: BTreeMap<NodeIndex, Node>,
+    /// What was taken of devices before.
+    before: Vec<(DeviceId, Option<DeviceUse>)>,
+    /// Claims decided in this plan, and where they can be used: a second pod that shares one follows it.
+    decided: BTreeMap<ClaimUid, Option<NodeSelector>>,
+    /// What has been said to pods that have to wait, since the last decision.
+    explained: Vec<Explained>,
+}
+
+/// An explanation that holds for every pod like this one.
+struct Explained {
+    shape: usize,
+    scheduling: Arc<Scheduling>,
+    causes: Vec<Cause>,
+}
+
+/// A pod that is being placed.
+pub(crate) struct ToPlace<'s> {
+    pub(crate) pod: &'s PendingPod,
+    /// The claims to decide.
+    pub(crate) pending: Vec<Arc<Claim>>,
+    /// Where its other claims are.
+    pub(crate) bounds: Vec<Bound>,
+}
+
+impl<'p> Placing<'p> {
+    fn new(planner: &'p mut Planner, settings: Settings) -> Self {
+        Self {
+            planner,
+            settings,
+            nodes: BTreeMap::new(),
+            before: Vec::new(),
+            decided: BTreeMap::new(),
+            explained: Vec::new(),
+        }
+    }
+
+    fn undo(self) {
+        for (device, used) in self.before.iter().rev() {
+            self.planner.cluster.set_use(device, used.as_ref());
+        }
+    }
+
+    /// Places one pod. `None` = nothing of it is left to be decided.
+    fn place(&mut self, pod: &PendingPod, steps: &mut u64) -> Result<Option<Decision>, Vec<Refusal>> {
+        let place = self.to_place(pod);
+        if place.pending.is_empty() {
+            return Ok(None);
+        }
+        let Planner { cluster, selections, shapes } = &mut *self.planner;
+        let shape = shapes.of(&place.pending, cluster, selections, self.settings.policy);
+        let entry = shapes.get_mut(shape);
+        if let Some((claim, cause)) = entry.shape.defect() {
+            let (claim, cause) = (place.pending[claim].uid.clone(), cause.clone());
+            return Err(vec![Refusal { pod: pod.uid.clone(), claim, cause }]);
+        }
+        entry.fits.refresh(&mut entry.shape, cluster, selections, steps);
+        while let Some(node) = self.choose(shape, &place) {
+            let seed = self.seed(pod);
+            if let Some(chosen) = self.search_again(shape, node, seed) {
+                return Ok(Some(self.decide(&place, shape, node, &chosen)));
+            }
+        }
+        Err(self.refuse(&place, shape))
+    }
+
+    /// What is left to decide of a pod, after what this plan has decided before.
+    fn to_place<'s>(&self, pod: &'s PendingPod) -> ToPlace<'s> {
+        let mut place = ToPlace { pod, pending: Vec::new(), bounds: Vec::new() };
+        for claim in &pod.claims {
+            match claim {
+                PodClaim::Pending(claim) => match self.decided.get(&claim.uid) {
+                    Some(nodes) => place.bind(&claim.name, nodes.as_ref()),
+                    None if place.pending.iter().any(|c| c.uid == claim.uid) => {}
+                    None => place.pending.push(Arc::clone(claim)),
+                },
+                PodClaim::Allocated { name, nodes, .. } => place.bind(name, nodes.as_ref()),
+            }
+        }
+        place
+    }
+
+    fn seed(&self, pod: &PendingPod) -> u64 {
+        lot(self.settings.seed, pod.uid.as_str())
+    }
+
+    /// The best node on which the claims fit and to which the pod can go.
+    fn choose(&self, shape: usize, place: &ToPlace<'_>) -> Option<NodeIndex> {
+        let entry = self.planner.shapes.get(shape);
+        let can_go = |node: &NodeIndex| {
+            self.node(*node).is_some_and(|n| predicate::fault(place.pod, &place.bounds, n).is_none())
+        };
+        // Room has been made there, and nowhere else.
+        let nominated = place.pod.nominated.as_ref().and_then(|name| self.planner.cluster.node_index(name));
+        if let Some(node) =
+            nominated.filter(|n| matches!(entry.fits.answer(*n), fits::Answer::Fits(_)) && can_go(n))
+        {
+            return Some(node);
+        }
+        let mut ranked = entry.fits.ranked();
+        if !entry.shape.node_policy().draws_lots() {
+            return ranked.map(|(_, node)| node).find(can_go);
+        }
+        let seed = self.seed(place.pod);
+        let names = &self.planner.cluster.nodes;
+        let (best, _) = ranked.next()?;
+        let equals = entry.fits.ranked().take_while(|(rank, _)| rank.0 == best.0);
+        let mut lots: Vec<(u64, NodeIndex)> =
+            equals.map(|(_, node)| (lot(seed, names[node].name.as_str()), node)).collect();
+        lots.sort_unstable();
+        let drawn = lots.into_iter().map(|(_, node)| node).find(can_go);
+        drawn.or_else(|| entry.fits.ranked().map(|(_, node)| node).find(can_go))
+    }
+
+    /// A node as it is now: with the pods of this plan.
+    fn node(&self, node: NodeIndex) -> Option<&Node> {
+        self.nodes.get(&node).or_else(|| self.planner.cluster.nodes[node].node.as_deref())
+    }
+
+    /// The devices on a node on which the shape is known to fit.
+    fn search_again(&mut self, shape: usize, node: NodeIndex, seed: u64) -> Option<Vec<Vec<Chosen>>> {
+        let Planner { cluster, selections, shapes } = &mut *self.planner;
+        let shape = &mut shapes.get_mut(shape).shape;
+        let mut steps = self.settings.steps_per_pod;
+        match fits::search(shape, cluster, selections, node, seed, &mut steps) {
+            Ended::Found(chosen) => Some(chosen),
+            // With another seed it may take longer than there are steps; the order that is known does not.
+            _ => match fits::search(
+                shape,
+                cluster,
+                selections,
+                node,
+                0,
+                &mut self.settings.steps_per_pod.clone(),
+            ) {
+                Ended::Found(chosen) => Some(chosen),
+                _ => None,
+            },
+        }
+    }
+
+    /// Books a solution and turns it into a decision.
+    fn decide(
+        &mut self,
+        place: &ToPlace<'_>,
+        shape: usize,
+        node: NodeIndex,
+        chosen: &[Vec<Chosen>],
+    ) -> Decision {
+        let claims = self.planner.allotments(shape, &place.pending, node, chosen);
+        for allotment in &claims {
+            self.decided.insert(allotment.claim.clone(), allotment.nodes.clone());
+            allotment.results.iter().filter(|r| !r.admin).for_each(|result| self.book(result));
+        }
+        if let Some(mut changed) = self.node(node).cloned() {
+            changed.take(&place.pod.scheduling.requests);
+            self.nodes.insert(node, changed);
+        }
+        self.explained.clear();
+        let node = self.planner.cluster.nodes[node].name.clone();
+        Decision { pod: place.pod.uid.clone(), node, claims }
+    }
+
+    fn book(&mut self, result: &DeviceResult) {
+        let before = self.planner.cluster.used(&result.device).cloned();
+        let mut used = before.clone().unwrap_or_default();
+        used.add(result);
+        self.before.push((result.device.clone(), before));
+        self.planner.cluster.set_use(&result.device, Some(&used));
+    }
+
+    /// Why the pod has to wait.
+    fn refuse(&mut self, place: &ToPlace<'_>, shape: usize) -> Vec<Refusal> {
+        if self.planner.shapes.get(shape).fits.is_incomplete() {
+            return place.refused(|_| Cause::NotDecided);
+        }
+        // What is particular to the pod makes its explanation particular.
+        let is_common = place.bounds.is_empty() && place.pod.excluded.is_empty();
+        let is_like = |e: &&Explained| e.shape == shape && e.scheduling == place.pod.scheduling;
+        if let Some(known) = self.explained.iter().find(is_like).filter(|_| is_common) {
+            return place.refused(|c| known.causes[c].clone());
+        }
+        let causes = self.explain(place, shape);
+        let refusals = place.refused(|c| causes[c].clone());
+        if is_common {
+            self.explained.push(Explained { shape, scheduling: Arc::clone(&place.pod.scheduling), causes });
+        }
+        refusals
+    }
+
+    fn explain(&mut self, place: &ToPlace<'_>, shape: usize) -> Vec<Cause> {
+        let nodes: Vec<NodeIndex> = self.planner.cluster.by_name().map(|(index, _)| index).collect();
+        let mut explainer = Explainer::new(&self.planner.shapes.get(shape).shape);
+        for index in nodes {
+            self.planner.cluster.gather(index);
+            let Some(node) = self.nodes.get(&index).cloned().map(Arc::new) else {
+                let Some(node) = self.planner.cluster.nodes[index].node.clone() else { continue };
+                self.explain_node(&mut explainer, place, shape, index, &node);
+                continue;
+            };
+            self.explain_node(&mut explainer, place, shape, index, &node);
+        }
+        explainer.causes()
+    }
+
+    fn explain_node(
+        &mut self,
+        explainer: &mut Explainer,
+        place: &ToPlace<'_>,
+        shape: usize,
+        index: NodeIndex,
+        node: &Node,
+    ) {
+        let Planner { cluster, selections, shapes } = &mut *self.planner;
+        let entry = shapes.get_mut(shape);
+        let fault = predicate::fault(place.pod, &place.bounds, node);
+        let failed = match entry.fits.answer(index) {
+            fits::Answer::Failed(claim, failure) => Some((*claim, failure.as_ref())),
+            _ => None,
+        };
+        let Some((reach, interner, features)) = cluster.parts(index) else { return };
+        entry.shape.meet_offers(reach.candidates.iter().map(|c| c.offer), interner, features);
+        explainer.node(&mut crate::explain::OnNode {
+            name: &node.name,
+            shape: &entry.shape,
+            reach,
+            interner,
+            selections,
+            fault,
+            failed,
+        });
+    }
+}
+
+impl ToPlace<'_> {
+    fn bind(&mut self, claim: &ClaimName, nodes: Option<&NodeSelector>) {
+        self.bounds.extend(nodes.map(|nodes| Bound { claim: claim.clone(), nodes: nodes.clone() }));
+    }
+
+    /// Refuses each of the pending claims.
+    fn refused(&self, cause: impl Fn(usize) -> Cause) -> Vec<Refusal> {
+        let refuse = |(c, claim): (usize, &Arc<Claim>)| Refusal {
+            pod: self.pod.uid.clone(),
+            claim: claim.uid.clone(),
+            cause: cause(c),
+        };
+        self.pending.iter().enumerate().map(refuse).collect()
+    }
+}

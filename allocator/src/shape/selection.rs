@@ -1,0 +1,166 @@
+//! Lists of selectors, each evaluated once for all devices that agree in what it reads.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use crate::cluster::{CompiledDevice, FastMap, Interner, NameId};
+use crate::model::Selector;
+use crate::selector::{DeviceView, Read, Reads, SelectorError};
+use tessera_api::names::DriverName;
+
+/// A list of selectors, by its place in [`Selections`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Selection(usize);
+
+/// Answers kept for one list. What is beyond is worked out again.
+const MAX_ANSWERS: usize = 200_000;
+
+/// Lists kept. Beyond, all are given up: whoever still needs one makes it again.
+const MAX_SELECTIONS: usize = 20_000;
+
+/// All lists of selectors that are in use, and what they have answered.
+#[derive(Debug, Default)]
+pub(crate) struct Selections {
+    lists: Vec<List>,
+    by_source: FastMap<Vec<Arc<str>>, usize>,
+    /// Room for one key.
+    key: Vec<u32>,
+    drivers: FastMap<DriverName, u32>,
+}
+
+#[derive(Debug)]
+struct List {
+    selectors: Vec<Selector>,
+    reads: ListReads,
+    answers: FastMap<Box<[u32]>, Result<bool, SelectorError>>,
+}
+
+/// What a list of selectors reads of a device.
+#[derive(Debug)]
+enum ListReads {
+    Everything,
+    These {
+        driver: bool,
+        offer: bool,
+        attributes: Vec<NameId>,
+        domains: Vec<String>,
+    },
+    /// Not known before the names of attributes are.
+    Unresolved(BTreeSet<Read>),
+}
+
+impl Selections {
+    /// Whether so many are kept that it is time to begin anew.
+    pub(crate) fn is_full(&self) -> bool {
+        self.lists.len() > MAX_SELECTIONS
+    }
+
+    /// The list of these selectors.
+    pub(crate) fn of<'s>(&mut self, selectors: impl Iterator<Item = &'s Selector>) -> Selection {
+        let selectors: Vec<Selector> = selectors.cloned().collect();
+        let source: Vec<Arc<str>> = selectors.iter().map(|s| Arc::clone(&s.expression)).collect();
+        if let Some(known) = self.by_source.get(&source) {
+            return Selection(*known);
+        }
+        self.lists.push(List { reads: reads(&selectors), selectors, answers: FastMap::default() });
+        self.by_source.insert(source, self.lists.len() - 1);
+        Selection(self.lists.len() - 1)
+    }
+
+    /// Whether all selectors of the list match the device.
+    pub(crate) fn selects(
+        &mut self,
+        selection: Selection,
+        driver: &DriverName,
+        device: &CompiledDevice,
+        interner: &mut Interner,
+    ) -> Result<bool, SelectorError> {
+        let list = &mut self.lists[selection.0];
+        if list.selectors.is_empty() {
+            return Ok(true);
+        }
+        list.resolve(interner);
+        if device.irregular {
+            return list.evaluate(driver, device);
+        }
+        self.key.clear();
+        let driver_number = match self.drivers.get(driver) {
+            Some(number) => *number,
+            None => {
+                let number = self.drivers.len() as u32;
+                self.drivers.insert(driver.clone(), number);
+                number
+            }
+        };
+        list.key(driver_number, device, interner, &mut self.key);
+        if let Some(known) = list.answers.get(self.key.as_slice()) {
+            return known.clone();
+        }
+        let answer = list.evaluate(driver, device);
+        if list.answers.len() >= MAX_ANSWERS {
+            list.answers.clear();
+        }
+        list.answers.insert(self.key.as_slice().into(), answer.clone());
+        answer
+    }
+}
+
+impl List {
+    fn resolve(&mut self, interner: &mut Interner) {
+        let ListReads::Unresolved(reads) = &self.reads else { return };
+        let mut attributes = Vec::new();
+        let mut domains = Vec::new();
+        for read in reads {
+            match read {
+                Read::Attribute(name) => attributes.push(interner.name(name)),
+                Read::Domain(domain) => domains.push(domain.clone()),
+                Read::Driver | Read::Offer => {}
+            }
+        }
+        let (driver, offer) = (reads.contains(&Read::Driver), reads.contains(&Read::Offer));
+        self.reads = ListReads::These { driver, offer, attributes, domains };
+    }
+
+    /// What of the device decides, as numbers.
+    fn key(&self, driver: u32, device: &CompiledDevice, interner: &Interner, key: &mut Vec<u32>) {
+        let ListReads::These { driver: reads_driver, offer, attributes, domains } = &self.reads else {
+            key.extend([driver, device.offer.number()]);
+            key.extend(device.attributes().iter().flat_map(|(name, value)| [name.number(), value.number()]));
+            return;
+        };
+        if *reads_driver {
+            key.push(driver);
+        }
+        if *offer {
+            key.push(device.offer.number());
+        }
+        key.extend(attributes.iter().map(|name| device.attribute(*name).number()));
+        let is_in =
+            |domain: &str| device.attributes().iter().any(|(name, _)| interner.domain(*name) == domain);
+        key.extend(domains.iter().map(|domain| u32::from(is_in(domain))));
+    }
+
+    fn evaluate(&self, driver: &DriverName, device: &CompiledDevice) -> Result<bool, SelectorError> {
+        let device = &device.device;
+        for selector in &self.selectors {
+            let compiled = selector.compiled.as_ref().map_err(Clone::clone)?;
+            let view = device.view.get_or_init(|| DeviceView::new(driver, device));
+            if !compiled.matches(view)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// What all of them read together. One that does not compile reads nothing.
+fn reads(selectors: &[Selector]) -> ListReads {
+    let mut all = BTreeSet::new();
+    for compiled in selectors.iter().filter_map(|s| s.compiled.as_ref().ok()) {
+        match compiled.reads() {
+            Reads::Everything => return ListReads::Everything,
+            Reads::These(reads) => all.extend(reads.iter().cloned()),
+        }
+    }
+    ListReads::Unresolved(all)
+}

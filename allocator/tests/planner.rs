@@ -1,0 +1,140 @@
+//! A planner that is told of changes, one by one, plans as one that is new to the cluster.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod builders;
+
+use std::sync::Arc;
+
+use builders::*;
+use proptest::prelude::*;
+use serde_json::json;
+use tessera_allocator::model::{Device, NodeChoice, PendingPod, Slice};
+use tessera_allocator::{Features, Planner, Settings, plan};
+use tessera_api::names::NodeName;
+
+/// Something that happens to a cluster of a few nodes with a few GPUs each.
+#[derive(Debug, Clone)]
+enum Change {
+    Take { node: usize, gpu: usize, memory: u32 },
+    Free { node: usize, gpu: usize },
+    Publish { node: usize, memory: Vec<u32>, everywhere: bool },
+    Withdraw { node: usize },
+    Label { node: usize, value: u32 },
+    Remove { node: usize },
+    Plan { memory: u32, count: u64, policy: &'static str },
+}
+
+fn changes() -> impl Strategy<Value = Vec<Change>> {
+    let place = || (0usize..4, 0usize..3);
+    let policies = || prop::sample::select(vec!["Binpack", "Spread", "Random"]);
+    let change = prop_oneof![
+        4 => (place(), 1u32..60).prop_map(|((node, gpu), memory)| Change::Take { node, gpu, memory }),
+        2 => place().prop_map(|(node, gpu)| Change::Free { node, gpu }),
+        2 => (0usize..4, prop::collection::vec(16u32..96, 1..4), prop::bool::weighted(0.2))
+            .prop_map(|(node, memory, everywhere)| Change::Publish { node, memory, everywhere }),
+        1 => (0usize..4).prop_map(|node| Change::Withdraw { node }),
+        1 => (0usize..4, 0u32..3).prop_map(|(node, value)| Change::Label { node, value }),
+        1 => (0usize..4).prop_map(|node| Change::Remove { node }),
+        5 => (1u32..80, 1u64..4, policies())
+            .prop_map(|(memory, count, policy)| Change::Plan { memory, count, policy }),
+    ];
+    prop::collection::vec(change, 1..40)
+}
+
+fn name(node: usize) -> String {
+    format!("node-{node}")
+}
+
+fn devices(memory: &[u32]) -> Vec<Device> {
+    memory.iter().enumerate().map(|(i, m)| gpu(&format!("gpu-{i}"), &format!("{m}Gi"))).collect()
+}
+
+fn published(node: usize, memory: &[u32], everywhere: bool) -> Slice {
+    let mut slice = slice(&name(node), devices(memory));
+    if everywhere {
+        slice.nodes = NodeChoice::All;
+    }
+    slice
+}
+
+fn pods(memory: u32, count: u64, policy: &str) -> Vec<PendingPod> {
+    let pod = |p: usize| {
+        let amount = format!("{memory}Gi");
+        let request = request("gpu", count, &[("memory", amount.as_str())]);
+        let claim = configured(
+            claim(&format!("c{p}"), vec![request]),
+            json!({"placement": {"node": policy, "device": policy}}),
+        );
+        pod(&format!("p{p}"), vec![claim])
+    };
+    (0..3).map(pod).collect()
+}
+
+/// Applies a change to the picture and tells the planner.
+fn apply(cluster: &mut Cluster, planner: &mut Planner, change: &Change) {
+    let told = |cluster: &Cluster, planner: &mut Planner, node: usize, gpu: usize| {
+        let id = device_id(&name(node), &format!("gpu-{gpu}"));
+        planner.set_use(&id, cluster.0.usage.of(&id));
+    };
+    match change {
+        Change::Take { node, gpu, memory } => {
+            cluster.use_share(&name(*node), &format!("gpu-{gpu}"), &format!("{memory}Gi"), "1");
+            told(cluster, planner, *node, *gpu);
+        }
+        Change::Free { node, gpu } => {
+            cluster.0.usage.set(&device_id(&name(*node), &format!("gpu-{gpu}")), None);
+            told(cluster, planner, *node, *gpu);
+        }
+        Change::Publish { node, memory, everywhere } => {
+            let slice = Arc::new(published(*node, memory, *everywhere));
+            cluster.0.slices.insert(slice.name.clone(), Arc::clone(&slice));
+            planner.set_slice(&slice);
+        }
+        Change::Withdraw { node } => {
+            cluster.0.slices.remove(&name(*node));
+            planner.remove_slice(&name(*node));
+        }
+        Change::Label { node, value } => {
+            cluster.put_node(&name(*node), |n| {
+                n.labels.insert("zone".to_owned(), value.to_string());
+            });
+            planner.set_node(&cluster.0.nodes[&NodeName::new(name(*node)).unwrap()]);
+        }
+        Change::Remove { node } => {
+            let name = NodeName::new(name(*node)).unwrap();
+            cluster.0.nodes.remove(&name);
+            planner.remove_node(&name);
+        }
+        Change::Plan { .. } => {}
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    #[test]
+    fn what_was_remembered_and_what_is_found_anew_are_the_same(changes in changes()) {
+        let mut cluster = (0..3).fold(Cluster::new(), |c, node| c.node(&name(node), devices(&[80, 40])));
+        let mut planner = Planner::of(&cluster.0, Features::default());
+        for change in &changes {
+            apply(&mut cluster, &mut planner, change);
+            if let Change::Plan { memory, count, policy } = change {
+                let pods = pods(*memory, *count, policy);
+                let settings = Settings { seed: 5, ..Settings::default() };
+                let (kept, fresh) = (planner.plan(&pods, settings), plan(&cluster.0, &pods, settings));
+                prop_assert_eq!(kept.decisions, fresh.decisions);
+                prop_assert_eq!(format!("{:?}", kept.refusals), format!("{:?}", fresh.refusals));
+            }
+        }
+    }
+}
+
+#[test]
+fn what_a_plan_decides_is_not_taken_until_somebody_says_so() {
+    let cluster = Cluster::new().node("node-0", devices(&[80]));
+    let mut planner = Planner::of(&cluster.0, Features::default());
+    let pods = [share_pod("a", "80Gi", "0")];
+    let first = planner.plan(&pods, Settings::default());
+    assert_eq!(first.decisions.len(), 1);
+    assert_eq!(planner.plan(&pods, Settings::default()).decisions, first.decisions);
+}
