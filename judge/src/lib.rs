@@ -3,6 +3,7 @@
 //! Each is a binary of this crate over one module of this library, takes any input of its format, and closes with one line
 //! that a script can read:
 //!
+//! - `conformance` ([`conformance`]): whether the allocator answers golden scenarios as upstream's does.
 //! - `placement` ([`placement`]): how much of a cluster's GPUs a policy leaves unused when a published trace is replayed.
 //!
 //! Nothing here ships. The inputs (traces, goldens, machines) lie beside the repository, in `../shared`, or wherever the
@@ -10,4 +11,6 @@
 
 #![forbid(unsafe_code)]
 
+pub mod conformance;
 pub mod placement;
+pub mod scenario;

@@ -1,0 +1,183 @@
+//! Whether the allocator answers as upstream's does, case by case.
+//!
+//! *Exact* (the oracle's L2): outcome, class of the error, and every field of every result are equal; for
+//! [`Policy::FirstFit`](tessera_allocator::Policy). *Outcome* (L1): it fits where upstream says it does and fails where
+//! upstream fails; for the other policies, whose fits `oracle compare --level L1` replays on upstream, given the answers that
+//! this program writes.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::resource::v1 as api;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use serde_json::{Value, json};
+use tessera_allocator::selector::SelectorError;
+use tessera_allocator::{
+    Allotment, CapacityError, Cause, Failure, NotSupported, Planner, Policy, Unallocated,
+};
+use tessera_api::names::{NodeName, ShareId};
+use tessera_api::quantity::Quantity;
+use tessera_index::convert;
+
+use crate::scenario::Scenario;
+
+/// What is compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Level {
+    /// Every field.
+    Exact,
+    /// What comes out: it fits, it does not, or an error of this class.
+    Outcome,
+}
+
+/// One node of one case on which the answers differ.
+#[derive(Debug, Clone)]
+pub struct Difference {
+    /// The case.
+    pub case: String,
+    /// The node.
+    pub node: String,
+    /// What upstream says.
+    pub expected: Value,
+    /// What we say.
+    pub got: Value,
+}
+
+/// Steps after which the answer is "not decided"; more than any golden case takes.
+pub const STEPS: u64 = 5_000_000;
+
+/// Answers a scenario for every node, in the oracle's format.
+pub fn answer(scenario: &Scenario, policy: Policy) -> BTreeMap<String, Value> {
+    let mut planner = scenario.planner();
+    let nodes = scenario.nodes.iter();
+    nodes.map(|node| (node.to_string(), answer_on(scenario, &mut planner, node, policy))).collect()
+}
+
+fn answer_on(scenario: &Scenario, planner: &mut Planner, node: &NodeName, policy: Policy) -> Value {
+    match planner.allocate_on(node, &scenario.claims, policy, STEPS) {
+        Ok(allotments) => allocations(scenario, &allotments),
+        Err(Unallocated::NoFit { invalid_pool: false }) => Value::Null,
+        Err(Unallocated::NoFit { invalid_pool: true }) => error("invalidPools", false, "an invalid pool"),
+        Err(Unallocated::OutOfSteps) => error("aborted", true, "out of steps"),
+        Err(Unallocated::Failed(failure)) => error(class(&failure), true, &format!("{failure:?}")),
+    }
+}
+
+fn error(class: &str, fatal: bool, message: &str) -> Value {
+    json!({"error": message, "class": class, "fatal": fatal})
+}
+
+/// The oracle's name for a kind of failure.
+fn class(failure: &Failure) -> &'static str {
+    match failure {
+        Failure::Request(Cause::UnknownClass { .. }) => "classNotFound",
+        Failure::Request(Cause::NotSupported { what, .. }) => match what {
+            NotSupported::Field(_) | NotSupported::Gate(_) => "featureDisabled",
+            NotSupported::Selector => "selectorUnsupported",
+            NotSupported::NoClass => "classMissing",
+            NotSupported::Mode => "modeUnsupported",
+        },
+        Failure::Request(_) => "configuration",
+        Failure::Selector(SelectorError::Compile { .. } | SelectorError::Unsupported { .. }) => "celCompile",
+        Failure::Selector(_) => "celRuntime",
+        Failure::Capacity(CapacityError::NotRepresentable { .. }) => "capacityNotRepresentable",
+        Failure::Capacity(CapacityError::Negative { .. }) => "capacityNegative",
+        Failure::AllAgainstConstraint(_) => "allConstraint",
+        Failure::AllButPoolIncomplete(_) => "allPoolIncomplete",
+        Failure::AllButPoolInvalid(_) => "allPoolInvalid",
+        Failure::TooManyDevices(_) => "tooManyDevices",
+        Failure::UnknownConstraint => "constraintUnsupported",
+        Failure::NodeSelector(_) => "nodeSelectorInvalid",
+    }
+}
+
+fn allocations(scenario: &Scenario, allotments: &[Allotment]) -> Value {
+    let classes: BTreeMap<String, &api::DeviceClass> =
+        scenario.class_objects.iter().map(|(name, class)| (name.clone(), class)).collect();
+    let mut shares = 0;
+    let write = |(allotment, claim): (&Allotment, &api::ResourceClaim)| {
+        let share = || {
+            shares += 1;
+            ShareId::new(format!("00000000-0000-0000-0000-{shares:012}"))
+                .expect("invariant: a UUID by its form")
+        };
+        let allocation = convert::allocation(allotment, claim, &classes, Time(Timestamp::UNIX_EPOCH), share);
+        let mut value = serde_json::to_value(allocation).unwrap_or_default();
+        if let Some(fields) = value.as_object_mut() {
+            fields.remove("allocationTimestamp");
+        }
+        value
+    };
+    allotments.iter().zip(&scenario.claim_objects).map(write).collect()
+}
+
+/// Compares answers with what upstream says.
+pub fn compare(scenario: &Scenario, answers: &BTreeMap<String, Value>, level: Level) -> Vec<Difference> {
+    let mut differences = Vec::new();
+    for (node, expected) in &scenario.results {
+        let got = answers.get(node).cloned().unwrap_or_default();
+        let allowed = scenario.allowed.get(node).map(Vec::as_slice).unwrap_or_default();
+        let same = match level {
+            Level::Exact => is_exact(&got, expected),
+            Level::Outcome => outcome(&got) == outcome(expected) || allowed.contains(&outcome(&got)),
+        };
+        if !same {
+            let (case, node) = (scenario.name.clone(), node.clone());
+            differences.push(Difference { case, node, expected: expected.clone(), got });
+        }
+    }
+    differences
+}
+
+fn is_exact(got: &Value, expected: &Value) -> bool {
+    match (got, expected) {
+        (Value::Object(got), Value::Object(expected)) => {
+            got.get("class") == expected.get("class") && got.get("fatal") == expected.get("fatal")
+        }
+        _ => normal(got) == normal(expected),
+    }
+}
+
+/// `fit`, `none` or `error:CLASS`.
+fn outcome(answer: &Value) -> String {
+    match answer {
+        Value::Null => "none".to_owned(),
+        Value::Object(error) => {
+            format!("error:{}", error.get("class").and_then(Value::as_str).unwrap_or_default())
+        }
+        _ => "fit".to_owned(),
+    }
+}
+
+/// Without what differs in spelling only: share IDs, quantities, time stamps.
+fn normal(value: &Value) -> Value {
+    match value {
+        Value::Object(map) => {
+            let kept = map.iter().filter(|(key, _)| *key != "allocationTimestamp");
+            let normal = kept.map(|(key, value)| (key.clone(), normal_field(key, value)));
+            normal.filter(|(_, value)| !is_empty(value)).collect()
+        }
+        Value::Array(list) => list.iter().map(normal).collect(),
+        other => other.clone(),
+    }
+}
+
+fn is_empty(value: &Value) -> bool {
+    value.is_null()
+        || value.as_array().is_some_and(Vec::is_empty)
+        || value.as_object().is_some_and(|o| o.is_empty())
+}
+
+fn normal_field(key: &str, value: &Value) -> Value {
+    let amount = |v: &Value| {
+        let quantity = v.as_str().and_then(|text| Quantity::parse(text).ok());
+        quantity.map_or_else(|| v.clone(), |q| Value::String(q.nano().to_string()))
+    };
+    match (key, value) {
+        ("shareID", _) => Value::Bool(true),
+        ("consumedCapacity", Value::Object(map)) => {
+            map.iter().map(|(name, v)| (name.clone(), amount(v))).collect()
+        }
+        _ => normal(value),
+    }
+}
