@@ -22,6 +22,7 @@
 
 pub mod model;
 pub mod selector;
+pub mod topology;
 
 mod capacity;
 mod cluster;

@@ -38,6 +38,8 @@ pub enum PcieLevel {
     Multiple,
     /// `PIX`: across one PCIe switch.
     Single,
+    /// `PSB`: on one board, across its own switch. `nvidia-smi` has no word for it; this is the one of NVIDIA's Go bindings.
+    Board,
 }
 
 impl Link {
@@ -68,9 +70,10 @@ impl LinkKind {
 
 impl PcieLevel {
     /// All levels, the farthest first.
-    pub const ALL: [Self; 5] = [Self::System, Self::Node, Self::HostBridge, Self::Multiple, Self::Single];
+    pub const ALL: [Self; 6] =
+        [Self::System, Self::Node, Self::HostBridge, Self::Multiple, Self::Single, Self::Board];
 
-    /// The word of `nvidia-smi topo -m`.
+    /// The word of `nvidia-smi topo -m`, and `PSB`.
     pub const fn word(self) -> &'static str {
         match self {
             Self::System => "SYS",
@@ -78,6 +81,7 @@ impl PcieLevel {
             Self::HostBridge => "PHB",
             Self::Multiple => "PXB",
             Self::Single => "PIX",
+            Self::Board => "PSB",
         }
     }
 }
@@ -90,7 +94,7 @@ impl fmt::Display for PcieLevel {
 
 /// A text that is no PCIe level.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not a PCIe level; known are SYS, NODE, PHB, PXB and PIX")]
+#[error("`{0}` is not a PCIe level; known are SYS, NODE, PHB, PXB, PIX and PSB")]
 pub struct UnknownPcieLevel(String);
 
 impl FromStr for PcieLevel {

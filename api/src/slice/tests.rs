@@ -236,6 +236,11 @@ fn a_malformed_topology_is_refused_and_an_unknown_kind_of_link_is_skipped() {
         parse(r#"{"links": [["gpu-0", "gpu-1", "NVLink", 4]]}"#),
         Err("annotation gpu.tessera.dev/topology: links[0] names `gpu-0`, which is no GPU of ours".into())
     );
+    assert_eq!(
+        parse(&" ".repeat(262_145)),
+        Err("annotation gpu.tessera.dev/topology has 262145 bytes; all annotations together may have 262144"
+            .into())
+    );
     let (a, b) = (uuid(0).device_name(), uuid(1).device_name());
     assert_eq!(
         parse(&format!(

@@ -16,6 +16,9 @@ use crate::names::{DRIVER_NAME, DeviceName, GpuUuid, TOPOLOGY_ANNOTATION};
 /// rest is left to others.
 pub const MAX_ANNOTATION_BYTES: usize = 240 * 1024;
 
+/// What the API allows for all annotations of an object together, bytes (`TotalAnnotationSizeLimitB`).
+const MAX_API_BYTES: usize = 256 * 1024;
+
 const NVLINK: &str = "NVLink";
 
 /// The links that a slice, or a pool, tells of.
@@ -28,6 +31,14 @@ pub struct Topology {
 /// Why an annotation is not a link matrix.
 #[derive(Debug, thiserror::Error)]
 pub enum TopologyError {
+    /// More than an API server accepts.
+    #[error(
+        "annotation {TOPOLOGY_ANNOTATION} has {bytes} bytes; all annotations together may have {MAX_API_BYTES}"
+    )]
+    TooLong {
+        /// Its length.
+        bytes: usize,
+    },
     /// Not JSON of the right shape.
     #[error(
         "annotation {TOPOLOGY_ANNOTATION} is not of the form {{\"links\": [[device, device, kind, count], …]}}"
@@ -105,8 +116,11 @@ impl Topology {
     /// Reads an annotation. Kinds of link that this version does not know are skipped.
     ///
     /// # Errors
-    /// It is not a link matrix between GPUs.
+    /// It is not a link matrix between GPUs, or longer than an API server accepts.
     pub fn parse(annotation: &str) -> Result<Self, TopologyError> {
+        if annotation.len() > MAX_API_BYTES {
+            return Err(TopologyError::TooLong { bytes: annotation.len() });
+        }
         let document: Document =
             serde_json::from_str(annotation).map_err(|source| TopologyError::Malformed { source })?;
         let mut links = Vec::with_capacity(document.links.len());

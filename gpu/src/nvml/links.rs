@@ -67,10 +67,10 @@ fn pcie_levels(session: &Session, gpus: &[Gpu]) -> Vec<Link> {
     links
 }
 
-/// Two GPUs on one board (`Internal`) are joined by that board's own switch.
 fn pcie_level(level: TopologyLevel) -> PcieLevel {
     match level {
-        TopologyLevel::Internal | TopologyLevel::Single => PcieLevel::Single,
+        TopologyLevel::Internal => PcieLevel::Board,
+        TopologyLevel::Single => PcieLevel::Single,
         TopologyLevel::Multiple => PcieLevel::Multiple,
         TopologyLevel::HostBridge => PcieLevel::HostBridge,
         TopologyLevel::Node => PcieLevel::Node,

@@ -1,0 +1,191 @@
+//! All sets of a size, one for each way that makes a difference.
+
+use super::chooser::SetRequest;
+use super::matrix::Score;
+use super::value::Remaining;
+use super::{DeviceSet, LinkMatrix, Wishes};
+
+/// A set and what is known of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Scored {
+    pub(super) set: DeviceSet,
+    pub(super) score: Score,
+    /// Pairs that share what is preferred.
+    pub(super) preferred: u32,
+    /// By how much taking it lowers the number of the state (see [`Remaining::stride`]).
+    pub(super) number: u32,
+}
+
+const NOTHING: Scored = Scored { set: DeviceSet::EMPTY, score: 0, preferred: 0, number: 0 };
+
+/// The candidates in kinds: twins that are all free or all not. Which members of a kind are taken makes no difference, so one
+/// set stands for all that take as many of each kind.
+pub(super) struct Kinds {
+    /// Members of each kind.
+    pub(super) members: Vec<DeviceSet>,
+    count: usize,
+}
+
+impl Kinds {
+    pub(super) fn of(matrix: &LinkMatrix, request: &SetRequest) -> Self {
+        let split = |group: &DeviceSet| {
+            let candidates = *group & request.candidates;
+            [candidates & request.free, candidates - request.free]
+        };
+        let members = matrix.twins().iter().flat_map(split).filter(|kind| !kind.is_empty()).collect();
+        Self { members, count: request.count }
+    }
+
+    /// How many sets there are to look at, whatever is required of them.
+    pub(super) fn sets(&self) -> u64 {
+        let mut ways = vec![0u64; self.count + 1];
+        ways[0] = 1;
+        for kind in &self.members {
+            for taken in (1..=self.count).rev() {
+                let most = kind.len().min(taken);
+                ways[taken] = (taken - most..=taken).fold(0, |sum: u64, rest| sum.saturating_add(ways[rest]));
+            }
+        }
+        ways[self.count]
+    }
+
+    /// All of them that hold what is required, with the lowest members of each kind, in lexicographic order of the kinds.
+    pub(super) fn enumerate(
+        &self,
+        matrix: &LinkMatrix,
+        wishes: &Wishes,
+        remaining: &Remaining<'_>,
+    ) -> Vec<Scored> {
+        if self.count == 0 {
+            return vec![NOTHING];
+        }
+        let together = |a: usize, b: usize| wishes.companions(matrix, a, DeviceSet::one(b)).contains(b);
+        let bits = |row: &[bool]| row.iter().rev().fold(0, |bits, allowed| bits << 1 | u64::from(*allowed));
+        let lowest = self.members.iter().filter_map(|kind| kind.iter().next());
+        let mut enumeration = Enumeration {
+            matrix,
+            wishes,
+            count: self.count,
+            pairs: self.table(|a, b| matrix.pair(a, b), 0),
+            together: self.table(together, true).iter().map(|row| bits(row)).collect(),
+            strides: lowest.map(|device| remaining.stride(device)).collect(),
+            left: self.members.clone(),
+            after: (1..=self.members.len())
+                .map(|kind| self.members[kind..].iter().map(|m| m.len()).sum())
+                .collect(),
+            gains: vec![vec![0; self.members.len()]; self.count],
+            found: Vec::with_capacity(self.sets() as usize),
+        };
+        enumeration.take(0, 0, NOTHING, u64::MAX);
+        enumeration.found
+    }
+
+    /// What holds between a member of one kind and another device of the other; `alone` for a kind of one device with itself.
+    fn table<T: Copy>(&self, of: impl Fn(usize, usize) -> T, alone: T) -> Vec<Vec<T>> {
+        let between = |one: &DeviceSet, other: &DeviceSet| {
+            let mut members = one.iter();
+            let first = members.next();
+            let second = if one == other { members.next() } else { other.iter().next() };
+            first.zip(second).map_or(alone, |(a, b)| of(a, b))
+        };
+        self.members
+            .iter()
+            .map(|one| self.members.iter().map(|other| between(one, other)).collect())
+            .collect()
+    }
+}
+
+struct Enumeration<'e> {
+    matrix: &'e LinkMatrix,
+    wishes: &'e Wishes,
+    count: usize,
+    pairs: Vec<Vec<Score>>,
+    /// By kind: the kinds whose members can be in one set with its own, as bits.
+    together: Vec<u64>,
+    /// What a member of each kind adds to the number of a state.
+    strides: Vec<u32>,
+    /// Members of each kind that are not taken.
+    left: Vec<DeviceSet>,
+    /// How many members the kinds after each have.
+    after: Vec<usize>,
+    /// By how many are taken: what one more of each kind adds to the score.
+    gains: Vec<Vec<Score>>,
+    found: Vec<Scored>,
+}
+
+impl Enumeration<'_> {
+    /// Takes one more device, of kind `from` or a later one; `allowed` are the kinds that all taken ones can be with.
+    fn take(&mut self, from: usize, taken: usize, so_far: Scored, allowed: u64) {
+        for kind in from..self.left.len() {
+            if taken + self.left[kind].len() + self.after[kind] < self.count {
+                return;
+            }
+            let Some(device) = self.left[kind].iter().next().filter(|_| allowed >> kind & 1 == 1) else {
+                continue;
+            };
+            let now = Scored {
+                set: so_far.set | DeviceSet::one(device),
+                score: so_far.score + self.gains[taken][kind],
+                number: so_far.number + self.strides[kind],
+                preferred: 0,
+            };
+            if taken + 1 == self.count {
+                let preferred = self.wishes.preferred_pairs(self.matrix, now.set);
+                self.found.push(Scored { preferred, ..now });
+                continue;
+            }
+            let (done, next) = self.gains.split_at_mut(taken + 1);
+            for ((gain, next), pair) in done[taken].iter().zip(&mut next[0]).zip(&self.pairs[kind]).skip(kind)
+            {
+                *next = gain + pair;
+            }
+            let allowed = allowed & self.together[kind];
+            self.left[kind] = self.left[kind] - DeviceSet::one(device);
+            self.take(kind, taken + 1, now, allowed);
+            self.left[kind] = self.left[kind] | DeviceSet::one(device);
+        }
+    }
+}
+
+/// The sets that take as many of each kind as one given set, the lowest members first.
+pub(super) struct Expansion {
+    /// Members of each kind, and which of them are taken, as bits over the list.
+    kinds: Vec<(Vec<usize>, u64)>,
+    done: bool,
+}
+
+impl Expansion {
+    pub(super) fn new(kinds: &Kinds, set: DeviceSet) -> Self {
+        let taken = kinds.members.iter().map(|kind| (kind.iter().collect(), (*kind & set).len()));
+        let lowest = |(members, count): (Vec<usize>, usize)| (members, DeviceSet::first(count).bits());
+        Self { kinds: taken.map(lowest).filter(|(_, chosen)| *chosen != 0).collect(), done: false }
+    }
+}
+
+impl Iterator for Expansion {
+    type Item = DeviceSet;
+
+    fn next(&mut self) -> Option<DeviceSet> {
+        if self.done {
+            return None;
+        }
+        let devices = |(members, chosen): &(Vec<usize>, u64)| -> DeviceSet {
+            DeviceSet::from_bits(*chosen).iter().map(|at| members[at]).collect()
+        };
+        let set = self.kinds.iter().map(devices).fold(DeviceSet::EMPTY, |all, kind| all | kind);
+        self.done = !self.kinds.iter_mut().rev().any(|(members, chosen)| {
+            let next = next_combination(*chosen)
+                .filter(|next| DeviceSet::from_bits(*next).is_subset(DeviceSet::first(members.len())));
+            *chosen = next.unwrap_or_else(|| DeviceSet::first(chosen.count_ones() as usize).bits());
+            next.is_some()
+        });
+        Some(set)
+    }
+}
+
+/// The next larger number with as many bits; `None` if there is none.
+fn next_combination(bits: u64) -> Option<u64> {
+    let lowest = bits & bits.wrapping_neg();
+    let raised = bits.checked_add(lowest)?;
+    Some((((raised ^ bits) >> 2) / lowest) | raised)
+}
