@@ -5,6 +5,7 @@
 //!
 //! - `conformance` ([`conformance`]): whether the allocator answers golden scenarios as upstream's does.
 //! - `placement` ([`placement`]): how much of a cluster's GPUs a policy leaves unused when a published trace is replayed.
+//! - `topology` ([`topology`]): how well the GPUs of one request are joined, on link matrices of real machines.
 //!
 //! Nothing here ships. The inputs (traces, goldens, machines) lie beside the repository, in `../shared`, or wherever the
 //! user says; none is copied into the project.
@@ -14,3 +15,4 @@
 pub mod conformance;
 pub mod placement;
 pub mod scenario;
+pub mod topology;
