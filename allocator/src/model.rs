@@ -5,6 +5,7 @@
 //!           +- slices   Slice -> Device   what is published, by slice name
 //!           +- classes  DeviceClass
 //!           +- usage    Usage       what allocated claims take of each device
+//!           '- topology PoolTopology    how the devices of a pool are joined
 //! PendingPod -> PodClaim -> Claim -> Request -> Alternative
 //! ```
 //!
@@ -15,6 +16,7 @@ mod class;
 mod device;
 mod node;
 mod pod;
+mod topology;
 mod usage;
 
 pub use claim::{Alternative, Claim, Constraint, ConstraintKind, Mode, Request};
@@ -27,6 +29,7 @@ pub use node::{
     Node, NodeAffinityTerm, NodeSelector, NodeTaint, PodToleration, Requirement, SelectorOperator,
 };
 pub use pod::{PendingPod, PodClaim, PodUid, Scheduling};
+pub use topology::PoolTopology;
 pub use usage::{DeviceResult, DeviceUse, Usage};
 
 use std::collections::BTreeMap;
@@ -45,4 +48,6 @@ pub struct Snapshot {
     pub classes: BTreeMap<DeviceClassName, Arc<DeviceClass>>,
     /// What allocated claims consume.
     pub usage: Usage,
+    /// How the devices of a pool are joined. A pool without an entry tells nothing of it.
+    pub topology: Arc<BTreeMap<PoolId, Arc<PoolTopology>>>,
 }

@@ -7,6 +7,8 @@ mod pod;
 mod selector;
 mod slice;
 
+use std::sync::Arc;
+
 pub use allocation::{AllocatedClaim, allocated, allocation};
 pub use claim::{claim, class};
 pub use node::node;
@@ -15,7 +17,7 @@ pub(crate) use slice::taint;
 pub use slice::{Fence, slice};
 
 /// Why an object cannot be used. The object is left out and the error logged; an API server would not have accepted it.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 pub enum ConvertError {
     /// A field that must be there is not.
     #[error("{kind} `{name}` has no `{field}`")]
@@ -39,6 +41,15 @@ pub enum ConvertError {
         /// What is wrong.
         #[source]
         source: Box<FieldError>,
+    },
+    /// The links of a slice's GPUs cannot be read.
+    #[error("ResourceSlice `{name}` does not tell how its GPUs are joined")]
+    Topology {
+        /// Name of the slice.
+        name: String,
+        /// What is wrong.
+        #[source]
+        source: Arc<tessera_api::slice::TopologyError>,
     },
 }
 

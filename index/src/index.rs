@@ -17,6 +17,7 @@ use crate::convert::{self, AllocatedClaim, ConvertError, Fence};
 use crate::pods::PodEntry;
 use crate::scope::{self, Scope};
 use crate::taints::{self, TaintRule};
+use crate::topology::Topologies;
 
 pub(crate) type ClaimKey = (Namespace, ClaimName);
 
@@ -29,6 +30,7 @@ pub struct Index {
     /// The same with the taints of rules.
     pub(crate) slices: BTreeMap<String, Arc<Slice>>,
     rules: BTreeMap<String, TaintRule>,
+    topologies: Topologies,
     pub(crate) classes: BTreeMap<DeviceClassName, (Arc<DeviceClass>, Arc<ApiClass>)>,
     pub(crate) claims: BTreeMap<ClaimUid, ClaimEntry>,
     pub(crate) claim_names: BTreeMap<ClaimKey, ClaimUid>,
@@ -71,7 +73,8 @@ impl Index {
     /// A ResourceSlice was made or changed. Slices of other drivers are ignored.
     ///
     /// # Errors
-    /// It cannot be read; its pool is then short of a slice and nothing is taken from it.
+    /// It cannot be read; its pool is then short of a slice and nothing is taken from it. Where only its links cannot be read,
+    /// it counts, without them.
     pub fn apply_slice(&mut self, object: &ResourceSlice) -> Result<(), ConvertError> {
         let Some(name) = object.metadata.name.clone() else { return Ok(()) };
         if object.spec.driver != DRIVER_NAME {
@@ -83,12 +86,19 @@ impl Index {
             Ok(slice) => {
                 let slice = Arc::new(slice);
                 self.slices.insert(name.clone(), taints::tainted(&slice, self.rules.values()));
-                self.published.insert(name.clone(), slice);
+                if let Some(old) = self.published.insert(name.clone(), Arc::clone(&slice))
+                    && old.pool != slice.pool
+                {
+                    self.topologies.remove(&old);
+                }
                 self.touch_slice(&name);
-                Ok(())
+                let topology = self.topologies.apply(&slice, object);
+                topology.map_err(|source| ConvertError::Topology { name, source: Arc::new(source) })
             }
             Err(error) => {
-                self.published.remove(&name);
+                if let Some(old) = self.published.remove(&name) {
+                    self.topologies.remove(&old);
+                }
                 self.slices.remove(&name);
                 Err(error)
             }
@@ -127,7 +137,9 @@ impl Index {
         if let Some(name) = &object.metadata.name {
             self.touch_slice(name);
             self.unplanned.slices.insert(name.clone());
-            self.published.remove(name);
+            if let Some(old) = self.published.remove(name) {
+                self.topologies.remove(&old);
+            }
             self.slices.remove(name);
         }
     }
@@ -349,6 +361,7 @@ impl Index {
                 .map(|(name, (class, _))| (name.clone(), Arc::clone(class)))
                 .collect(),
             usage: self.books.usage.clone(),
+            topology: self.topologies.snapshot(),
         }
     }
 

@@ -25,6 +25,7 @@ mod pods;
 mod repair;
 mod scope;
 mod taints;
+mod topology;
 mod work;
 
 pub use index::Index;

@@ -1,0 +1,131 @@
+//! How the devices of each pool are joined, kept as its slices come and go.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+
+use k8s_openapi::api::resource::v1::ResourceSlice;
+use tessera_allocator::model::{Attribute, Device, PoolId, PoolTopology, Slice};
+use tessera_allocator::topology::{LinkMatrix, Pair, Place};
+use tessera_api::gpu::Link;
+use tessera_api::names::{DeviceName, GpuUuid, attribute};
+use tessera_api::slice::{Topology, TopologyError};
+
+/// The topologies of all pools.
+#[derive(Debug, Default)]
+pub(crate) struct Topologies {
+    /// By pool and name, the slices.
+    parts: BTreeMap<PoolId, BTreeMap<String, Part>>,
+    pools: Arc<BTreeMap<PoolId, Arc<PoolTopology>>>,
+    /// Each matrix once, however many pools have it.
+    matrices: HashSet<Arc<LinkMatrix>>,
+}
+
+/// What one slice adds to its pool.
+#[derive(Debug)]
+struct Part {
+    slice: Arc<Slice>,
+    links: Vec<Link>,
+}
+
+impl Topologies {
+    /// All of them, as they are now.
+    pub(crate) fn snapshot(&self) -> Arc<BTreeMap<PoolId, Arc<PoolTopology>>> {
+        Arc::clone(&self.pools)
+    }
+
+    /// A slice was made or changed.
+    ///
+    /// # Errors
+    /// Its annotation cannot be read; its devices then count as joined by nothing but the farthest PCIe level.
+    pub(crate) fn apply(&mut self, slice: &Arc<Slice>, object: &ResourceSlice) -> Result<(), TopologyError> {
+        let topology = Topology::of_slices([object]);
+        let links = topology.as_ref().map(|topology| topology.links().to_vec()).unwrap_or_default();
+        let part = Part { slice: Arc::clone(slice), links };
+        self.parts.entry(slice.pool.clone()).or_default().insert(slice.name.clone(), part);
+        self.build(&slice.pool);
+        topology.map(|_| ())
+    }
+
+    /// A slice is gone.
+    pub(crate) fn remove(&mut self, slice: &Slice) {
+        if let Some(parts) = self.parts.get_mut(&slice.pool) {
+            parts.remove(&slice.name);
+            self.build(&slice.pool);
+        }
+    }
+
+    fn build(&mut self, pool: &PoolId) {
+        let parts = self.parts.get(pool).filter(|parts| !parts.is_empty());
+        let built = parts.and_then(topology);
+        if parts.is_none() {
+            self.parts.remove(pool);
+        }
+        let known = self.pools.get(pool);
+        let Some((positions, matrix)) = built else {
+            if known.is_some() {
+                Arc::make_mut(&mut self.pools).remove(pool);
+                self.forget_unused();
+            }
+            return;
+        };
+        let matrix = self.matrices.get(&matrix).map_or_else(|| Arc::new(matrix), Arc::clone);
+        let topology = PoolTopology::new(positions, Arc::clone(&matrix));
+        if known.is_some_and(|known| **known == topology) {
+            return;
+        }
+        self.matrices.insert(matrix);
+        Arc::make_mut(&mut self.pools).insert(pool.clone(), Arc::new(topology));
+        self.forget_unused();
+    }
+
+    fn forget_unused(&mut self) {
+        self.matrices.retain(|matrix| Arc::strong_count(matrix) > 1);
+    }
+}
+
+/// Positions of devices, and how they are joined; `None` for a pool that tells nothing of it, or of more devices than a matrix
+/// can hold.
+fn topology(parts: &BTreeMap<String, Part>) -> Option<(BTreeMap<DeviceName, usize>, LinkMatrix)> {
+    let newest = parts.values().map(|part| part.slice.generation).max()?;
+    let current = || parts.values().filter(|part| part.slice.generation == newest);
+    let links = Topology::new(current().flat_map(|part| part.links.iter().cloned()));
+    let mut devices: Vec<&Device> =
+        current().flat_map(|part| part.slice.devices.iter().map(AsRef::as_ref)).collect();
+    let placed = |device: &&Device| {
+        [attribute::PCIE_ROOT, attribute::NUMA_NODE]
+            .iter()
+            .any(|place| device.attributes.contains_key(*place))
+    };
+    if links.links().is_empty() && !devices.iter().any(placed) {
+        return None;
+    }
+    // By NVML's index, whatever order they are published in, so that machines that are built alike have equal matrices.
+    devices.sort_by_key(|device| (device.attributes.get(attribute::INDEX), &device.name));
+    let uuids: Vec<Option<GpuUuid>> =
+        devices.iter().map(|device| GpuUuid::from_device_name(&device.name).ok()).collect();
+    let pair = |a: usize, b: usize| match (&uuids[a], &uuids[b]) {
+        (Some(a), Some(b)) => Pair { nvlinks: links.nvlinks(a, b), pcie: links.pcie(a, b) },
+        _ => Pair::FARTHEST,
+    };
+    let matrix = LinkMatrix::new(&places(&devices), pair).ok()?;
+    let positions = devices.iter().enumerate().map(|(at, device)| (device.name.clone(), at));
+    Some((positions.collect(), matrix))
+}
+
+/// Where the devices are.
+fn places(devices: &[&Device]) -> Vec<Place> {
+    let roots = numbered(devices, attribute::PCIE_ROOT);
+    let nodes = numbered(devices, attribute::NUMA_NODE);
+    roots.into_iter().zip(nodes).map(|(pcie_root, numa_node)| Place { pcie_root, numa_node }).collect()
+}
+
+/// A number for each value of an attribute, in the order in which they are met; `None` where a device has none.
+fn numbered(devices: &[&Device], name: &str) -> Vec<Option<u32>> {
+    let mut numbers: BTreeMap<&Attribute, u32> = BTreeMap::new();
+    let values = devices.iter().map(|device| device.attributes.get(name));
+    let mut number = |value| {
+        let next = numbers.len() as u32;
+        *numbers.entry(value).or_insert(next)
+    };
+    values.map(|value| value.map(&mut number)).collect()
+}
