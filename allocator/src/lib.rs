@@ -20,6 +20,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod fragmentation;
 pub mod model;
 pub mod selector;
 pub mod topology;

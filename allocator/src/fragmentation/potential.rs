@@ -1,0 +1,201 @@
+//! How much of a node's GPUs is likely to stay unused.
+
+use super::mix::RequestMix;
+use super::prices::Worth;
+use super::request::{NodeView, Request};
+use super::usable::Usable;
+
+/// The potential of nodes under one mix of requests.
+///
+/// In thousandths of a GPU, with R_g what is left of GPU g, and C the CPU that is left:
+///
+/// ```text
+/// P = FRAGMENTS x F                                F = Σ over the mix of part x (ΣR_g of the GPUs that it cannot use)
+///   + WASTE     x Σ_g (R_g - worth(R_g))           worth: the prices of the shares that still fit
+///   + STRANDED  x max(0, ΣR_g - C / mean)          mean: CPU per GPU over the whole mix
+///   + LOST      x max(0, ΣR_g - C / least)         least: CPU per GPU of those who ask for the least
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+pub struct Potential {
+    usable: Usable,
+    worth: Worth,
+    /// CPU milli per GPU milli; none = nobody asks for CPU.
+    mean: Option<f64>,
+    least: Option<f64>,
+}
+
+const FRAGMENTS: f64 = 0.4;
+const WASTE: f64 = 2.0;
+const STRANDED: f64 = 0.5;
+const LOST: f64 = 0.2;
+
+/// Smaller differences than this, in thousandths of a GPU, are none: then nodes fill up one after the other, in the order
+/// that settles ties, and those behind stay whole. FGD, too, owes much of its success to such rounding.
+const STEP: f64 = 4.0;
+
+/// Which part of the demand for GPUs asks for the least CPU per GPU.
+const LEAST_PART: f64 = 0.25;
+
+/// How much a node's potential rises by a placement, in steps. The less, the better.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Rise(i64);
+
+impl Potential {
+    /// For what is known of the requests.
+    #[must_use]
+    pub fn new(mix: &RequestMix) -> Self {
+        let parts: Vec<(Request, f64)> = mix.parts().collect();
+        let shares = parts.iter().map(|(r, part)| (r.share.thousandths() as usize, part * f64::from(r.gpus)));
+        let density = Densities::of(&parts);
+        Self {
+            usable: Usable::new(&parts),
+            worth: Worth::of(&shares.collect::<Vec<_>>()),
+            mean: density.mean(),
+            least: density.quantile(LEAST_PART),
+        }
+    }
+
+    /// The potential of a node, in thousandths of a GPU.
+    #[must_use]
+    pub fn of(&self, node: &NodeView<'_>) -> f64 {
+        let left: u32 = node.gpus.iter().map(|gpu| gpu.left.thousandths()).sum();
+        let worth: f64 = node.gpus.iter().map(|gpu| self.worth.at(gpu.left.thousandths())).sum();
+        FRAGMENTS * self.usable.fragments(node)
+            + WASTE * (f64::from(left) - worth)
+            + STRANDED * stranded(left, node.cpu_milli, self.mean)
+            + LOST * stranded(left, node.cpu_milli, self.least)
+    }
+
+    /// How much it rises from `before`, in [`Potential::of`]'s unit, to what it is of the node `after`.
+    #[must_use]
+    #[expect(clippy::cast_possible_truncation, reason = "a node has fewer than 2^50 GPUs")]
+    pub fn rise(&self, before: f64, after: &NodeView<'_>) -> Rise {
+        Rise(((self.of(after) - before) / STEP).floor() as i64)
+    }
+}
+
+/// What is left of GPUs and finds no CPU, if each GPU needs so much.
+#[expect(clippy::cast_precision_loss, reason = "a node has less than 2^52 thousandths of a core")]
+fn stranded(left: u32, cpu_milli: u64, density: Option<f64>) -> f64 {
+    density.map_or(0.0, |density| (f64::from(left) - cpu_milli as f64 / density).max(0.0))
+}
+
+/// CPU per GPU of each class, ascending, with which part of the demand for GPUs it is.
+struct Densities(Vec<(f64, f64)>);
+
+impl Densities {
+    #[expect(clippy::cast_precision_loss, reason = "less than 2^52 thousandths")]
+    fn of(parts: &[(Request, f64)]) -> Self {
+        let total: f64 = parts.iter().map(|(request, part)| part * request.total_milli() as f64).sum();
+        let class = |(request, part): &(Request, f64)| {
+            let milli = request.total_milli() as f64;
+            (request.cpu_milli as f64 / milli, part * milli / total)
+        };
+        let mut classes: Vec<(f64, f64)> = parts.iter().map(class).collect();
+        classes.sort_by(|a, b| a.0.total_cmp(&b.0));
+        Self(classes)
+    }
+
+    fn mean(&self) -> Option<f64> {
+        Some(self.0.iter().map(|(density, part)| density * part).sum()).filter(|&mean| mean > 0.0)
+    }
+
+    /// The density up to which that part of the demand goes.
+    fn quantile(&self, part: f64) -> Option<f64> {
+        let mut sum = 0.0;
+        let reached = self.0.iter().find(|(_, of_class)| {
+            sum += of_class;
+            sum >= part
+        });
+        reached.map(|(density, _)| *density).filter(|&density| density > 0.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::fragmentation::{Gpu, GpuMilli, GpuType, GpuTypes};
+
+    fn request(cpu_milli: u64, gpus: u32, share: u32) -> Request {
+        Request { cpu_milli, gpus, share: GpuMilli::new(share), types: GpuTypes::ANY }
+    }
+
+    fn potential(requests: &[Request]) -> Potential {
+        let mut mix = RequestMix::empty();
+        requests.iter().for_each(|&request| mix.observe(request));
+        Potential::new(&mix)
+    }
+
+    fn gpus(left: &[u32]) -> Vec<Gpu> {
+        left.iter().map(|&left| Gpu { kind: GpuType(0), left: GpuMilli::new(left) }).collect()
+    }
+
+    fn of(potential: &Potential, cpu_milli: u64, left: &[u32]) -> f64 {
+        potential.of(&NodeView { cpu_milli, gpus: &gpus(left) })
+    }
+
+    #[test]
+    fn each_term_is_what_a_calculation_by_hand_says() {
+        // Everybody wants half a GPU and 4 cores: 8 cores per GPU, at the mean and at least.
+        let halves = potential(&[request(4000, 1, 500)]);
+        let expect = |cpu, left: &[u32], value: f64| {
+            let is = of(&halves, cpu, left);
+            assert!((is - value).abs() < 1e-6, "{cpu} {left:?}: {is}, not {value}");
+        };
+        expect(8000, &[1000], 0.0);
+        // 300 are of use to nobody, and no share fits into them; there is CPU enough.
+        expect(8000, &[300], FRAGMENTS * 300.0 + WASTE * 300.0);
+        // 4 cores suffice for half of it.
+        expect(4000, &[1000], (STRANDED + LOST) * 500.0);
+        // Without CPU nobody can use it at all.
+        expect(0, &[1000], FRAGMENTS * 1000.0 + (STRANDED + LOST) * 1000.0);
+    }
+
+    #[test]
+    fn a_share_belongs_beside_its_pair_and_off_whole_gpus() {
+        let mix = potential(&[request(4000, 1, 650), request(4000, 1, 320), request(8000, 1, 1000)]);
+        let before = of(&mix, 64_000, &[1000, 350, 700]);
+        let rise = |left: &[u32]| mix.rise(before, &NodeView { cpu_milli: 60_000, gpus: &gpus(left) });
+        let (beside, off, whole) = (rise(&[1000, 30, 700]), rise(&[1000, 350, 380]), rise(&[680, 350, 700]));
+        assert!(beside < off && beside < whole, "{beside:?} {off:?} {whole:?}");
+    }
+
+    #[test]
+    fn whoever_takes_any_type_stays_off_the_type_that_others_need() {
+        let picky = Request { types: GpuTypes::of([GpuType(7)]), ..request(8000, 1, 1000) };
+        let mix = potential(&[picky, request(8000, 1, 1000), request(8000, 1, 1000)]);
+        let rise = |kind| {
+            let gpu = |left| [Gpu { kind: GpuType(kind), left: GpuMilli::new(left) }];
+            let before = mix.of(&NodeView { cpu_milli: 8000, gpus: &gpu(1000) });
+            mix.rise(before, &NodeView { cpu_milli: 0, gpus: &gpu(0) })
+        };
+        assert!(rise(0) < rise(7));
+    }
+
+    #[test]
+    fn without_any_request_known_nothing_fails() {
+        let nothing = potential(&[]);
+        assert!(of(&nothing, 0, &[1000, 300]).is_finite());
+        assert!(of(&potential(&[request(4000, 0, 0)]), 0, &[1000]).is_finite());
+        assert!(of(&potential(&[request(0, 1, 1000)]), 0, &[1000]).abs() < 1e-9, "nobody asks for CPU");
+    }
+
+    proptest! {
+        #[test]
+        fn more_cpu_never_raises_the_potential_and_the_order_of_gpus_does_not_matter(
+            requests in prop::collection::vec((0_u64..40, 1_u32..4, 1_u32..=20), 1..12),
+            mut left in prop::collection::vec(0_u32..=1000, 1..8),
+            cpu in 0_u64..64_000,
+        ) {
+            let requests: Vec<Request> =
+                requests.into_iter().map(|(cpu, gpus, share)| request(cpu * 1000, gpus, share * 50)).collect();
+            let potential = potential(&requests);
+            let value = of(&potential, cpu, &left);
+            prop_assert!(of(&potential, cpu + 1000, &left) <= value + 1e-6);
+            left.reverse();
+            prop_assert!((of(&potential, cpu, &left) - value).abs() < 1e-6);
+        }
+    }
+}
