@@ -33,6 +33,10 @@ test: build ## Run every test that needs neither root nor a cluster
 	$(CARGO) test --locked --package tessera-e2e --lib --test layers --test faults
 	$(CARGO) test --locked --package tessera-e2e --test simcluster --test chaos
 
+.PHONY: judge
+judge: ## Judge the allocator by published results, in full (optimised build; reads ../shared)
+	$(CARGO) test --locked --release --package tessera-judge -- --include-ignored
+
 .PHONY: soak
 soak: build ## The long trials on the cluster of stand-ins, in full: PODS=10000 CLAIMS=10000 (SEED=... repeats one)
 	TESSERA_SOAK_PODS=$(or $(PODS),10000) TESSERA_FENCE_CLAIMS=$(or $(CLAIMS),10000) $(if $(SEED),TESSERA_SOAK_SEED=$(SEED)) \

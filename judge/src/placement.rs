@@ -2,4 +2,14 @@
 //!
 //! The traces are those of the artefact of FGD ("Beware of Fragmentation", ATC'23), or others in that format.
 
+pub mod best_fit;
+pub mod churn;
+pub mod cluster;
+pub mod fgd;
+pub mod fill;
+pub mod least_fragmentation;
+pub mod placer;
+pub mod policy;
+pub mod random;
 pub mod trace;
+pub mod violation;

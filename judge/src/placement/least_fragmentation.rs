@@ -1,0 +1,118 @@
+//! The allocator's default policy, put under the replay: each pod goes where the potential of
+//! [`tessera_allocator::fragmentation`] rises least.
+
+use std::collections::HashMap;
+
+use tessera_allocator::fragmentation::{
+    Gpu, GpuMilli, GpuType, GpuTypes, Learner, NodeView, Potential, Request, RequestMix, Rise,
+};
+
+use super::best_fit::free;
+use super::cluster::{Demand, ModelSet, Node};
+use super::placer::Score;
+
+/// Where the mix of requests comes from.
+#[derive(Debug, Clone)]
+enum Knowledge {
+    /// From the arrivals seen so far, as in a real cluster.
+    Learned(Learner),
+    /// From the whole trace, in advance: for comparison only.
+    Oracle(Potential),
+}
+
+/// The policy.
+#[derive(Debug, Clone)]
+pub struct LeastFragmentation {
+    knowledge: Knowledge,
+    /// The potential of each state of a node that was met since the last potential was learned.
+    known: HashMap<Node, f64>,
+}
+
+impl LeastFragmentation {
+    /// Begins with the prior, and learns.
+    #[must_use]
+    pub fn learning() -> Self {
+        Self { knowledge: Knowledge::Learned(Learner::default()), known: HashMap::new() }
+    }
+
+    /// Knows the whole trace from the beginning.
+    #[must_use]
+    pub fn oracle<'a>(pods: impl IntoIterator<Item = &'a Demand>) -> Self {
+        let mut mix = RequestMix::empty();
+        pods.into_iter().for_each(|demand| mix.observe(request(demand)));
+        Self { knowledge: Knowledge::Oracle(Potential::new(&mix)), known: HashMap::new() }
+    }
+
+    fn potential(&self) -> &Potential {
+        match &self.knowledge {
+            Knowledge::Learned(learner) => learner.potential(),
+            Knowledge::Oracle(potential) => potential,
+        }
+    }
+
+    fn level(&mut self, node: &Node) -> f64 {
+        if let Some(&level) = self.known.get(node) {
+            return level;
+        }
+        let level = view(node, |view| self.potential().of(view));
+        self.known.insert(node.clone(), level);
+        level
+    }
+
+    fn rise(&self, before: f64, after: &Node) -> Rise {
+        view(after, |view| self.potential().rise(before, view))
+    }
+}
+
+impl Score for LeastFragmentation {
+    type Value = std::cmp::Reverse<Rise>;
+
+    fn arrival(&mut self, demand: &Demand) -> bool {
+        let Knowledge::Learned(learner) = &mut self.knowledge else { return false };
+        let is_new = learner.observe(request(demand));
+        if is_new {
+            self.known.clear();
+        }
+        is_new
+    }
+
+    fn score(&mut self, demand: &Demand, node: &Node) -> (Self::Value, Vec<usize>) {
+        let before = self.level(node);
+        let mut choices = choices(demand, node).into_iter().map(|gpus| {
+            let rise = self.rise(before, &node.with(demand, &gpus));
+            (std::cmp::Reverse(rise), gpus)
+        });
+        let first = choices.next().unwrap_or_else(|| unreachable!("the demand fits on the node"));
+        choices.fold(first, |best, next| if next.0 > best.0 { next } else { best })
+    }
+}
+
+/// The sets of GPUs that are worth comparing: for a share one GPU of each size that is left, otherwise the first free ones.
+fn choices(demand: &Demand, node: &Node) -> Vec<Vec<usize>> {
+    if !demand.is_share() {
+        return vec![free(demand, node)];
+    }
+    let differs = |&gpu: &usize| !node.gpus[..gpu].contains(&node.gpus[gpu]);
+    let enough = (0..node.gpus.len()).filter(|&gpu| node.gpus[gpu] >= demand.gpu_milli);
+    enough.filter(differs).map(|gpu| vec![gpu]).collect()
+}
+
+fn view<T>(node: &Node, ask: impl FnOnce(&NodeView<'_>) -> T) -> T {
+    let kind = types(node.model).next().unwrap_or(GpuType(u16::MAX));
+    let gpus: Vec<Gpu> = node.gpus.iter().map(|&left| Gpu { kind, left: GpuMilli::new(left) }).collect();
+    ask(&NodeView { cpu_milli: node.cpu_milli, gpus: &gpus })
+}
+
+fn request(demand: &Demand) -> Request {
+    let is_free = demand.models == ModelSet::ANY;
+    Request {
+        cpu_milli: demand.cpu_milli,
+        gpus: u32::try_from(demand.gpus).unwrap_or(u32::MAX),
+        share: GpuMilli::new(demand.gpu_milli),
+        types: if is_free { GpuTypes::ANY } else { GpuTypes::of(types(demand.models)) },
+    }
+}
+
+fn types(models: ModelSet) -> impl Iterator<Item = GpuType> {
+    models.positions().filter_map(|at| u16::try_from(at).ok()).map(GpuType)
+}

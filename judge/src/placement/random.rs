@@ -1,0 +1,38 @@
+//! Random numbers that a seed repeats, on any machine and for as long as tables are compared: SplitMix64 (Steele, Lea, Flood
+//! 2014).
+
+/// A sequence of them.
+#[derive(Debug, Clone)]
+pub struct Random(u64);
+
+impl Random {
+    /// The sequence of this seed.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Uniform in [0, 1).
+    #[expect(clippy::cast_precision_loss, reason = "53 bits fit exactly")]
+    fn unit(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// Uniform among the whole numbers below `bound`, which is not 0.
+    pub fn below(&mut self, bound: usize) -> usize {
+        usize::try_from((u128::from(self.next()) * bound as u128) >> 64).unwrap_or(0)
+    }
+
+    /// Exponential, with mean 1.
+    pub fn exponential(&mut self) -> f64 {
+        -(1.0 - self.unit()).ln()
+    }
+}

@@ -1,0 +1,76 @@
+//! The published results of FGD's artefact (`../shared/data/openb` beside the repository), column by column, and our policy
+//! against them.
+
+#![allow(clippy::unwrap_used, reason = "a test; what is missing is a failure")]
+
+use std::path::{Path, PathBuf};
+
+use tessera_judge::placement::policy::{Policy, Replay};
+use tessera_judge::placement::trace::{Published, Trace, published};
+
+const TRACES: [&str; 5] = ["default", "cpu100", "gpushare40", "gpuspec10", "multigpu20"];
+
+/// Published numbers have two decimals, and may differ by as much again.
+const TOLERANCE: f64 = 0.02;
+
+fn data() -> PathBuf {
+    let given = std::env::var_os("TESSERA_PLACEMENT_DATA").map(PathBuf::from);
+    given.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data/openb"))
+}
+
+fn published_of(policy: Policy, trace: &str, seed: u64) -> Published {
+    let mut all = published(&data(), trace).unwrap().into_iter();
+    all.find(|row| row.seed == seed && Some(row.policy.as_str()) == policy.published_name()).unwrap()
+}
+
+fn reproduces(policy: Policy, trace: &Trace, seed: u64) {
+    let replay = Replay { trace, policy, oracle_mix: false };
+    let columns = replay.fill(&trace.sequences[&seed]).unwrap();
+    let published = published_of(policy, &trace.name, seed).allocated;
+    assert_eq!(published.len(), 131);
+    for (percent, theirs) in published.into_iter().enumerate() {
+        let ours = columns.allocated(percent).unwrap();
+        let place = format!("{} {policy:?} seed {seed} at {percent} %", trace.name);
+        assert!((ours - theirs).abs() <= TOLERANCE, "{place}: {ours} here, {theirs} published");
+    }
+}
+
+fn unallocated(policy: Policy, trace: &Trace, seed: u64) -> f64 {
+    let replay = Replay { trace, policy, oracle_mix: false };
+    100.0 - replay.fill(&trace.sequences[&seed]).unwrap().allocated(130).unwrap()
+}
+
+/// The seed on which the order of their floating-point sums decides a tie.
+#[test]
+fn fgd_and_best_fit_reproduce_the_published_columns_of_one_seed() {
+    let trace = Trace::read(&data(), "multigpu20").unwrap();
+    reproduces(Policy::BestFit, &trace, 45);
+    reproduces(Policy::Fgd, &trace, 45);
+}
+
+#[test]
+#[ignore = "minutes without optimisation: `make judge`"]
+fn fgd_and_best_fit_reproduce_every_published_column_of_every_trace_and_seed() {
+    for name in TRACES {
+        let trace = Trace::read(&data(), name).unwrap();
+        for &seed in trace.sequences.keys() {
+            reproduces(Policy::BestFit, &trace, seed);
+            reproduces(Policy::Fgd, &trace, seed);
+        }
+    }
+}
+
+#[test]
+#[ignore = "minutes without optimisation: `make judge`"]
+fn least_fragmentation_leaves_less_than_fgd_on_every_trace_and_seed() {
+    for name in TRACES {
+        let trace = Trace::read(&data(), name).unwrap();
+        for &seed in trace.sequences.keys() {
+            let (ours, fgd) = (
+                unallocated(Policy::LeastFragmentation, &trace, seed),
+                unallocated(Policy::Fgd, &trace, seed),
+            );
+            assert!(ours < fgd, "{name} seed {seed}: {ours} against {fgd}");
+        }
+    }
+}
