@@ -15,7 +15,7 @@ fault_points := --package=tessera-driver --package=tessera-controller \
 
 .PHONY: help
 help: ## Show this menu
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 .PHONY: build
 build: ## Build the programs that the demo and the tests run
@@ -63,3 +63,22 @@ lint: ## Formatting, clippy, documentation, dependencies, shell scripts, the cha
 bench: ## Print the figures: kubelet calls, start, memory (with the machine they were taken on)
 	$(CARGO) build --locked --release --package tessera-fake-nvml
 	$(CARGO) bench --locked --package tessera-driver --bench node
+
+# Kubernetes' own allocator as a program: see its README.
+oracle := $(abspath $(target))/oracle
+
+.PHONY: oracle
+oracle:
+	cd ../shared/oracle && go build -o $(oracle) .
+
+.PHONY: bench-allocator
+bench-allocator: oracle ## Time the allocator beside Kubernetes' own, in turn (Go; minutes): RUNS=3
+	$(CARGO) build --locked --release --package tessera-judge
+	$(target)/release/bench --oracle $(oracle) --runs $(or $(RUNS),3)
+	$(target)/release/bench --oracle $(oracle) --pending 10000 filter-5000x8
+	$(target)/release/bench --oracle $(oracle) --pending 1000 filter-500x8-shares10k
+
+.PHONY: fuzz-allocator
+fuzz-allocator: oracle ## Compare the allocator with Kubernetes' own on fresh random cases (Go): MINUTES=10 SEED=...
+	$(CARGO) build --locked --release --package tessera-judge
+	judge/fuzz.sh $(oracle) $(target)/release/conformance

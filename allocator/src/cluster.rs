@@ -30,10 +30,15 @@ use pools::Catalogue;
 /// Beyond so many remembered values the numbers are given anew: those of devices that are long gone are among them.
 const MAX_VALUES: usize = 2_000_000;
 
+/// How far the numbers of neighbours by name are apart at first.
+const ORDER_GAP: u64 = 1 << 32;
+
 /// A slice and its devices in numbers.
 #[derive(Debug)]
 pub(crate) struct CompiledSlice {
     pub(crate) slice: Arc<Slice>,
+    /// The number of its driver.
+    driver: u32,
     pub(crate) devices: Vec<CompiledDevice>,
 }
 
@@ -46,6 +51,8 @@ pub(crate) struct NodeEntry {
     pub(crate) name: NodeName,
     /// The object; none where it is gone.
     pub(crate) node: Option<Arc<Node>>,
+    /// Smaller than that of every node whose name comes after.
+    pub(crate) order: u64,
     /// What it reaches; none until somebody asks.
     reach: Option<Reach>,
     /// When what it offers changed last, on the cluster's own clock.
@@ -64,6 +71,7 @@ pub(crate) struct Cluster {
     usage: Usage,
     /// The nodes of which [`NodeEntry::reach`] shows the pool.
     seen_by: HashMap<PoolId, BTreeSet<NodeIndex>>,
+    reordered: u64,
     clock: u64,
     /// The nodes that changed last, one for each tick of the clock.
     changes: Vec<NodeIndex>,
@@ -99,7 +107,8 @@ impl Cluster {
             let compiled = self.interner.device(&slice.pool.driver, device, devices.last());
             devices.push(compiled);
         }
-        CompiledSlice { slice: Arc::clone(slice), devices }
+        let driver = self.interner.driver(&slice.pool.driver);
+        CompiledSlice { slice: Arc::clone(slice), driver, devices }
     }
 
     /// Whether so many values are remembered that those of devices long gone must be most of them.
@@ -174,11 +183,7 @@ impl Cluster {
     /// A node was made or changed.
     pub(crate) fn set_node(&mut self, node: &Arc<Node>) {
         let Some(&index) = self.by_name.get(&node.name) else {
-            let entry =
-                NodeEntry { name: node.name.clone(), node: Some(Arc::clone(node)), reach: None, stamp: 0 };
-            self.nodes.push(entry);
-            self.by_name.insert(node.name.clone(), self.nodes.len() - 1);
-            self.touch(self.nodes.len() - 1);
+            self.add_node(node);
             return;
         };
         match self.nodes[index].node.replace(Arc::clone(node)) {
@@ -190,6 +195,43 @@ impl Cluster {
             Some(_) => {}
             None => self.touch(index),
         }
+    }
+
+    fn add_node(&mut self, node: &Arc<Node>) {
+        let order = self.order_between(&node.name);
+        let entry =
+            NodeEntry { name: node.name.clone(), node: Some(Arc::clone(node)), order, reach: None, stamp: 0 };
+        self.nodes.push(entry);
+        self.by_name.insert(node.name.clone(), self.nodes.len() - 1);
+        self.touch(self.nodes.len() - 1);
+    }
+
+    /// A number between those of the neighbours by name. Where there is none left, all are given anew.
+    fn order_between(&mut self, name: &NodeName) -> u64 {
+        use std::ops::Bound::{Excluded, Unbounded};
+        let order =
+            |nodes: &[NodeEntry], found: Option<(&NodeName, &NodeIndex)>| found.map(|(_, &n)| nodes[n].order);
+        let before =
+            order(&self.nodes, self.by_name.range::<NodeName, _>((Unbounded, Excluded(name))).next_back())
+                .unwrap_or(0);
+        match order(&self.nodes, self.by_name.range::<NodeName, _>((Excluded(name), Unbounded)).next()) {
+            None if before < u64::MAX - ORDER_GAP => before + ORDER_GAP,
+            Some(after) if after - before > 1 => before + (after - before) / 2,
+            _ => {
+                let mut next = 0;
+                for &node in self.by_name.values() {
+                    next += ORDER_GAP;
+                    self.nodes[node].order = next;
+                }
+                self.reordered += 1;
+                self.order_between(name)
+            }
+        }
+    }
+
+    /// How often nodes were given new numbers: what was sorted by the old ones is not sorted any more.
+    pub(crate) fn reordered(&self) -> u64 {
+        self.reordered
     }
 
     /// A node is gone. Its place stays, for it to come back.

@@ -144,15 +144,14 @@ impl OnNode<'_> {
     fn unselected(&mut self, alternative: &AlternativeShape, i: usize) -> Option<Reason> {
         let resolved = alternative.resolved.as_ref().ok()?;
         let candidate = &self.reach.candidates[i];
-        let driver = &candidate.slice().pool.driver;
         let failed = |error: SelectorError| Some(Reason::SelectorError { message: error.to_string() });
-        match self.selections.selects(resolved.selection, driver, candidate.compiled(), self.interner) {
+        match self.selections.selects(resolved.selection, candidate, self.interner) {
             Ok(true) if candidate.reachable => None,
             Ok(true) => Some(Reason::RequestSelector),
             Err(error) => failed(error),
             Ok(false) => {
                 let of_class = self.selections.of(resolved.class.selectors.iter());
-                match self.selections.selects(of_class, driver, candidate.compiled(), self.interner) {
+                match self.selections.selects(of_class, candidate, self.interner) {
                     Ok(true) => Some(Reason::RequestSelector),
                     _ => Some(Reason::ClassSelector { class: resolved.class.name.to_string() }),
                 }

@@ -85,6 +85,11 @@ impl Policy {
         Some(ranked.into_iter().map(|(_, candidate)| candidate).collect())
     }
 
+    /// The rank of a device among its node's; none where upstream's order is the order.
+    pub(crate) fn rank_device(self, ranking: &Ranking<'_>, candidate: usize) -> Option<Rank> {
+        self.rule().device(&DeviceView { ranking, candidate })
+    }
+
     /// The rank of a node on which the claims fit.
     pub(crate) fn rank_node(self, ranking: &Ranking<'_>) -> Rank {
         self.rule().node(&NodeView { ranking })

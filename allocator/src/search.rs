@@ -15,6 +15,7 @@
 
 mod held;
 mod prepare;
+mod single;
 mod state;
 mod symmetry;
 
@@ -107,9 +108,12 @@ type Progress = Result<bool, Stop>;
 
 impl Search<'_> {
     /// Runs the search. Every offer of the node has been met by the shape.
-    pub(crate) fn run(self) -> Ended {
+    pub(crate) fn run(mut self) -> Ended {
         if let Some(defect) = &self.reach.defect {
             return Ended::Failed(0, Failure::NodeSelector(defect.problem.clone()));
+        }
+        if let Some(alternative) = single::alternative(self.shape) {
+            return self.single(alternative);
         }
         let mut run = Run::new(self);
         let found = run.prepare().and_then(|may_fit| if may_fit { run.request(0, 0) } else { Ok(false) });

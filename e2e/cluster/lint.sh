@@ -9,5 +9,5 @@ command -v shellcheck >/dev/null || {
   exit 1
 }
 cd "$here"
-shellcheck --external-sources --check-sourced --source-path . ./*.sh lib/machine-init.sh lib/residue.sh ../../deploy/chart/check.sh
-HELM=$("$here/build.sh" helm)/helm "$here/../../deploy/chart/check.sh"
+shellcheck --external-sources --check-sourced --source-path . ./*.sh lib/machine-init.sh lib/residue.sh ../../deploy/chart/check.sh ../../judge/fuzz.sh
+HELM=$("$here/build.sh" helm)/helm "$here/../../deploy/chart/check.sh ../../judge/fuzz.sh"

@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Node as ApiNode;
 use k8s_openapi::api::resource::v1 as api;
-use serde::Deserialize as _;
-use serde::de::DeserializeOwned;
+use serde::Deserialize;
 use serde_json::Value;
 use tessera_allocator::model::{Claim, Slice, Snapshot, Usage};
 use tessera_allocator::{Features, Planner};
@@ -36,22 +35,16 @@ pub struct Scenario {
     pub allowed: BTreeMap<String, Vec<String>>,
     /// Claims that are allocated already, with their devices.
     pub allocated: Vec<api::ResourceClaim>,
+    /// How it is to be measured, where it is made for that.
+    pub bench: Option<BenchSpec>,
 }
 
 /// Why a scenario cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ScenarioError {
-    /// A part of it is not what it should be.
-    #[error("scenario `{scenario}`: `{field}` is not a list of such objects")]
-    Field {
-        /// The scenario.
-        scenario: String,
-        /// The part.
-        field: &'static str,
-        /// What is wrong.
-        #[source]
-        source: serde_json::Error,
-    },
+    /// It is not JSON, or a part of it is not what it should be.
+    #[error("this is no scenario")]
+    Json(#[from] serde_json::Error),
     /// An object in it cannot be used.
     #[error("scenario `{scenario}` has an object that cannot be used")]
     Object {
@@ -63,43 +56,53 @@ pub enum ScenarioError {
     },
 }
 
+/// How a scenario is to be measured.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct BenchSpec {
+    /// `filter` or `sequence`.
+    pub mode: String,
+    /// How often.
+    pub repeat: usize,
+    /// Whether the oldest share is released before each claim.
+    pub churn: bool,
+}
+
+/// A scenario as it is written.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Document {
+    name: String,
+    features: Option<Vec<String>>,
+    device_classes: Vec<api::DeviceClass>,
+    resource_slices: Vec<api::ResourceSlice>,
+    claims: Vec<api::ResourceClaim>,
+    nodes: Vec<ApiNode>,
+    allocated_claims: Vec<api::ResourceClaim>,
+    allocated_state: AllocatedState,
+    results: BTreeMap<String, Value>,
+    allowed: BTreeMap<String, Vec<String>>,
+    bench: Option<BenchSpec>,
+}
+
+/// Use that no claim can produce.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct AllocatedState {
+    devices: Vec<api::DeviceRequestAllocationResult>,
+    shared_devices: Vec<api::DeviceRequestAllocationResult>,
+    consumed: Vec<api::DeviceRequestAllocationResult>,
+}
+
 impl Scenario {
     /// Reads a scenario.
     ///
     /// # Errors
     /// It is not one.
-    pub fn read(value: &Value) -> Result<Self, ScenarioError> {
-        let name = value["name"].as_str().unwrap_or("without a name").to_owned();
-        let reader = Reader { scenario: &name, value };
-        let mut claim_objects: Vec<api::ResourceClaim> = reader.objects("claims")?;
-        for (i, claim) in claim_objects.iter_mut().enumerate() {
-            claim.metadata.uid.get_or_insert_with(|| format!("uid-{i}"));
-        }
-        let claims = claim_objects.iter().map(|c| convert::claim(c).map(Arc::new));
-        let claims = claims.collect::<Result<_, _>>().map_err(|e| reader.unusable(e))?;
-        let classes: Vec<api::DeviceClass> = reader.objects("deviceClasses")?;
-        let (snapshot, nodes) = reader.snapshot(&classes)?;
-        let named = |class: api::DeviceClass| (class.metadata.name.clone().unwrap_or_default(), class);
-        let features = value
-            .get("features")
-            .and_then(Value::as_array)
-            .map(|names| Features::only(names.iter().filter_map(Value::as_str)));
-        let strings = |list: &Value| {
-            list.as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
-        };
-        let entries = |field: &str| value[field].as_object().into_iter().flatten();
-        Ok(Self {
-            features: features.unwrap_or_default(),
-            snapshot,
-            claims,
-            claim_objects,
-            class_objects: classes.into_iter().map(named).collect(),
-            nodes,
-            results: entries("results").map(|(node, result)| (node.clone(), result.clone())).collect(),
-            allowed: entries("allowed").map(|(node, list)| (node.clone(), strings(list))).collect(),
-            allocated: reader.objects("allocatedClaims")?,
-            name,
-        })
+    pub fn parse(text: &str) -> Result<Self, ScenarioError> {
+        let document: Document = serde_json::from_str(text)?;
+        let name = if document.name.is_empty() { "without a name".to_owned() } else { document.name.clone() };
+        document.read(&name).map_err(|source| ScenarioError::Object { scenario: name, source })
     }
 
     /// A planner for its cluster.
@@ -108,49 +111,43 @@ impl Scenario {
     }
 }
 
-struct Reader<'v> {
-    scenario: &'v str,
-    value: &'v Value,
-}
-
-impl Reader<'_> {
-    fn objects<T: DeserializeOwned>(&self, field: &'static str) -> Result<Vec<T>, ScenarioError> {
-        self.objects_of(&self.value[field], field)
-    }
-
-    fn objects_of<T: DeserializeOwned>(
-        &self,
-        value: &Value,
-        field: &'static str,
-    ) -> Result<Vec<T>, ScenarioError> {
-        if value.is_null() {
-            return Ok(Vec::new());
+impl Document {
+    fn read(mut self, name: &str) -> Result<Scenario, convert::ConvertError> {
+        for (i, claim) in self.claims.iter_mut().enumerate() {
+            claim.metadata.uid.get_or_insert_with(|| format!("uid-{i}"));
         }
-        Vec::<T>::deserialize(value).map_err(|source| ScenarioError::Field {
-            scenario: self.scenario.to_owned(),
-            field,
-            source,
+        let claims = self.claims.iter().map(|c| convert::claim(c).map(Arc::new));
+        let (snapshot, nodes) = self.snapshot(name)?;
+        let features = self.features.as_ref().map(|names| Features::only(names.iter().map(String::as_str)));
+        let named = |class: api::DeviceClass| (class.metadata.name.clone().unwrap_or_default(), class);
+        Ok(Scenario {
+            name: name.to_owned(),
+            features: features.unwrap_or_default(),
+            snapshot,
+            claims: claims.collect::<Result<_, _>>()?,
+            claim_objects: self.claims,
+            class_objects: self.device_classes.into_iter().map(named).collect(),
+            nodes,
+            results: self.results,
+            allowed: self.allowed,
+            allocated: self.allocated_claims,
+            bench: self.bench,
         })
     }
 
-    fn unusable(&self, source: convert::ConvertError) -> ScenarioError {
-        ScenarioError::Object { scenario: self.scenario.to_owned(), source }
-    }
-
-    fn snapshot(&self, classes: &[api::DeviceClass]) -> Result<(Snapshot, Vec<NodeName>), ScenarioError> {
-        let mut snapshot = Snapshot { usage: self.usage()?, ..Snapshot::default() };
-        for (i, slice) in self.objects::<api::ResourceSlice>("resourceSlices")?.iter().enumerate() {
-            let slice = convert::slice(slice, Fence::None).map_err(|e| self.unusable(e))?;
-            let slice = Slice { listed: Some(i), ..slice };
+    fn snapshot(&self, name: &str) -> Result<(Snapshot, Vec<NodeName>), convert::ConvertError> {
+        let mut snapshot = Snapshot { usage: self.usage(name)?, ..Snapshot::default() };
+        for (i, slice) in self.resource_slices.iter().enumerate() {
+            let slice = Slice { listed: Some(i), ..convert::slice(slice, Fence::None)? };
             snapshot.slices.insert(slice.name.clone(), Arc::new(slice));
         }
-        for class in classes {
-            let class = convert::class(class).map_err(|e| self.unusable(e))?;
+        for class in &self.device_classes {
+            let class = convert::class(class)?;
             snapshot.classes.insert(class.name.clone(), Arc::new(class));
         }
         let mut names = Vec::new();
-        for node in self.objects::<ApiNode>("nodes")? {
-            let mut node = convert::node(&node).map_err(|e| self.unusable(e))?;
+        for node in &self.nodes {
+            let mut node = convert::node(node)?;
             node.ready = true;
             names.push(node.name.clone());
             snapshot.nodes.insert(node.name.clone(), Arc::new(node));
@@ -159,32 +156,29 @@ impl Reader<'_> {
     }
 
     /// What allocated claims take, and what is only stated.
-    fn usage(&self) -> Result<Usage, ScenarioError> {
+    fn usage(&self, name: &str) -> Result<Usage, convert::ConvertError> {
         let mut usage = Usage::default();
-        for claim in self.objects::<api::ResourceClaim>("allocatedClaims")? {
-            if let Some(allocation) = claim.status.and_then(|s| s.allocation) {
-                self.add(&mut usage, &allocation)?;
-            }
+        let allocations =
+            self.allocated_claims.iter().filter_map(|claim| claim.status.as_ref()?.allocation.as_ref());
+        for allocation in allocations {
+            usage.add(&convert::allocated(name, allocation)?.results);
         }
-        for list in ["devices", "sharedDevices", "consumed"] {
-            let stated = |mut result: api::DeviceRequestAllocationResult| {
-                result.request = "state".to_owned();
-                if list != "devices" {
-                    result.share_id.get_or_insert_with(|| "00000000-0000-0000-0000-000000000000".to_owned());
-                }
-                result
-            };
-            let results = self.objects_of(&self.value["allocatedState"][list], "allocatedState")?;
-            let results = Some(results.into_iter().map(stated).collect());
-            let devices = Some(api::DeviceAllocationResult { results, config: None });
-            self.add(&mut usage, &api::AllocationResult { devices, ..Default::default() })?;
-        }
+        let AllocatedState { devices, shared_devices, consumed } = &self.allocated_state;
+        let whole = devices.iter().map(|result| stated(result, false));
+        let shares = shared_devices.iter().chain(consumed).map(|result| stated(result, true));
+        let results = Some(whole.chain(shares).collect());
+        let devices = Some(api::DeviceAllocationResult { results, config: None });
+        let allocation = api::AllocationResult { devices, ..Default::default() };
+        usage.add(&convert::allocated(name, &allocation)?.results);
         Ok(usage)
     }
+}
 
-    fn add(&self, usage: &mut Usage, allocation: &api::AllocationResult) -> Result<(), ScenarioError> {
-        let allocated = convert::allocated(self.scenario, allocation).map_err(|e| self.unusable(e))?;
-        usage.add(&allocated.results);
-        Ok(())
+fn stated(result: &api::DeviceRequestAllocationResult, shared: bool) -> api::DeviceRequestAllocationResult {
+    let mut result = result.clone();
+    result.request = "state".to_owned();
+    if shared {
+        result.share_id.get_or_insert_with(|| "00000000-0000-0000-0000-000000000000".to_owned());
     }
+    result
 }

@@ -41,7 +41,7 @@ fn run(policy: Policy, level: Level) {
     let mut cases = 0;
     for file in entries.map(|e| e.unwrap().path()).filter(|f| f.extension().is_some_and(|e| e == "jsonl")) {
         for line in std::fs::read_to_string(file).unwrap().lines() {
-            let scenario = Scenario::read(&serde_json::from_str(line).unwrap()).unwrap();
+            let scenario = Scenario::parse(line).unwrap();
             wrong.extend(conformance::compare(&scenario, &conformance::answer(&scenario, policy), level));
             cases += 1;
         }

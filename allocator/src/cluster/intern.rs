@@ -88,6 +88,7 @@ pub(crate) struct Interner {
     domains: Vec<Box<str>>,
     /// Per driver the names as published.
     published: FastMap<DriverName, FastMap<Box<str>, NameId>>,
+    drivers: FastMap<DriverName, u32>,
     values: FastMap<Attribute, ValueId>,
     by_value: Vec<Attribute>,
     offers: Vec<Arc<Offer>>,
@@ -105,6 +106,16 @@ impl Interner {
         self.names.insert(qualified.into(), id);
         self.domains.push(qualified.split_once('/').map_or("", |(domain, _)| domain).into());
         id
+    }
+
+    /// The number of a driver.
+    pub(crate) fn driver(&mut self, driver: &DriverName) -> u32 {
+        if let Some(known) = self.drivers.get(driver) {
+            return *known;
+        }
+        let number = u32::try_from(self.drivers.len()).unwrap_or(u32::MAX);
+        self.drivers.insert(driver.clone(), number);
+        number
     }
 
     /// The domain of a name.

@@ -42,6 +42,8 @@ pub(crate) struct Candidate {
     at: u32,
     pub(crate) pool: u32,
     pub(crate) offer: OfferId,
+    /// The number of its driver.
+    pub(crate) driver: u32,
     /// The node is among those that may use it.
     pub(crate) reachable: bool,
 }
@@ -110,7 +112,8 @@ impl Reach {
             for (at, compiled) in slice.devices.iter().enumerate() {
                 let reachable = !per_device || chosen(&compiled.device.nodes, node);
                 let (pool, at, offer) = (p as u32, at as u32, compiled.offer);
-                let candidate = Candidate { slice: Arc::clone(slice), at, pool, offer, reachable };
+                let driver = slice.driver;
+                let candidate = Candidate { slice: Arc::clone(slice), at, pool, offer, driver, reachable };
                 let used = if usage.is_empty() { None } else { usage.of(&candidate.id()) };
                 self.exclusive.push(used.map_or(0, |u| u.exclusive));
                 self.shares.push(used.map_or(0, |u| u.shares));

@@ -111,13 +111,10 @@ impl Run<'_> {
     pub(super) fn select(&mut self, place: usize, i: usize) -> Result<bool, SelectorError> {
         let Ok(resolved) = &self.search.shape.alternatives[place].resolved else { return Ok(false) };
         let candidate = &self.search.reach.candidates[i];
-        let device = candidate.compiled();
-        if device.device.binding.is_some() && !self.search.features.binding_conditions {
+        if !self.search.features.binding_conditions && candidate.device().binding.is_some() {
             return Ok(false);
         }
-        let driver = &candidate.slice().pool.driver;
-        let selected =
-            self.search.selections.selects(resolved.selection, driver, device, self.search.interner)?;
+        let selected = self.search.selections.selects(resolved.selection, candidate, self.search.interner)?;
         Ok(selected && candidate.reachable)
     }
 

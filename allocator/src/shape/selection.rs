@@ -3,10 +3,9 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::cluster::{CompiledDevice, FastMap, Interner, NameId};
+use crate::cluster::{Candidate, CompiledDevice, FastMap, Interner, NameId};
 use crate::model::Selector;
 use crate::selector::{DeviceView, Read, Reads, SelectorError};
-use tessera_api::names::DriverName;
 
 /// A list of selectors, by its place in [`Selections`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,7 +24,6 @@ pub(crate) struct Selections {
     by_source: FastMap<Vec<Arc<str>>, usize>,
     /// Room for one key.
     key: Vec<u32>,
-    drivers: FastMap<DriverName, u32>,
 }
 
 #[derive(Debug)]
@@ -67,12 +65,11 @@ impl Selections {
         Selection(self.lists.len() - 1)
     }
 
-    /// Whether all selectors of the list match the device.
+    /// Whether all selectors of the list match the candidate.
     pub(crate) fn selects(
         &mut self,
         selection: Selection,
-        driver: &DriverName,
-        device: &CompiledDevice,
+        candidate: &Candidate,
         interner: &mut Interner,
     ) -> Result<bool, SelectorError> {
         let list = &mut self.lists[selection.0];
@@ -80,23 +77,16 @@ impl Selections {
             return Ok(true);
         }
         list.resolve(interner);
+        let device = candidate.compiled();
         if device.irregular {
-            return list.evaluate(driver, device);
+            return list.evaluate(candidate);
         }
         self.key.clear();
-        let driver_number = match self.drivers.get(driver) {
-            Some(number) => *number,
-            None => {
-                let number = self.drivers.len() as u32;
-                self.drivers.insert(driver.clone(), number);
-                number
-            }
-        };
-        list.key(driver_number, device, interner, &mut self.key);
+        list.key(candidate.driver, device, interner, &mut self.key);
         if let Some(known) = list.answers.get(self.key.as_slice()) {
             return known.clone();
         }
-        let answer = list.evaluate(driver, device);
+        let answer = list.evaluate(candidate);
         if list.answers.len() >= MAX_ANSWERS {
             list.answers.clear();
         }
@@ -140,8 +130,8 @@ impl List {
         key.extend(domains.iter().map(|domain| u32::from(is_in(domain))));
     }
 
-    fn evaluate(&self, driver: &DriverName, device: &CompiledDevice) -> Result<bool, SelectorError> {
-        let device = &device.device;
+    fn evaluate(&self, candidate: &Candidate) -> Result<bool, SelectorError> {
+        let (driver, device) = (&candidate.slice().pool.driver, candidate.device());
         for selector in &self.selectors {
             let compiled = selector.compiled.as_ref().map_err(Clone::clone)?;
             let view = device.view.get_or_init(|| DeviceView::new(driver, device));

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
 use clap::{Parser, ValueEnum};
-use serde_json::{Value, json};
+use serde_json::json;
 use tessera_allocator::Policy;
 use tessera_judge::conformance::{self, Level};
 use tessera_judge::scenario::Scenario;
@@ -67,8 +67,7 @@ fn main() -> anyhow::Result<ExitCode> {
         let (mut in_file, mut wrong) = (0u64, 0u64);
         for (i, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
             let place = || format!("{}, line {}", file.display(), i + 1);
-            let value: Value = serde_json::from_str(line).with_context(place)?;
-            let scenario = Scenario::read(&value).with_context(place)?;
+            let scenario = Scenario::parse(line).with_context(place)?;
             if scenario.results.is_empty() {
                 bail!("{}: no `results`: this is no golden case; `oracle solve` makes one of it", place());
             }
