@@ -24,6 +24,9 @@ pub use kubernetes::{
 /// [`GpuConfig`](crate::GpuConfig).
 pub const DRIVER_NAME: &str = "gpu.tessera.dev";
 
+/// The Lease that the leading controller holds, in the namespace it runs in.
+pub const CONTROLLER_LEASE: &str = "tessera-controller";
+
 /// Taint that every managed device carries, with effect `NoSchedule`: the fence that keeps kube-scheduler from allocating
 /// our devices while it still honours what our controller allocated.
 pub const MANAGED_TAINT_KEY: &str = "gpu.tessera.dev/managed";

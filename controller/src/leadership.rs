@@ -18,14 +18,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client, ResourceExt};
+use tessera_api::names::CONTROLLER_LEASE;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::commit::REQUEST_TIMEOUT;
-
-/// Name of the Lease.
-pub const LEASE_NAME: &str = "tessera-controller";
 
 /// client-go's defaults.
 const LEASE_DURATION: Duration = Duration::from_secs(15);
@@ -182,7 +180,7 @@ impl Candidate {
 
     /// Reads the lease and writes it if that is ours to do; gives the decision if we lead now.
     async fn attempt(&mut self) -> Result<Option<Decision>, kube::Error> {
-        let lease = self.leases.get_opt(LEASE_NAME).await?;
+        let lease = self.leases.get_opt(CONTROLLER_LEASE).await?;
         let now = Instant::now();
         let unchanged_since = self.observe(lease.as_ref(), now);
         let spec = lease.as_ref().and_then(|l| l.spec.as_ref());
@@ -192,7 +190,7 @@ impl Candidate {
             (_, None) => self.leases.create(&PostParams::default(), &self.fresh()).await,
             (_, Some(lease)) => {
                 let lease = self.renewed(lease, decision);
-                self.leases.replace(LEASE_NAME, &PostParams::default(), &lease).await
+                self.leases.replace(CONTROLLER_LEASE, &PostParams::default(), &lease).await
             }
         };
         match written {
@@ -226,7 +224,7 @@ impl Candidate {
     }
 
     fn fresh(&self) -> Lease {
-        let metadata = ObjectMeta { name: Some(LEASE_NAME.to_owned()), ..Default::default() };
+        let metadata = ObjectMeta { name: Some(CONTROLLER_LEASE.to_owned()), ..Default::default() };
         self.renewed(Lease { metadata, spec: None }, Decision::Create)
     }
 
@@ -255,7 +253,7 @@ impl Candidate {
             spec.lease_duration_seconds = Some(1);
         }
         let params = PostParams::default();
-        let replace = self.leases.replace(LEASE_NAME, &params, &lease);
+        let replace = self.leases.replace(CONTROLLER_LEASE, &params, &lease);
         match tokio::time::timeout(REQUEST_TIMEOUT, replace).await {
             Ok(Ok(_)) => tracing::info!("gave the Lease back"),
             Ok(Err(error)) => {

@@ -34,7 +34,6 @@ mod args;
 pub mod fault;
 #[cfg(not(feature = "fault-points"))]
 mod fault;
-mod message;
 mod notices;
 mod repairs;
 mod run;

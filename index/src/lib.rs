@@ -17,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 pub mod convert;
+pub mod message;
 
 mod claims;
 mod index;

@@ -89,6 +89,12 @@ impl Explanation {
         self.tallies.iter().rev()
     }
 
+    /// One clause for each reason, as `2 devices on 1 node: too little memory left (short by 9Gi at least)`, nearest to a fit
+    /// first.
+    pub fn clauses(&self) -> impl Iterator<Item = String> {
+        self.tallies().map(|(reason, tally)| clause(reason, tally))
+    }
+
     /// One line for people: per reason, how many devices on how many nodes. Reasons nearest to a fit come first; what does
     /// not go into `limit` bytes is counted at the end, so that the line is never cut within a word.
     pub fn render(&self, limit: usize) -> String {
@@ -96,8 +102,7 @@ impl Explanation {
             return "no devices are published".to_owned();
         }
         let mut line = String::new();
-        for (said, (reason, tally)) in self.tallies().enumerate() {
-            let clause = clause(reason, tally);
+        for (said, clause) in self.clauses().enumerate() {
             let left = self.tallies.len() - said;
             let room = if left == 1 { limit } else { limit.saturating_sub(REMAINDER_BYTES) };
             let separator = if said == 0 { "" } else { "; " };

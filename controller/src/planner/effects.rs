@@ -9,11 +9,10 @@ use kube::runtime::events::EventType;
 use tessera_allocator::model::PodUid;
 use tessera_allocator::{Allotment, Decision, Refusal};
 use tessera_api::names::{ClaimUid, NodeName, ShareId};
-use tessera_index::{Blocked, Obstacle, Scope, Waiting, convert};
+use tessera_index::{Blocked, Obstacle, Scope, Waiting, convert, message};
 use tokio::time::Instant;
 
 use super::{Outcome, Planner, Write, Writing};
-use crate::message;
 use crate::metrics::ReasonLabel;
 use crate::notices::Notice;
 use crate::retries::{TakenBack, Verdict};
@@ -153,22 +152,7 @@ impl Planner {
         }
         for blocked in blocked {
             let claim = self.claim_name(&blocked.claim);
-            let (reason, note) = match blocked.obstacle {
-                Obstacle::MixedDrivers => (
-                    "MixedDrivers",
-                    format!(
-                        "ResourceClaim {claim} asks gpu.tessera.dev and another driver for devices; split it into one claim \
-                         per driver"
-                    ),
-                ),
-                Obstacle::BoundPod => (
-                    "ClaimInUse",
-                    format!(
-                        "ResourceClaim {claim} has to be allocated where another pod is bound with it, before this pod can \
-                         use it"
-                    ),
-                ),
-            };
+            let (reason, note) = message::obstacle(&claim, blocked.obstacle);
             *pending.entry(reason).or_default() += 1;
             // Between two events of one cause it may be so for a moment.
             if blocked.obstacle == Obstacle::MixedDrivers || self.repairs.is_confirmed(&blocked.claim) {

@@ -4,11 +4,10 @@ use std::collections::BTreeSet;
 
 use tessera_allocator::model::{PodClaim, PodUid};
 use tessera_allocator::plan;
-use tessera_index::{Hindrance, Misplaced, Remedy};
+use tessera_index::{Misplaced, Remedy, message};
 use tokio::time::Instant;
 
 use super::{Outcome, Planner, Write};
-use crate::message;
 
 impl Planner {
     /// Brings claims to the nodes of the pods that are bound with them, or says why not.
@@ -30,13 +29,9 @@ impl Planner {
                 Remedy::Plan => {
                     to_plan.insert(one.pod.clone());
                 }
-                Remedy::None(hindrance) => self.tell_misplaced(&one, hopeless(*hindrance), now),
-                Remedy::TakeBack => {
-                    self.tell_misplaced(&one, "nobody uses it there, so it is moved to the pod's node", now);
-                    self.put_right(&one, cause, now);
-                }
-                Remedy::Restore(_) => {
-                    self.tell_misplaced(&one, "it gets back what it had", now);
+                Remedy::None(_) => self.tell_misplaced(&one, now),
+                Remedy::TakeBack | Remedy::Restore(_) => {
+                    self.tell_misplaced(&one, now);
                     self.put_right(&one, cause, now);
                 }
             }
@@ -92,23 +87,8 @@ impl Planner {
         }
     }
 
-    fn tell_misplaced(&mut self, misplaced: &Misplaced, outlook: &str, now: Instant) {
-        let Misplaced { pod, claim, node, allocated, .. } = misplaced;
-        let place = allocated
-            .as_ref()
-            .map_or_else(|| "not allocated".to_owned(), |there| format!("allocated on node {there}"));
-        let claim = self.claim_name(claim);
-        let note =
-            format!("the pod is bound to node {node}, but ResourceClaim {claim} is {place}; {outlook}");
-        self.tell_pod(pod, "ClaimElsewhere", note, Some(node), now);
-    }
-}
-
-fn hopeless(hindrance: Hindrance) -> &'static str {
-    match hindrance {
-        Hindrance::Started => {
-            "containers of the pod have run, and it is not known with which devices; delete the pod to start over"
-        }
-        Hindrance::InUse => "another pod may be using it; delete the pod to start over",
+    fn tell_misplaced(&mut self, misplaced: &Misplaced, now: Instant) {
+        let note = message::misplaced(&self.claim_name(&misplaced.claim), misplaced);
+        self.tell_pod(&misplaced.pod, "ClaimElsewhere", note, Some(&misplaced.node), now);
     }
 }
