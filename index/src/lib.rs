@@ -20,17 +20,21 @@ pub mod convert;
 pub mod message;
 
 mod claims;
+mod holdings;
 mod index;
 mod overcommit;
 mod pods;
 mod repair;
 mod scope;
+mod standing;
 mod taints;
 mod topology;
 mod work;
 
+pub use holdings::Holding;
 pub use index::Index;
 pub use overcommit::{Audit, Overcommitted};
 pub use repair::{Hindrance, Misplaced, Remedy};
 pub use scope::Scope;
+pub use standing::{ClaimStanding, ClaimState, Stage};
 pub use work::{Blocked, Obstacle, Waiting, Work};

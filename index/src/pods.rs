@@ -44,6 +44,8 @@ pub(crate) struct PodEntry {
 /// One entry of `spec.resourceClaims`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ClaimRef {
+    /// The entry's own name.
+    pub(crate) entry: String,
     /// The claim's name; none = not generated yet.
     pub(crate) name: Option<ClaimName>,
     /// It is made from a template, so it has to be owned by the pod.
@@ -133,17 +135,25 @@ fn claims(object: &Pod) -> Vec<ClaimRef> {
     let mut claims = Vec::new();
     for entry in entries {
         if let Some(name) = &entry.resource_claim_name {
-            claims.push(ClaimRef { name: ClaimName::new(name).ok(), generated: false });
+            claims.push(ClaimRef {
+                entry: entry.name.clone(),
+                name: ClaimName::new(name).ok(),
+                generated: false,
+            });
             continue;
         }
         let status = statuses().find(|s| s.name == entry.name);
         // A status without a name: the pod does not need the claim (KEP-3063, optional claims).
         if let Some(status) = status {
             if let Some(name) = &status.resource_claim_name {
-                claims.push(ClaimRef { name: ClaimName::new(name).ok(), generated: true });
+                claims.push(ClaimRef {
+                    entry: entry.name.clone(),
+                    name: ClaimName::new(name).ok(),
+                    generated: true,
+                });
             }
         } else {
-            claims.push(ClaimRef { name: None, generated: true });
+            claims.push(ClaimRef { entry: entry.name.clone(), name: None, generated: true });
         }
     }
     claims

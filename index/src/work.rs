@@ -72,7 +72,7 @@ impl Index {
     }
 
     /// The pod as the allocator is to see it; none if it is not complete yet or has nothing to be decided.
-    fn plan_of(&self, pod: &PodEntry) -> Result<Option<PendingPod>, Blocked> {
+    pub(crate) fn plan_of(&self, pod: &PodEntry) -> Result<Option<PendingPod>, Blocked> {
         let Some(entries) = self.claims_of(pod) else { return Ok(None) };
         let mut claims = Vec::with_capacity(entries.len());
         let mut ours = false;
@@ -121,7 +121,7 @@ impl Index {
         Some(entries)
     }
 
-    fn claim_named(&self, pod: &PodEntry, name: &ClaimName) -> Option<&ClaimEntry> {
+    pub(crate) fn claim_named(&self, pod: &PodEntry, name: &ClaimName) -> Option<&ClaimEntry> {
         let uid = self.claim_names.get(&(pod.namespace.clone(), name.clone()))?;
         self.claims.get(uid)
     }
@@ -196,7 +196,7 @@ impl Index {
     }
 }
 
-fn is_owned_by(entry: &ClaimEntry, pod: &PodEntry) -> bool {
+pub(crate) fn is_owned_by(entry: &ClaimEntry, pod: &PodEntry) -> bool {
     let owners = entry.object.as_ref().and_then(|o| o.metadata.owner_references.as_ref());
     owners.into_iter().flatten().any(|o| o.controller == Some(true) && o.uid == pod.uid.as_str())
 }
