@@ -1,0 +1,140 @@
+//! Reasons that lie outside of the plan: nobody carries it out, or there is nothing to plan with.
+
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use serde::Serialize;
+use tessera_api::names::{CONTROLLER_LEASE, DRIVER_NAME};
+
+use super::{PodState, View};
+
+const NOT_MANAGED: &str = "NotManaged";
+
+/// client-go's default, should a Lease not say.
+const LEASE_SECONDS: i32 = 15;
+
+/// The clocks of two machines may differ by so much before a Lease is called expired.
+const CLOCKS_APART: SignedDuration = SignedDuration::from_secs(15);
+
+/// Something that stands in the way, or that the rest should be read with.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// In one word.
+    pub code: &'static str,
+    /// In a sentence, with what to do.
+    pub message: String,
+}
+
+/// What matters to a pod in that state.
+pub(super) fn findings(view: &View<'_>, state: PodState) -> Vec<Finding> {
+    let is_planned = matches!(state, PodState::Waiting | PodState::Placeable | PodState::Blocked);
+    if !is_planned && state != PodState::Misplaced {
+        return Vec::new();
+    }
+    let mut findings = supply(view);
+    if !findings.iter().any(|finding| finding.code == NOT_MANAGED) {
+        findings.extend(controller(view));
+    }
+    findings
+}
+
+/// Whether there is anything that the controller could give.
+pub(crate) fn supply(view: &View<'_>) -> Vec<Finding> {
+    let devices = || view.cluster.slices.values().flat_map(|slice| &slice.devices);
+    if devices().next().is_none() {
+        let message = format!(
+            "no ResourceSlice of {DRIVER_NAME} has a device: does the DaemonSet tessera-driver run on the GPU nodes?"
+        );
+        return vec![Finding { code: "NoDevices", message }];
+    }
+    if devices().all(|device| device.foreign) {
+        let message = "no device carries the fence of the controller (mode: stock, or just changed to managed): kube-scheduler \
+                       allocates, and its words are in `kubectl describe pod`";
+        return vec![Finding { code: NOT_MANAGED, message: message.to_owned() }];
+    }
+    Vec::new()
+}
+
+/// Whether there is a controller at work, as far as Leases tell.
+fn controller(view: &View<'_>) -> Option<Finding> {
+    let finding = |code, message| Some(Finding { code, message });
+    if let Some(because) = view.snapshot.not_read("leases.coordination.k8s.io") {
+        let message =
+            format!("whether the controller runs is not known: its Lease could not be read ({because})");
+        return finding("ControllerUnknown", message);
+    }
+    let leases = &view.snapshot.leases;
+    if leases.is_empty() {
+        let message = format!(
+            "the controller does not run: there is no Lease {CONTROLLER_LEASE} in any namespace (is the Helm chart installed?)"
+        );
+        return finding("ControllerAbsent", message);
+    }
+    if leases.iter().any(|lease| state(lease, view.now) == Tenure::Held) {
+        return None;
+    }
+    let lease = leases.iter().max_by_key(|lease| renewed(lease))?;
+    let namespace = lease.metadata.namespace.as_deref().unwrap_or_default();
+    let message = match state(lease, view.now) {
+        Tenure::Released => format!(
+            "no controller is at work: the last one gave its Lease back; see `kubectl -n {namespace} get pods`"
+        ),
+        _ => format!(
+            "no controller is at work: Lease {namespace}/{CONTROLLER_LEASE} of {} was last renewed {} ago; see `kubectl -n \
+             {namespace} get pods`",
+            holder(lease).unwrap_or("nobody"),
+            renewed(lease).map_or_else(|| "never".to_owned(), |at| age(view.now, at))
+        ),
+    };
+    finding("ControllerDown", message)
+}
+
+#[derive(PartialEq, Eq)]
+enum Tenure {
+    Held,
+    Expired,
+    Released,
+}
+
+fn state(lease: &Lease, now: Timestamp) -> Tenure {
+    let Some(renewed) = renewed(lease) else { return Tenure::Released };
+    if holder(lease).is_none() {
+        return Tenure::Released;
+    }
+    let seconds = lease.spec.as_ref().and_then(|spec| spec.lease_duration_seconds).unwrap_or(LEASE_SECONDS);
+    let until = SignedDuration::from_secs(i64::from(seconds)) + CLOCKS_APART;
+    if now.duration_since(renewed) > until { Tenure::Expired } else { Tenure::Held }
+}
+
+fn holder(lease: &Lease) -> Option<&str> {
+    lease.spec.as_ref()?.holder_identity.as_deref().filter(|holder| !holder.is_empty())
+}
+
+fn renewed(lease: &Lease) -> Option<Timestamp> {
+    lease.spec.as_ref()?.renew_time.as_ref().map(|time| time.0)
+}
+
+/// How long ago, in the largest unit that is at least one, as kubectl prints ages.
+pub(crate) fn age(now: Timestamp, at: Timestamp) -> String {
+    let seconds = now.duration_since(at).as_secs().max(0);
+    match seconds {
+        0..120 => format!("{seconds}s"),
+        120..7200 => format!("{}m", seconds / 60),
+        7200..172_800 => format!("{}h", seconds / 3600),
+        _ => format!("{}d", seconds / 86400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ages_have_one_unit() {
+        let now: Timestamp = "2026-01-10T00:00:00Z".parse().expect("a time");
+        let ago = |seconds| age(now, now - SignedDuration::from_secs(seconds));
+        assert_eq!(
+            [ago(0), ago(119), ago(120), ago(7200), ago(200_000), ago(-5)],
+            ["0s", "119s", "2m", "2h", "2d", "0s"]
+        );
+    }
+}

@@ -1,0 +1,300 @@
+//! Manifests: YAML or JSON documents, as kubectl takes them.
+
+use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet, StatefulSet};
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::{Node, Pod, PodTemplateSpec};
+use k8s_openapi::api::resource::v1::{
+    DeviceClass, DeviceTaintRule, ResourceClaim, ResourceClaimTemplate, ResourceSlice,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tessera_api::names::{ClaimName, NameError, Namespace, PodName};
+
+/// An object of a manifest.
+#[derive(Debug, Clone)]
+pub(super) enum Object {
+    Pod(Box<Pod>),
+    Claim(Box<ResourceClaim>),
+    Template(Box<ResourceClaimTemplate>),
+    Class(Box<DeviceClass>),
+    Node(Box<Node>),
+    Slice(Box<ResourceSlice>),
+    TaintRule(Box<DeviceTaintRule>),
+    Workload(Box<Workload>),
+}
+
+/// What makes pods.
+#[derive(Debug, Clone)]
+pub(super) struct Workload {
+    pub(super) namespace: Option<String>,
+    pub(super) name: String,
+    pub(super) replicas: usize,
+    pub(super) template: PodTemplateSpec,
+}
+
+/// What manifests hold.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Manifests {
+    pub(super) objects: Vec<Object>,
+    pub(super) notes: Vec<String>,
+}
+
+/// Why manifests cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ManifestError {
+    /// Not YAML.
+    #[error("not YAML, and not JSON")]
+    Yaml(#[from] Box<serde_saphyr::Error>),
+    /// A document without a kind.
+    #[error("document {document} has no `kind` or no `apiVersion`; is it a Kubernetes manifest?")]
+    NoKind {
+        /// Which one, from 1.
+        document: usize,
+    },
+    /// A version that is not read.
+    #[error("{kind} `{name}` has apiVersion `{found}`; write it as `{expected}`")]
+    Version {
+        /// The kind.
+        kind: String,
+        /// Its name.
+        name: String,
+        /// What it has.
+        found: String,
+        /// What is read.
+        expected: &'static str,
+    },
+    /// A field has another type.
+    #[error("{kind} `{name}` is not what the API server takes")]
+    Object {
+        /// The kind.
+        kind: String,
+        /// Its name.
+        name: String,
+        /// Where.
+        source: serde_json::Error,
+    },
+    /// A name that is none.
+    #[error("{kind} has an unusable `{field}`")]
+    Name {
+        /// The kind.
+        kind: &'static str,
+        /// The field.
+        field: &'static str,
+        /// What is wrong.
+        source: NameError,
+    },
+    /// There is no pod in it.
+    #[error("nothing to simulate: there is no Pod, Deployment, StatefulSet, ReplicaSet or Job in it")]
+    NoPods,
+}
+
+/// Reads all documents. Objects of a namespace that name none are put into `namespace`.
+pub(super) fn read(text: &str, namespace: &Namespace) -> Result<Manifests, ManifestError> {
+    let documents: Vec<Value> = serde_saphyr::from_multiple(text).map_err(Box::new)?;
+    let mut manifests = Manifests::default();
+    for (number, document) in documents.into_iter().enumerate() {
+        manifests.document(document, number + 1, namespace)?;
+    }
+    let makes_pods = |object: &Object| matches!(object, Object::Pod(_) | Object::Workload(_));
+    if !manifests.objects.iter().any(makes_pods) {
+        return Err(ManifestError::NoPods);
+    }
+    Ok(manifests)
+}
+
+impl Manifests {
+    fn document(
+        &mut self,
+        mut value: Value,
+        number: usize,
+        namespace: &Namespace,
+    ) -> Result<(), ManifestError> {
+        if value.is_null() {
+            return Ok(());
+        }
+        let text = |key: &str| value.get(key).and_then(Value::as_str).map(str::to_owned);
+        let (Some(version), Some(kind)) = (text("apiVersion"), text("kind")) else {
+            return Err(ManifestError::NoKind { document: number });
+        };
+        if kind == "List" {
+            let items = value.get_mut("items").and_then(Value::as_array_mut).map(std::mem::take);
+            return items.into_iter().flatten().try_for_each(|item| self.document(item, number, namespace));
+        }
+        quote_amounts(&mut value);
+        let mut reader = Reader { notes: &mut self.notes, version: &version, kind: &kind, value };
+        if let Some(object) = reader.object(namespace)? {
+            self.objects.push(object);
+        }
+        Ok(())
+    }
+}
+
+/// Reads one object.
+struct Reader<'r> {
+    notes: &'r mut Vec<String>,
+    version: &'r str,
+    kind: &'r str,
+    value: Value,
+}
+
+impl Reader<'_> {
+    fn object(&mut self, namespace: &Namespace) -> Result<Option<Object>, ManifestError> {
+        const RESOURCE: &str = "resource.k8s.io/v1";
+        let placed = |metadata: &mut ObjectMeta| {
+            metadata.namespace.get_or_insert_with(|| namespace.to_string());
+        };
+        Ok(Some(match self.kind {
+            "Pod" => {
+                let mut pod: Pod = self.typed("v1")?;
+                placed(&mut pod.metadata);
+                named(&mut pod.metadata, "Pod", |name| PodName::new(name).map(drop))?;
+                Object::Pod(Box::new(pod))
+            }
+            "ResourceClaim" => {
+                let mut claim: ResourceClaim = self.typed(RESOURCE)?;
+                placed(&mut claim.metadata);
+                named(&mut claim.metadata, "ResourceClaim", |name| ClaimName::new(name).map(drop))?;
+                Object::Claim(Box::new(claim))
+            }
+            "ResourceClaimTemplate" => {
+                let mut template: ResourceClaimTemplate = self.typed(RESOURCE)?;
+                placed(&mut template.metadata);
+                Object::Template(Box::new(template))
+            }
+            "DeviceClass" => Object::Class(Box::new(self.typed(RESOURCE)?)),
+            "ResourceSlice" => Object::Slice(Box::new(self.typed(RESOURCE)?)),
+            "DeviceTaintRule" => Object::TaintRule(Box::new(self.typed(RESOURCE)?)),
+            "Node" => Object::Node(Box::new(self.typed("v1")?)),
+            "Deployment" | "ReplicaSet" | "StatefulSet" | "Job" => {
+                let mut workload = self.workload()?;
+                workload.namespace.get_or_insert_with(|| namespace.to_string());
+                Object::Workload(Box::new(workload))
+            }
+            kind => {
+                self.notes.push(format!(
+                    "{kind} {} is left out: pods are not made of it here",
+                    name_of(&self.value)
+                ));
+                return Ok(None);
+            }
+        }))
+    }
+
+    fn workload(&mut self) -> Result<Workload, ManifestError> {
+        let missing = PodTemplateSpec::default;
+        let (metadata, replicas, template) = match self.kind {
+            "Deployment" => {
+                let Deployment { metadata, spec, .. } = self.typed("apps/v1")?;
+                (metadata, spec.replicas, spec.template)
+            }
+            "StatefulSet" => {
+                let StatefulSet { metadata, spec, .. } = self.typed("apps/v1")?;
+                (metadata, spec.replicas, spec.template)
+            }
+            "ReplicaSet" => {
+                let ReplicaSet { metadata, spec, .. } = self.typed("apps/v1")?;
+                (metadata, spec.replicas, spec.template.unwrap_or_else(missing))
+            }
+            _ => {
+                let Job { metadata, spec, .. } = self.typed("batch/v1")?;
+                let spec = spec.unwrap_or_default();
+                let at_once = spec.parallelism.unwrap_or(1);
+                (metadata, Some(spec.completions.map_or(at_once, |all| all.min(at_once))), spec.template)
+            }
+        };
+        let name = metadata.name.or(metadata.generate_name).unwrap_or_default();
+        let replicas = usize::try_from(replicas.unwrap_or(1)).unwrap_or(0);
+        Ok(Workload {
+            namespace: metadata.namespace,
+            name: name.trim_end_matches('-').to_owned(),
+            replicas,
+            template,
+        })
+    }
+
+    /// The object as its type, with a note for each field that the type does not have.
+    fn typed<T: DeserializeOwned + Serialize>(&mut self, expected: &'static str) -> Result<T, ManifestError> {
+        let (kind, name) = (self.kind.to_owned(), name_of(&self.value));
+        if self.version != expected {
+            return Err(ManifestError::Version { kind, name, found: self.version.to_owned(), expected });
+        }
+        let failed = |source| ManifestError::Object { kind: kind.clone(), name: name.clone(), source };
+        let typed: T = serde_json::from_value(self.value.clone()).map_err(failed)?;
+        let kept = serde_json::to_value(&typed).map_err(failed)?;
+        let mut unknown = Vec::new();
+        unknown_fields(&self.value, &kept, String::new(), &mut unknown);
+        self.notes.extend(
+            unknown.iter().map(|field| format!("{kind} {name}: there is no field {field}; it is ignored")),
+        );
+        Ok(typed)
+    }
+}
+
+fn name_of(value: &Value) -> String {
+    let name = value.pointer("/metadata/name").or_else(|| value.pointer("/metadata/generateName"));
+    name.and_then(Value::as_str).unwrap_or_default().to_owned()
+}
+
+/// Checks the name; one that is to be generated gets a stand-in for its random end.
+fn named(
+    metadata: &mut ObjectMeta,
+    kind: &'static str,
+    check: impl Fn(&str) -> Result<(), NameError>,
+) -> Result<(), ManifestError> {
+    if metadata.name.is_none() {
+        metadata.name = metadata.generate_name.as_ref().map(|prefix| format!("{prefix}0"));
+    }
+    let failed = |field| move |source| ManifestError::Name { kind, field, source };
+    check(metadata.name.as_deref().unwrap_or_default()).map_err(failed("metadata.name"))?;
+    let namespace = metadata.namespace.as_deref().unwrap_or_default();
+    Namespace::new(namespace).map(drop).map_err(failed("metadata.namespace"))
+}
+
+/// The API server takes numbers for quantities, and people write `cores: 25`.
+fn quote_amounts(value: &mut Value) {
+    const MAPS_OF_AMOUNTS: [&str; 5] = ["requests", "limits", "overhead", "allocatable", "capacity"];
+    match value {
+        Value::Array(items) => items.iter_mut().for_each(quote_amounts),
+        Value::Object(fields) => {
+            for (key, inner) in fields.iter_mut() {
+                if let (true, Value::Object(amounts)) = (MAPS_OF_AMOUNTS.contains(&key.as_str()), &mut *inner)
+                {
+                    for amount in amounts.values_mut().filter(|amount| amount.is_number()) {
+                        *amount = Value::String(amount.to_string());
+                    }
+                }
+                quote_amounts(inner);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Paths that are in `given` and not in `kept`.
+fn unknown_fields(given: &Value, kept: &Value, path: String, unknown: &mut Vec<String>) {
+    match (given, kept) {
+        (Value::Object(given), Value::Object(kept)) => {
+            for (key, value) in given.iter().filter(|(_, value)| !value.is_null()) {
+                let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+                match kept.get(key) {
+                    Some(kept) => unknown_fields(value, kept, path, unknown),
+                    // Empty lists and maps may be dropped on the way.
+                    None if is_empty(value) => {}
+                    None => unknown.push(path),
+                }
+            }
+        }
+        (Value::Array(given), Value::Array(kept)) => {
+            for (i, (given, kept)) in given.iter().zip(kept).enumerate() {
+                unknown_fields(given, kept, format!("{path}[{i}]"), unknown);
+            }
+        }
+        _ => {}
+    }
+}
+
+fn is_empty(value: &Value) -> bool {
+    value.as_array().is_some_and(Vec::is_empty) || value.as_object().is_some_and(serde_json::Map::is_empty)
+}

@@ -1,0 +1,213 @@
+//! What planning looks at, of each kind. Everything else is left out: what a pod runs and with which environment, annotations,
+//! addresses and images of nodes, configurations for other drivers.
+
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::api::core::v1::{
+    Affinity, Container, Node, NodeAffinity, NodeSpec, NodeStatus, Pod, PodSpec, PodStatus,
+    ResourceRequirements,
+};
+use k8s_openapi::api::resource::v1::{
+    AllocationResult, DeviceAllocationResult, DeviceClaim, DeviceClass, DeviceClassSpec, DeviceTaintRule,
+    OpaqueDeviceConfiguration, ResourceClaim, ResourceClaimSpec, ResourceClaimStatus, ResourceClaimTemplate,
+    ResourceClaimTemplateSpec, ResourceSlice,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use tessera_api::names::{DRIVER_NAME, TOPOLOGY_ANNOTATION};
+
+/// Names and times.
+fn metadata(from: ObjectMeta) -> ObjectMeta {
+    ObjectMeta {
+        name: from.name,
+        namespace: from.namespace,
+        uid: from.uid,
+        resource_version: from.resource_version,
+        creation_timestamp: from.creation_timestamp,
+        deletion_timestamp: from.deletion_timestamp,
+        ..ObjectMeta::default()
+    }
+}
+
+/// A ResourceSlice: all of its spec, and the link matrix.
+#[must_use]
+pub fn trimmed_slice(slice: ResourceSlice) -> ResourceSlice {
+    let mut annotations = slice.metadata.annotations.clone().unwrap_or_default();
+    annotations.retain(|key, _| key == TOPOLOGY_ANNOTATION);
+    let annotations = (!annotations.is_empty()).then_some(annotations);
+    ResourceSlice { metadata: ObjectMeta { annotations, ..metadata(slice.metadata) }, spec: slice.spec }
+}
+
+/// A DeviceTaintRule: all of its spec.
+#[must_use]
+pub fn trimmed_rule(rule: DeviceTaintRule) -> DeviceTaintRule {
+    DeviceTaintRule { metadata: metadata(rule.metadata), spec: rule.spec, ..DeviceTaintRule::default() }
+}
+
+/// A DeviceClass: its selectors, and its configurations for our driver.
+#[must_use]
+pub fn trimmed_class(class: DeviceClass) -> DeviceClass {
+    let spec = class.spec.map(|spec| DeviceClassSpec {
+        selectors: spec.selectors,
+        config: ours(spec.config, |config| &config.opaque),
+        extended_resource_name: spec.extended_resource_name,
+    });
+    DeviceClass { metadata: metadata(class.metadata), spec }
+}
+
+/// A ResourceClaim: who owns it, what it asks for, what it got and who has reserved it.
+#[must_use]
+pub fn trimmed_claim(claim: ResourceClaim) -> ResourceClaim {
+    let owners =
+        claim.metadata.owner_references.clone().map(|owners| owners.into_iter().map(owner).collect());
+    let status = claim.status.map(|status| ResourceClaimStatus {
+        allocation: status.allocation.map(allocation),
+        reserved_for: status.reserved_for,
+        ..ResourceClaimStatus::default()
+    });
+    ResourceClaim {
+        metadata: ObjectMeta { owner_references: owners, ..metadata(claim.metadata) },
+        spec: claim.spec.map(claim_spec),
+        status,
+    }
+}
+
+/// A ResourceClaimTemplate: what its claims ask for.
+#[must_use]
+pub fn trimmed_template(template: ResourceClaimTemplate) -> ResourceClaimTemplate {
+    let spec = template
+        .spec
+        .map(|spec| ResourceClaimTemplateSpec { metadata: None, spec: spec.spec.map(claim_spec) });
+    ResourceClaimTemplate { metadata: metadata(template.metadata), spec }
+}
+
+fn owner(from: OwnerReference) -> OwnerReference {
+    OwnerReference { block_owner_deletion: None, ..from }
+}
+
+fn claim_spec(spec: ResourceClaimSpec) -> ResourceClaimSpec {
+    let devices = spec.devices.map(|devices| DeviceClaim {
+        config: ours(devices.config, |config| &config.opaque),
+        constraints: devices.constraints,
+        requests: devices.requests,
+    });
+    ResourceClaimSpec { devices }
+}
+
+fn allocation(from: AllocationResult) -> AllocationResult {
+    let devices = from.devices.map(|devices| DeviceAllocationResult {
+        config: ours(devices.config, |config| &config.opaque),
+        results: devices.results,
+    });
+    AllocationResult { devices, ..from }
+}
+
+/// The configurations for our driver.
+fn ours<C>(
+    configs: Option<Vec<C>>,
+    opaque: impl Fn(&C) -> &Option<OpaqueDeviceConfiguration>,
+) -> Option<Vec<C>> {
+    let is_ours = |config: &C| opaque(config).as_ref().is_some_and(|opaque| opaque.driver == DRIVER_NAME);
+    let ours: Vec<C> = configs?.into_iter().filter(is_ours).collect();
+    (!ours.is_empty()).then_some(ours)
+}
+
+/// A Node: labels, taints, cordon, readiness and what it hands out.
+#[must_use]
+pub fn trimmed_node(node: Node) -> Node {
+    let labels = node.metadata.labels.clone();
+    let status = node.status.map(|status| NodeStatus {
+        allocatable: status.allocatable,
+        conditions: status.conditions.map(|conditions| {
+            let ready = conditions.into_iter().filter(|c| c.type_ == "Ready");
+            ready.map(|c| k8s_openapi::api::core::v1::NodeCondition { message: None, ..c }).collect()
+        }),
+        ..NodeStatus::default()
+    });
+    let spec = node.spec.map(|spec| NodeSpec {
+        taints: spec.taints,
+        unschedulable: spec.unschedulable,
+        ..NodeSpec::default()
+    });
+    Node { metadata: ObjectMeta { labels, ..metadata(node.metadata) }, spec, status }
+}
+
+/// A Pod: where it is or may go, what it requests, which claims it uses. None for one that has ended and used no claims.
+#[must_use]
+pub fn trimmed_pod(pod: Pod) -> Option<Pod> {
+    let spec = pod.spec?;
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    let ended = matches!(phase, Some("Succeeded" | "Failed"));
+    let uses_claims = spec.resource_claims.as_ref().is_some_and(|claims| !claims.is_empty());
+    (!ended || uses_claims).then(|| Pod {
+        metadata: metadata(pod.metadata),
+        spec: Some(pod_spec(spec)),
+        status: pod.status.map(pod_status),
+    })
+}
+
+fn pod_spec(spec: PodSpec) -> PodSpec {
+    let required = spec
+        .affinity
+        .and_then(|affinity| affinity.node_affinity)
+        .and_then(|affinity| affinity.required_during_scheduling_ignored_during_execution);
+    let affinity = required.map(|required| Affinity {
+        node_affinity: Some(NodeAffinity {
+            required_during_scheduling_ignored_during_execution: Some(required),
+            ..NodeAffinity::default()
+        }),
+        ..Affinity::default()
+    });
+    PodSpec {
+        node_name: spec.node_name,
+        node_selector: spec.node_selector,
+        affinity,
+        tolerations: spec.tolerations,
+        priority: spec.priority,
+        scheduling_gates: spec.scheduling_gates,
+        resource_claims: spec.resource_claims,
+        containers: spec.containers.into_iter().map(container).collect(),
+        init_containers: spec.init_containers.map(|list| list.into_iter().map(container).collect()),
+        resources: spec.resources.map(requests),
+        overhead: spec.overhead,
+        ..PodSpec::default()
+    }
+}
+
+fn container(from: Container) -> Container {
+    Container {
+        name: from.name,
+        resources: from.resources.map(requests),
+        restart_policy: from.restart_policy,
+        ..Container::default()
+    }
+}
+
+fn requests(from: ResourceRequirements) -> ResourceRequirements {
+    ResourceRequirements { requests: from.requests, claims: from.claims, ..ResourceRequirements::default() }
+}
+
+fn pod_status(status: PodStatus) -> PodStatus {
+    let scheduled = |conditions: Vec<_>| {
+        let mut conditions: Vec<k8s_openapi::api::core::v1::PodCondition> = conditions;
+        conditions.retain(|condition| condition.type_ == "PodScheduled");
+        conditions
+    };
+    PodStatus {
+        phase: status.phase,
+        nominated_node_name: status.nominated_node_name,
+        resource_claim_statuses: status.resource_claim_statuses,
+        conditions: status.conditions.map(scheduled),
+        ..PodStatus::default()
+    }
+}
+
+/// A Lease: who holds it and for how long.
+#[must_use]
+pub fn trimmed_lease(lease: Lease) -> Lease {
+    let spec = lease.spec.map(|spec| LeaseSpec {
+        holder_identity: spec.holder_identity,
+        lease_duration_seconds: spec.lease_duration_seconds,
+        renew_time: spec.renew_time,
+        ..LeaseSpec::default()
+    });
+    Lease { metadata: metadata(lease.metadata), spec }
+}

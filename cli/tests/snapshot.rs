@@ -1,0 +1,72 @@
+//! What a snapshot file holds, and what it does not.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod stage;
+
+use stage::{Stage, device, golden, share};
+use tempfile::TempDir;
+use tessera_cli::snapshot::{FileError, Snapshot};
+
+fn stage() -> Stage {
+    let mut stage = Stage::new();
+    stage.tenant("trainer", "node-a", &device("aa"), "19Gi", "25");
+    stage.claim("waiting-gpu", share("1Gi", "0"));
+    stage.pod("waiting", &["waiting-gpu"]);
+    stage
+}
+
+#[test]
+fn what_is_saved_is_read_back_the_same_compressed_or_not() {
+    let directory = TempDir::new().unwrap();
+    let Stage { snapshot, .. } = stage();
+    for name in ["cluster.json", "cluster.json.gz"] {
+        let path = directory.path().join(name);
+        snapshot.save(&path).unwrap();
+        assert_eq!(Snapshot::load(&path).unwrap(), snapshot);
+    }
+    let size = |name: &str| std::fs::metadata(directory.path().join(name)).unwrap().len();
+    assert!(size("cluster.json.gz") < size("cluster.json") / 2);
+}
+
+#[test]
+fn the_file_is_as_documented_and_holds_nothing_that_planning_does_not_look_at() {
+    let mut written = Vec::new();
+    stage().snapshot.write_to(&mut written).unwrap();
+    let text = String::from_utf8(written).unwrap();
+    for secret in ["hunter2", "example/secret", "10.1.2.3"] {
+        assert!(!text.contains(secret), "{secret} is in the file");
+    }
+    let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+    golden("snapshot-v1.json", &(serde_json::to_string_pretty(&value).unwrap() + "\n"));
+}
+
+#[test]
+fn a_file_of_version_1_can_still_be_read() {
+    // When the format has a version 2, this file stays, and the test above gets another one.
+    let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/snapshot-v1.json");
+    assert_eq!(Snapshot::load(golden.as_ref()).unwrap(), stage().snapshot);
+}
+
+#[test]
+fn another_file_a_newer_one_and_a_damaged_one_are_told_apart() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("file");
+    let load = |text: &str| {
+        std::fs::write(&path, text).unwrap();
+        Snapshot::load(&path).unwrap_err()
+    };
+    assert!(matches!(load("kind: Pod"), FileError::Foreign { source: Some(_), .. }));
+    assert!(matches!(
+        load(r#"{"kind": "Pod", "apiVersion": "v1"}"#),
+        FileError::Foreign { source: None, .. }
+    ));
+    assert!(matches!(
+        load(r#"{"kind": "TesseraSnapshot", "version": 2}"#),
+        FileError::Newer { found: 2, .. }
+    ));
+    let damaged = load(r#"{"kind": "TesseraSnapshot", "version": 1, "pods": 3}"#);
+    assert!(matches!(damaged, FileError::Damaged { .. }));
+    let missing = Snapshot::load(&directory.path().join("none")).unwrap_err();
+    assert!(matches!(missing, FileError::Read { .. }));
+    assert!(missing.to_string().contains("`kubectl tessera snapshot -o FILE` makes one"));
+}

@@ -1,0 +1,224 @@
+//! A cluster in words, for the tests of what is shown of it; and files that hold what is to be shown.
+#![allow(dead_code, reason = "each test uses what it needs of this")]
+
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::jiff::Timestamp;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tessera_cli::snapshot::{self, Snapshot};
+
+/// The moment that every cluster here shows.
+pub(crate) const NOW: &str = "2026-01-10T12:00:00Z";
+
+/// A cluster that is made object by object.
+pub(crate) struct Stage {
+    pub(crate) snapshot: Snapshot,
+    made: u32,
+}
+
+impl Stage {
+    /// Classes, and a controller at work; no nodes.
+    pub(crate) fn empty() -> Self {
+        let snapshot = Snapshot {
+            taken_at: NOW.parse::<Timestamp>().unwrap(),
+            kubernetes: "v1.37.1".to_owned(),
+            ..Snapshot::default()
+        };
+        let mut stage = Self { snapshot, made: 0 };
+        stage.class("gpu.tessera.dev", "device.driver == 'gpu.tessera.dev'");
+        stage.class("h100.gpu.tessera.dev", H100);
+        stage.class("foreign.example.com", "device.driver == 'example.com'");
+        stage.lease("2026-01-10T11:59:58Z");
+        stage
+    }
+
+    /// Two nodes with two H100 each, a third with an A30 that failed.
+    pub(crate) fn new() -> Self {
+        let mut stage = Self::empty();
+        stage.node("node-a", json!([h100(0, "aa"), h100(1, "ab")]));
+        stage.node("node-b", json!([h100(0, "ba"), h100(1, "bb")]));
+        let mut a30 = gpu(0, "ca", "NVIDIA A30", "24576Mi");
+        a30["taints"]
+            .as_array_mut()
+            .unwrap()
+            .push(json!({"key": "gpu.tessera.dev/unhealthy", "value": "xid-79", "effect": "NoSchedule"}));
+        stage.node("node-c", json!([a30]));
+        stage
+    }
+
+    fn stamp(&mut self) -> u32 {
+        self.made += 1;
+        self.made
+    }
+
+    pub(crate) fn class(&mut self, name: &str, selector: &str) {
+        let class = json!({"metadata": {"name": name}, "spec": {"selectors": [
+            {"cel": {"expression": "device.driver == 'gpu.tessera.dev'"}}, {"cel": {"expression": selector}},
+        ]}});
+        let class = if selector.starts_with("device.driver") {
+            json!({"metadata": {"name": name}, "spec": {"selectors": [{"cel": {"expression": selector}}]}})
+        } else {
+            class
+        };
+        self.snapshot.device_classes.push(snapshot::trimmed_class(read(class)));
+    }
+
+    pub(crate) fn lease(&mut self, renewed: &str) {
+        self.snapshot.leases = vec![read(json!({
+            "metadata": {"name": "tessera-controller", "namespace": "tessera-system"},
+            "spec": {"holderIdentity": "tessera-controller-0", "leaseDurationSeconds": 15,
+                     "renewTime": renewed.replace('Z', ".000000Z")},
+        }))];
+    }
+
+    pub(crate) fn node(&mut self, name: &str, devices: Value) {
+        self.snapshot.nodes.push(snapshot::trimmed_node(read(node(name))));
+        self.snapshot.resource_slices.push(snapshot::trimmed_slice(read(slice(name, devices))));
+    }
+
+    /// Changes the last node.
+    pub(crate) fn node_is(&mut self, name: &str, change: impl FnOnce(&mut k8s_openapi::api::core::v1::Node)) {
+        let node = self.snapshot.nodes.iter_mut().find(|node| node.metadata.name.as_deref() == Some(name));
+        change(node.unwrap());
+    }
+
+    /// A claim of the user's own with one request.
+    pub(crate) fn claim(&mut self, name: &str, request: Value) {
+        self.claim_of(name, json!([request]), None);
+    }
+
+    /// A claim with those requests; owned by the pod, if one is named.
+    pub(crate) fn claim_of(&mut self, name: &str, requests: Value, pod: Option<&str>) {
+        let made = self.stamp();
+        let mut claim = json!({
+            "metadata": {"namespace": "team-a", "name": name, "uid": format!("claim-{name}"), "resourceVersion": made.to_string()},
+            "spec": {"devices": {"requests": requests}},
+        });
+        if let Some(pod) = pod {
+            claim["metadata"]["ownerReferences"] = json!([
+                {"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": format!("pod-{pod}"), "controller": true},
+            ]);
+        }
+        self.snapshot.resource_claims.push(snapshot::trimmed_claim(read(claim)));
+    }
+
+    /// The claim has that share of a device.
+    pub(crate) fn allocated(&mut self, claim: &str, node: &str, device: &str, memory: &str, cores: &str) {
+        let claims = &mut self.snapshot.resource_claims;
+        let claim = claims.iter_mut().find(|known| known.metadata.name.as_deref() == Some(claim)).unwrap();
+        let mut object = serde_json::to_value(&*claim).unwrap();
+        object["status"] = json!({"allocation": {
+            "allocationTimestamp": "2026-01-10T11:00:00Z",
+            "devices": {"results": [{
+                "request": "gpu", "driver": "gpu.tessera.dev", "pool": node, "device": device,
+                "shareID": "1f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77",
+                "consumedCapacity": {"memory": memory, "cores": cores},
+            }]},
+            "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]},
+        }});
+        *claim = read(object);
+    }
+
+    /// A pod that waits, with the claims of those names.
+    pub(crate) fn pod(&mut self, name: &str, claims: &[&str]) -> &mut k8s_openapi::api::core::v1::Pod {
+        let made = self.stamp();
+        let entries: Vec<Value> =
+            claims.iter().map(|claim| json!({"name": claim, "resourceClaimName": claim})).collect();
+        let pod = json!({
+            "metadata": {"namespace": "team-a", "name": name, "uid": format!("pod-{name}"),
+                         "creationTimestamp": format!("2026-01-10T11:{made:02}:00Z")},
+            "spec": {"containers": [{"name": "main", "image": "example/secret",
+                                     "env": [{"name": "TOKEN", "value": "hunter2"}]}],
+                     "resourceClaims": entries},
+            "status": {"phase": "Pending"},
+        });
+        self.snapshot.pods.extend(snapshot::trimmed_pod(read(pod)));
+        self.snapshot.pods.last_mut().unwrap()
+    }
+
+    /// A pod that runs on a node.
+    pub(crate) fn running(&mut self, name: &str, claims: &[&str], node: &str) {
+        let pod = self.pod(name, claims);
+        pod.spec.as_mut().unwrap().node_name = Some(node.to_owned());
+        pod.status.as_mut().unwrap().phase = Some("Running".to_owned());
+    }
+
+    /// A running pod with a share of a device.
+    pub(crate) fn tenant(&mut self, name: &str, node: &str, device: &str, memory: &str, cores: &str) {
+        let claim = format!("{name}-gpu");
+        self.claim(&claim, share(memory, cores));
+        self.allocated(&claim, node, device, memory, cores);
+        self.running(name, &[&claim], node);
+    }
+}
+
+/// A share of any GPU.
+pub(crate) fn share(memory: &str, cores: &str) -> Value {
+    json!({"name": "gpu", "exactly": {
+        "deviceClassName": "gpu.tessera.dev", "capacity": {"requests": {"memory": memory, "cores": cores}},
+    }})
+}
+
+const H100: &str =
+    "device.attributes['gpu.tessera.dev'].productName.matches('(^|[^A-Za-z0-9])H100([^A-Za-z0-9]|$)')";
+
+/// The name of a device.
+pub(crate) fn device(mark: &str) -> String {
+    format!("gpu-1f0c2d{mark}-9a41-7c3b-8e55-0d6f2b1a4c77")
+}
+
+fn h100(index: i64, mark: &str) -> Value {
+    gpu(index, mark, "NVIDIA H100 80GB HBM3", "81920Mi")
+}
+
+fn gpu(index: i64, mark: &str, product: &str, memory: &str) -> Value {
+    json!({
+        "name": device(mark), "allowMultipleAllocations": true,
+        "attributes": {"index": {"int": index}, "productName": {"string": product}, "type": {"string": "gpu"}},
+        "capacity": {
+            "memory": {"value": memory, "requestPolicy": {"default": memory, "validRange": {"min": "1Mi", "step": "1Mi"}}},
+            "cores": {"value": "100", "requestPolicy": {"default": "0", "validRange": {"min": "0", "step": "1"}}},
+        },
+        "taints": [{"key": "gpu.tessera.dev/managed", "effect": "NoSchedule"}],
+    })
+}
+
+/// A node that is ready.
+pub(crate) fn node(name: &str) -> Value {
+    json!({
+        "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}, "annotations": {"secret": "hunter2"}},
+        "status": {"allocatable": {"cpu": "32", "memory": "256Gi", "pods": "110"},
+                   "addresses": [{"type": "InternalIP", "address": "10.1.2.3"}],
+                   "conditions": [{"type": "Ready", "status": "True"}]},
+    })
+}
+
+/// The slice of a node.
+pub(crate) fn slice(node: &str, devices: Value) -> Value {
+    json!({
+        "metadata": {"name": format!("{node}-slice"), "annotations": {"secret": "hunter2"}},
+        "spec": {"driver": "gpu.tessera.dev", "nodeName": node, "devices": devices,
+                 "pool": {"name": node, "generation": 1, "resourceSliceCount": 1}},
+    })
+}
+
+pub(crate) fn read<T: DeserializeOwned>(object: Value) -> T {
+    serde_json::from_value(object).unwrap()
+}
+
+/// Compares with a file of `tests/golden`; with `UPDATE=1` in the environment the file is written.
+#[track_caller]
+pub(crate) fn golden(name: &str, text: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+    if std::env::var_os("UPDATE").is_some() {
+        std::fs::write(&path, text).unwrap();
+    }
+    let expected = std::fs::read_to_string(&path).unwrap_or_default();
+    assert_eq!(text, expected, "differs from {}; if that is meant: UPDATE=1", path.display());
+}
+
+/// The program under test.
+pub(crate) fn program() -> PathBuf {
+    PathBuf::from(env!("CARGO_BIN_EXE_kubectl-tessera"))
+}
