@@ -93,7 +93,7 @@ main() {
   command -v docker >/dev/null || fail "docker is missing: make e2e needs none"
   command -v helm >/dev/null && command -v kubectl >/dev/null || PATH=$("$here/build.sh"):$PATH
   (cd "$repository" && cargo build --locked --profile "$cargo_profile" --package tessera-fake-world \
-    --package tessera-fake-nvml --package tessera-fake-cuda)
+    --package tessera-fake-nvml --package tessera-fake-cuda --package tessera-cli)
   trap finish EXIT
   cluster_configuration | kind create cluster --name "$TESSERA_KIND_CLUSTER" --kubeconfig "$kubeconfig" --config - \
     ${KIND_IMAGE:+--image "$KIND_IMAGE"}

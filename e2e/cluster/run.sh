@@ -80,6 +80,7 @@ trap 'exit 143' TERM
   bin=$("$here/build.sh")
   "$here/images.sh" tessera
   (cd "$repository" && cargo test --locked --profile "$cargo_profile" --package tessera-e2e --test cluster --no-run)
+  (cd "$repository" && cargo build --locked --profile "$cargo_profile" --package tessera-cli)
   say "built after $SECONDS s"
   export TESSERA_E2E_BIN=$bin TESSERA_E2E_RUNDIR=$rundir TESSERA_E2E_NODE=$here/node.sh KUBECONFIG=$kubeconfig
   "$here/up.sh"

@@ -21,6 +21,7 @@ pub mod inventory;
 pub mod leftovers;
 pub mod objects;
 pub mod operations;
+pub mod plugin;
 pub mod proxy;
 pub mod random;
 pub mod runner;

@@ -10,7 +10,7 @@ use tokio::process::{Child, Command};
 
 /// What has to be built besides a test that serves; `make test` does.
 const PACKAGES: &str = "-p tessera-simcluster -p tessera-driver -p tessera-controller -p tessera-probe -p tessera-fake-world \
-                        -p tessera-fake-nvml -p tessera-fake-cuda -p tessera-fake-clock -p tessera-intercept";
+                        -p tessera-fake-nvml -p tessera-fake-cuda -p tessera-fake-clock -p tessera-intercept -p tessera-cli";
 
 /// From nothing to a ready cluster takes two seconds; a debug build on a busy machine needs more.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -22,6 +22,7 @@ mod node;
 mod other_allocator;
 mod overcommit;
 mod placement;
+mod plugin;
 mod policies;
 mod prebind_race;
 mod preemption;
@@ -49,6 +50,7 @@ pub use soak::SoakSize;
 
 use crate::harness::Trial;
 use crate::operations::Operations;
+use crate::plugin::Plugin;
 
 /// A cluster to run on.
 #[derive(Clone)]
@@ -56,6 +58,7 @@ pub struct Cluster {
     config: Config,
     client: Client,
     operations: Option<Operations>,
+    plugin: Option<Plugin>,
     sizes: Sizes,
 }
 
@@ -106,13 +109,19 @@ impl Cluster {
         // With several linked in, rustls does not choose. An error means that the process has chosen already.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let client = Client::try_from(config.clone())?;
-        Ok(Self { config, client, operations, sizes: Sizes::REAL })
+        Ok(Self { config, client, operations, plugin: None, sizes: Sizes::REAL })
     }
 
     /// The same cluster, for long trials of other sizes than those for a real one.
     #[must_use]
     pub fn with_sizes(self, sizes: Sizes) -> Self {
         Self { sizes, ..self }
+    }
+
+    /// The same cluster, looked at through `kubectl tessera` too.
+    #[must_use]
+    pub fn with_plugin(self, plugin: Option<Plugin>) -> Self {
+        Self { plugin, ..self }
     }
 
     /// The administrator.
@@ -155,6 +164,7 @@ pub fn all(cluster: &Cluster) -> Vec<Trial<'static>> {
         trial!(cluster, "ruined-ledgers", tampering::ledgers),
         trial!(cluster, "stripped-finalizer", stripped::counted),
         trial!(cluster, "misplaced", misplaced::repaired),
+        trial!(cluster, "plugin", plugin::told_truly),
         trial!(cluster, "soak", soak::survived),
     ]
 }

@@ -1,9 +1,11 @@
 //! Scenarios and trials on the cluster of $KUBECONFIG: `make e2e` starts a real one, any other will do.
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use tessera_e2e::harness::{Report, Selection, everything};
 use tessera_e2e::operations::Operations;
+use tessera_e2e::plugin::Plugin;
 use tessera_e2e::trials::{self, Cluster, Sizes};
 
 #[tokio::main]
@@ -12,11 +14,11 @@ async fn main() -> ExitCode {
     if selection.lists() {
         return ExitCode::SUCCESS;
     }
-    if std::env::var_os("KUBECONFIG").is_none() {
+    let Some(kubeconfig) = std::env::var_os("KUBECONFIG") else {
         println!("SKIPPED: cluster: KUBECONFIG is not set; `make e2e` starts a cluster");
         return ExitCode::SUCCESS;
-    }
-    match run(&selection).await {
+    };
+    match run(&selection, kubeconfig.as_ref()).await {
         Ok(report) => report.finish(),
         Err(error) => {
             eprintln!("{error:#}");
@@ -25,8 +27,9 @@ async fn main() -> ExitCode {
     }
 }
 
-async fn run(selection: &Selection) -> anyhow::Result<Report> {
+async fn run(selection: &Selection, kubeconfig: &Path) -> anyhow::Result<Report> {
     let cluster = Cluster::new(kube::Config::infer().await?, Operations::from_environment())?;
+    let cluster = cluster.with_plugin(Plugin::beside_tests(kubeconfig)?);
     let cluster = cluster.with_sizes(Sizes::REAL.or_from_environment()?);
     let mut trials = everything(&cluster, trials::on_real_cluster(&cluster))?;
     // Whoever wants a real cluster soaked says for how long; it has not run often enough yet to be part of every run.

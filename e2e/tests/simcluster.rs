@@ -6,6 +6,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use tempfile::TempDir;
 use tessera_e2e::harness::{Report, Selection, everything};
 use tessera_e2e::operations::Operations;
+use tessera_e2e::plugin::Plugin;
 use tessera_e2e::served::{Served, no_namespaces, program};
 use tessera_e2e::trials::{Cluster, Sizes};
 
@@ -36,10 +37,12 @@ async fn run(selection: &Selection) -> anyhow::Result<Option<Report>> {
     }
     let directory = TempDir::with_prefix("tsim-run-")?;
     let mut served = Served::start(&program, directory.path(), &[]).await?;
-    let kubeconfig = Kubeconfig::read_from(directory.path().join("kubeconfig"))?;
+    let path = directory.path().join("kubeconfig");
+    let kubeconfig = Kubeconfig::read_from(&path)?;
     let config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
     let operations = Operations::by(directory.path().join("node.sh"));
     let cluster = Cluster::new(config, Some(operations))?.with_sizes(Sizes::SIMULATED.or_from_environment()?);
+    let cluster = cluster.with_plugin(Plugin::beside_tests(&path)?);
     let mut trials = everything(&cluster, vec![])?;
     trials.retain(|trial| trial.name != NO_DAEMON);
     let report = Report::of(selection, trials).await;

@@ -13,6 +13,7 @@ use crate::harness::TrialOutcome;
 use crate::inventory::GpuInventory;
 use crate::leftovers;
 use crate::operations::Operations;
+use crate::plugin::Plugin;
 use crate::wait::{self, Verdict};
 
 /// Time for a pod to run or to be gone, on a slow machine with other pods beside it.
@@ -26,6 +27,7 @@ pub struct Bench {
     pub client: Client,
     /// Hands on the machines, where there are any.
     pub operations: Option<Operations>,
+    plugin: Option<Plugin>,
     sizes: Sizes,
     namespace: String,
 }
@@ -38,8 +40,8 @@ pub struct Skip(pub String);
 impl Bench {
     /// For the trial of that name.
     pub(super) fn new(cluster: &Cluster, name: &str) -> Self {
-        let Cluster { config, client, operations, sizes } = cluster.clone();
-        Self { config, client, operations, sizes, namespace: format!("trial-{name}") }
+        let Cluster { config, client, operations, plugin, sizes } = cluster.clone();
+        Self { config, client, operations, plugin, sizes, namespace: format!("trial-{name}") }
     }
 
     /// How the cluster is reached.
@@ -97,6 +99,13 @@ impl Bench {
     /// The hands, or a reason to skip.
     pub fn hands(&self) -> Result<&Operations, Skip> {
         self.operations.as_ref().ok_or_else(|| Skip("TESSERA_E2E_NODE is not set".into()))
+    }
+
+    /// `kubectl tessera`, or a reason to skip.
+    pub fn plugin(&self) -> Result<&Plugin, Skip> {
+        self.plugin
+            .as_ref()
+            .ok_or_else(|| Skip("kubectl-tessera is not built, or there is no kubeconfig".into()))
     }
 
     /// A node with that many GPUs of a kind, or a reason to skip.
