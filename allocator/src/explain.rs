@@ -144,14 +144,16 @@ impl OnNode<'_> {
     fn unselected(&mut self, alternative: &AlternativeShape, i: usize) -> Option<Reason> {
         let resolved = alternative.resolved.as_ref().ok()?;
         let candidate = &self.reach.candidates[i];
+        // What the search has found out is known, and it has gone over every device of a node on which nothing fits.
+        let mut steps = 0;
         let failed = |error: SelectorError| Some(Reason::SelectorError { message: error.to_string() });
-        match self.selections.selects(resolved.selection, candidate, self.interner) {
+        match self.selections.selects(resolved.selection, candidate, self.interner, &mut steps) {
             Ok(true) if candidate.reachable => None,
             Ok(true) => Some(Reason::RequestSelector),
             Err(error) => failed(error),
             Ok(false) => {
                 let of_class = self.selections.of(resolved.class.selectors.iter());
-                match self.selections.selects(of_class, candidate, self.interner) {
+                match self.selections.selects(of_class, candidate, self.interner, &mut steps) {
                     Ok(true) => Some(Reason::RequestSelector),
                     _ => Some(Reason::ClassSelector { class: resolved.class.name.to_string() }),
                 }

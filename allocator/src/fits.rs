@@ -1,6 +1,6 @@
 //! Where a shape fits: worked out once for each node, and again for a node that has changed.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::cluster::{Cluster, NodeIndex};
 use crate::policy::{Rank, Ranking};
@@ -17,8 +17,12 @@ pub(crate) struct Fits {
     nodes: Vec<NodeFit>,
     /// The nodes on which it fits, best first.
     ranked: BTreeSet<Ranked>,
-    undecided: usize,
+    /// Nodes whose search took all steps, and how often. What it found out about selectors is known the next time.
+    undecided: BTreeMap<NodeIndex, u32>,
 }
+
+/// A search that has taken all steps so often is not tried again before its node changes.
+const MAX_TRIES: u32 = 8;
 
 /// How good a node is for a shape; less is better. First how far down the lists of preference the claims had to go:
 /// kube-scheduler, too, prefers the node with the least.
@@ -86,15 +90,16 @@ impl Fits {
         let changed: Vec<NodeIndex> =
             changed.map_or_else(|| (0..cluster.nodes.len()).collect(), <[_]>::to_vec);
         let now = cluster.now();
-        for node in changed {
-            if self.nodes[node].stamp == cluster.nodes[node].stamp {
-                continue;
-            }
+        let again = self.undecided.iter().filter(|(_, tries)| **tries < MAX_TRIES).map(|(node, _)| *node);
+        let again: Vec<NodeIndex> = again.collect();
+        let is_known = |fits: &Self, node: NodeIndex| fits.nodes[node].stamp == cluster.nodes[node].stamp;
+        let changed: Vec<NodeIndex> = changed.into_iter().filter(|&node| !is_known(self, node)).collect();
+        for node in again.into_iter().chain(changed) {
             if *steps == 0 {
                 self.seen = None;
                 return;
             }
-            self.forget(node, cluster);
+            let tries = self.forget(node, cluster);
             let given = *steps;
             let answer = evaluate(shape, cluster, selections, node, steps);
             // One that only got what others had left over is asked again.
@@ -102,26 +107,27 @@ impl Fits {
                 self.seen = None;
                 return;
             }
+            if matches!(answer, Answer::Undecided) {
+                self.undecided.insert(node, tries + 1);
+            }
             self.learn(node, answer, cluster, found);
         }
         self.seen = Some(now);
     }
 
-    fn forget(&mut self, node: NodeIndex, cluster: &Cluster) {
-        match std::mem::take(&mut self.nodes[node]).answer {
-            Answer::Fits(rank) => {
-                self.ranked.remove(&(rank, cluster.nodes[node].order, node));
-            }
-            Answer::Undecided => self.undecided -= 1,
-            _ => {}
+    /// Forgets what is known of the node. Gives how often its search took all steps since it changed.
+    fn forget(&mut self, node: NodeIndex, cluster: &Cluster) -> u32 {
+        let known = std::mem::take(&mut self.nodes[node]);
+        if let Answer::Fits(rank) = known.answer {
+            self.ranked.remove(&(rank, cluster.nodes[node].order, node));
         }
+        let tries = self.undecided.remove(&node).unwrap_or(0);
+        if known.stamp == cluster.nodes[node].stamp { tries } else { 0 }
     }
 
     fn learn(&mut self, node: NodeIndex, answer: Answer, cluster: &Cluster, found: &mut Vec<Ranked>) {
-        match &answer {
-            Answer::Fits(rank) => found.push((*rank, cluster.nodes[node].order, node)),
-            Answer::Undecided => self.undecided += 1,
-            _ => {}
+        if let Answer::Fits(rank) = &answer {
+            found.push((*rank, cluster.nodes[node].order, node));
         }
         self.nodes[node] = NodeFit { stamp: cluster.nodes[node].stamp, answer };
     }
@@ -143,7 +149,7 @@ impl Fits {
 
     /// Whether something is not known of some nodes.
     pub(crate) fn is_incomplete(&self) -> bool {
-        self.seen.is_none() || self.undecided > 0
+        self.seen.is_none() || !self.undecided.is_empty()
     }
 }
 

@@ -18,7 +18,7 @@ use crate::policy::Policy;
 use crate::search::{Chosen, Ended, Failure};
 use crate::shape::{Selections, Shape};
 
-use shapes::Shapes;
+use shapes::{ShapeId, Shapes};
 
 /// Plans pods on a cluster, and remembers what it has found out about each node until the node changes.
 ///
@@ -161,7 +161,7 @@ impl Planner {
     /// Turns what was chosen into results.
     fn allotments(
         &self,
-        shape: usize,
+        shape: ShapeId,
         claims: &[Arc<Claim>],
         node: usize,
         chosen: &[Vec<Chosen>],

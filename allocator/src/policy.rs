@@ -33,8 +33,12 @@ pub(crate) type Ppm = u64;
 
 pub(crate) const WHOLE: Ppm = 1_000_000;
 
+fn ppm(ppm: Ppm) -> i64 {
+    i64::try_from(ppm).unwrap_or(i64::MAX)
+}
+
 /// What things are sorted by: smaller comes first, the second decides among equals.
-pub(crate) type Rank = (i128, i128);
+pub(crate) type Rank = (i64, i64);
 
 /// How a policy ranks.
 trait Rule {
@@ -134,10 +138,10 @@ impl DeviceView<'_> {
         Ppm::try_from(most).unwrap_or(WHOLE).clamp(least, WHOLE)
     }
 
-    /// All of its memory, in nanobytes.
-    fn memory(&self) -> i128 {
+    /// All of its memory, in bytes.
+    fn memory(&self) -> i64 {
         let device = self.ranking.reach.candidates[self.candidate].device();
-        device.capacity.get(MEMORY).map_or(0, |memory| memory.value.nano())
+        device.capacity.get(MEMORY).map_or(0, |memory| memory.value.value_i64().unwrap_or(i64::MAX))
     }
 
     /// How many claims hold it.

@@ -150,12 +150,23 @@ impl CompiledSelector {
     /// # Errors
     /// Evaluation fails on this device, or gives no boolean.
     pub fn matches(&self, device: &DeviceView) -> Result<bool, SelectorError> {
-        match eval::evaluate(&self.checked.code, self.checked.variables, device.fields()?) {
+        self.evaluate(device).0
+    }
+
+    /// The same, and the work that it took: pieces of the expression and of what it went over.
+    pub(crate) fn evaluate(&self, device: &DeviceView) -> (Result<bool, SelectorError>, u64) {
+        let fields = match device.fields() {
+            Ok(fields) => fields,
+            Err(error) => return (Err(error), 0),
+        };
+        let (value, work) = eval::evaluate(&self.checked.code, self.checked.variables, fields);
+        let selected = match value {
             Ok(Value::Bool(selected)) => Ok(selected),
             Ok(_) => Err(SelectorError::NotBoolean),
             Err(Fault::Error(problem)) => Err(SelectorError::Runtime { problem }),
             Err(Fault::TooExpensive) => Err(SelectorError::TooExpensive),
-        }
+        };
+        (selected, work)
     }
 
     /// What of a device decides.

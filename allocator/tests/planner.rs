@@ -8,8 +8,8 @@ use std::sync::Arc;
 use builders::*;
 use proptest::prelude::*;
 use serde_json::json;
-use tessera_allocator::model::{Device, NodeChoice, PendingPod, Slice};
-use tessera_allocator::{Features, Planner, Settings, plan};
+use tessera_allocator::model::{Attribute, Device, NodeChoice, PendingPod, Selector, Slice};
+use tessera_allocator::{Cause, Features, Planner, Settings, plan};
 use tessera_api::names::NodeName;
 
 /// Something that happens to a cluster of a few nodes with a few GPUs each.
@@ -137,4 +137,46 @@ fn what_a_plan_decides_is_not_taken_until_somebody_says_so() {
     let first = planner.plan(&pods, Settings::default());
     assert_eq!(first.decisions.len(), 1);
     assert_eq!(planner.plan(&pods, Settings::default()).decisions, first.decisions);
+}
+
+/// A claim whose selector goes over so many numbers for each device, and reads what is different on all of them.
+fn laborious(numbers: u32) -> PendingPod {
+    let mut request = request("gpu", 1, &[("memory", "1Gi")]);
+    let expression =
+        format!("lists.range({numbers}).all(i, i >= 0) && device.attributes['gpu.tessera.dev'].index == 100");
+    request.alternatives[0].selectors.push(Selector::new(&expression));
+    pod("p", vec![claim("c", vec![request])])
+}
+
+#[test]
+fn evaluating_a_selector_takes_of_the_steps_once() {
+    let numbered = |i: i64| gpu(&format!("gpu-{i}"), "80Gi").with("index", Attribute::Int(i));
+    let cluster = Cluster::new().node("node-0", (0..8).map(numbered).collect());
+    let mut planner = Planner::of(&cluster.0, Features::default());
+    let (cheap, laborious) = ([laborious(1)], [laborious(2000)]);
+    let settings = Settings::default();
+    let little = planner.plan(&cheap, settings).steps;
+    let first = planner.plan(&laborious, settings).steps;
+    assert!(first > 100 * little.max(1), "{first} steps, where an easy one takes {little}");
+    planner.set_use(&device_id("node-0", "gpu-0"), None);
+    assert!(planner.plan(&laborious, settings).steps < first / 10, "the answers are known");
+    let bounded = Settings { steps_per_pod: first / 2, ..settings };
+    planner.forget();
+    let refusals = planner.plan(&laborious, bounded).refusals;
+    assert!(matches!(refusals[0].cause, Cause::NotDecided), "{refusals:?}");
+    assert!(
+        matches!(planner.plan(&laborious, bounded).refusals[0].cause, Cause::NoFit(_)),
+        "it goes on where it was"
+    );
+}
+
+#[test]
+fn shapes_that_nobody_asks_for_any_more_make_room() {
+    let cluster = Cluster::new().node("node-0", devices(&[80]));
+    let mut planner = Planner::of(&cluster.0, Features::default());
+    for i in 0..10_000u32 {
+        let pods = [share_pod("a", &format!("{i}Mi"), "1"), share_pod("b", "90Gi", "1")];
+        let plan = planner.plan(&pods, Settings::default());
+        assert_eq!((plan.decisions.len(), plan.refusals.len()), (1, 1));
+    }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use tessera_api::names::{ClaimName, ClaimUid};
 
 use super::Planner;
+use super::shapes::ShapeId;
 use crate::cluster::NodeIndex;
 use crate::explain::Explainer;
 use crate::fits;
@@ -53,7 +54,7 @@ struct Placing<'p> {
 
 /// An explanation that holds for every pod like this one.
 struct Explained {
-    shape: usize,
+    shape: ShapeId,
     scheduling: Arc<Scheduling>,
     causes: Vec<Cause>,
 }
@@ -129,7 +130,7 @@ impl<'p> Placing<'p> {
     }
 
     /// The best node on which the claims fit and to which the pod can go.
-    fn choose(&self, shape: usize, place: &ToPlace<'_>) -> Option<NodeIndex> {
+    fn choose(&self, shape: ShapeId, place: &ToPlace<'_>) -> Option<NodeIndex> {
         let entry = self.planner.shapes.get(shape);
         let can_go = |node: &NodeIndex| {
             self.node(*node).is_some_and(|n| predicate::fault(place.pod, &place.bounds, n).is_none())
@@ -162,7 +163,7 @@ impl<'p> Placing<'p> {
     }
 
     /// The devices on a node on which the shape is known to fit.
-    fn search_again(&mut self, shape: usize, node: NodeIndex, seed: u64) -> Option<Vec<Vec<Chosen>>> {
+    fn search_again(&mut self, shape: ShapeId, node: NodeIndex, seed: u64) -> Option<Vec<Vec<Chosen>>> {
         let Planner { cluster, selections, shapes } = &mut *self.planner;
         let shape = &mut shapes.get_mut(shape).shape;
         let mut steps = self.settings.steps_per_pod;
@@ -187,7 +188,7 @@ impl<'p> Placing<'p> {
     fn decide(
         &mut self,
         place: &ToPlace<'_>,
-        shape: usize,
+        shape: ShapeId,
         node: NodeIndex,
         chosen: &[Vec<Chosen>],
     ) -> Decision {
@@ -214,7 +215,7 @@ impl<'p> Placing<'p> {
     }
 
     /// Why the pod has to wait.
-    fn refuse(&mut self, place: &ToPlace<'_>, shape: usize) -> Vec<Refusal> {
+    fn refuse(&mut self, place: &ToPlace<'_>, shape: ShapeId) -> Vec<Refusal> {
         if self.planner.shapes.get(shape).fits.is_incomplete() {
             return place.refused(|_| Cause::NotDecided);
         }
@@ -232,7 +233,7 @@ impl<'p> Placing<'p> {
         refusals
     }
 
-    fn explain(&mut self, place: &ToPlace<'_>, shape: usize) -> Vec<Cause> {
+    fn explain(&mut self, place: &ToPlace<'_>, shape: ShapeId) -> Vec<Cause> {
         let nodes: Vec<NodeIndex> = self.planner.cluster.by_name().map(|(index, _)| index).collect();
         let mut explainer = Explainer::new(&self.planner.shapes.get(shape).shape);
         for index in nodes {
@@ -251,7 +252,7 @@ impl<'p> Placing<'p> {
         &mut self,
         explainer: &mut Explainer,
         place: &ToPlace<'_>,
-        shape: usize,
+        shape: ShapeId,
         index: NodeIndex,
         node: &Node,
     ) {

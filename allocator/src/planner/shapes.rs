@@ -9,14 +9,26 @@ use crate::model::Claim;
 use crate::policy::Policy;
 use crate::shape::{Selections, Shape};
 
-/// Shapes kept. Beyond, all are given up.
-const MAX_SHAPES: usize = 1024;
+/// Nodes of all shapes together of which something is remembered: some 100 bytes each.
+const MAX_REMEMBERED: usize = 2_000_000;
 
-/// All shapes that are known.
+/// Shapes that are kept however many nodes there are.
+const MIN_SHAPES: usize = 64;
+
+/// Shapes that are kept at most.
+const MAX_SHAPES: usize = 4096;
+
+/// A shape, by a number that no other one ever gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct ShapeId(u64);
+
+/// All shapes that are known. Those that were not asked for longest are given up first.
 #[derive(Debug, Default)]
 pub(super) struct Shapes {
-    entries: Vec<ShapeEntry>,
-    by_hash: FastMap<u64, Vec<usize>>,
+    entries: FastMap<ShapeId, ShapeEntry>,
+    by_hash: FastMap<u64, Vec<ShapeId>>,
+    /// Shapes made and asked for so far.
+    clock: u64,
 }
 
 /// A shape and what is known of it.
@@ -25,6 +37,8 @@ pub(super) struct ShapeEntry {
     pub(super) shape: Shape,
     policy: Policy,
     pub(super) fits: Fits,
+    hash: u64,
+    asked: u64,
 }
 
 impl Shapes {
@@ -33,35 +47,59 @@ impl Shapes {
         self.by_hash.clear();
     }
 
-    pub(super) fn get(&self, at: usize) -> &ShapeEntry {
-        &self.entries[at]
+    /// The shape that was asked for last, and others that are still known.
+    pub(super) fn get(&self, id: ShapeId) -> &ShapeEntry {
+        self.entries.get(&id).expect("invariant: the shape that was asked for last is known")
     }
 
-    pub(super) fn get_mut(&mut self, at: usize) -> &mut ShapeEntry {
-        &mut self.entries[at]
+    pub(super) fn get_mut(&mut self, id: ShapeId) -> &mut ShapeEntry {
+        self.entries.get_mut(&id).expect("invariant: the shape that was asked for last is known")
     }
 
-    /// The shape of these claims, by its place. What was a place before may be another one after.
+    /// The shape of these claims.
     pub(super) fn of(
         &mut self,
         claims: &[Arc<Claim>],
         cluster: &Cluster,
         selections: &mut Selections,
         policy: Policy,
-    ) -> usize {
+    ) -> ShapeId {
+        self.clock += 1;
         let hash = hash(claims, policy);
         let alike = self.by_hash.get(&hash).into_iter().flatten();
-        if let Some(known) = alike.copied().find(|&at| self.entries[at].is_of(claims, policy)) {
-            return known;
+        for id in alike {
+            if let Some(entry) = self.entries.get_mut(id).filter(|entry| entry.is_of(claims, policy)) {
+                entry.asked = self.clock;
+                return *id;
+            }
         }
-        if self.entries.len() >= MAX_SHAPES || selections.is_full() {
+        if selections.is_full() {
             self.clear();
             *selections = Selections::default();
         }
+        self.make_room(cluster.nodes.len());
         let shape = Shape::new(claims, cluster, selections, policy);
-        self.entries.push(ShapeEntry { shape, policy, fits: Fits::default() });
-        self.by_hash.entry(hash).or_default().push(self.entries.len() - 1);
-        self.entries.len() - 1
+        let id = ShapeId(self.clock);
+        let entry = ShapeEntry { shape, policy, fits: Fits::default(), hash, asked: self.clock };
+        self.entries.insert(id, entry);
+        self.by_hash.entry(hash).or_default().push(id);
+        id
+    }
+
+    /// Gives up the older half where there is no room for one more.
+    fn make_room(&mut self, nodes: usize) {
+        let room = (MAX_REMEMBERED / nodes.max(1)).clamp(MIN_SHAPES, MAX_SHAPES);
+        if self.entries.len() < room {
+            return;
+        }
+        let mut asked: Vec<u64> = self.entries.values().map(|entry| entry.asked).collect();
+        asked.sort_unstable();
+        let median = asked[asked.len() / 2];
+        self.entries.retain(|_, entry| entry.asked > median);
+        self.by_hash.clear();
+        for (id, entry) in &self.entries {
+            self.by_hash.entry(entry.hash).or_default().push(*id);
+        }
     }
 }
 

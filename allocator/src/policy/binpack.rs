@@ -1,15 +1,15 @@
 //! The fullest first. Of two equally full devices the smaller one, so that large ones stay for those who need them.
 
-use super::{DeviceView, NodeView, Rank, Rule, WHOLE};
+use super::{DeviceView, NodeView, Rank, Rule, WHOLE, ppm};
 
 pub(super) struct Binpack;
 
 impl Rule for Binpack {
     fn device(&self, device: &DeviceView<'_>) -> Option<Rank> {
-        Some((i128::from(WHOLE - device.taken()), device.memory()))
+        Some((ppm(WHOLE - device.taken()), device.memory()))
     }
 
     fn node(&self, node: &NodeView<'_>) -> Rank {
-        (i128::from(WHOLE.saturating_sub(node.taken())), 0)
+        (ppm(WHOLE.saturating_sub(node.taken())), 0)
     }
 }

@@ -9,7 +9,7 @@ pub(super) struct Random;
 impl Rule for Random {
     fn device(&self, device: &DeviceView<'_>) -> Option<Rank> {
         let name = &device.ranking.reach.candidates[device.candidate].device().name;
-        Some((i128::from(lot(device.ranking.seed, name.as_str())), 0))
+        Some((lot(device.ranking.seed, name.as_str()).cast_signed(), 0))
     }
 
     fn node(&self, _: &NodeView<'_>) -> Rank {

@@ -1,15 +1,15 @@
 //! The emptiest first; of two equally empty ones that with fewer tasks.
 
-use super::{DeviceView, NodeView, Rank, Rule};
+use super::{DeviceView, NodeView, Rank, Rule, ppm};
 
 pub(super) struct Spread;
 
 impl Rule for Spread {
     fn device(&self, device: &DeviceView<'_>) -> Option<Rank> {
-        Some((i128::from(device.taken()), i128::from(device.tasks())))
+        Some((ppm(device.taken()), i64::from(device.tasks())))
     }
 
     fn node(&self, node: &NodeView<'_>) -> Rank {
-        (i128::from(node.taken()), i128::from(node.tasks()))
+        (ppm(node.taken()), i64::from(node.tasks()))
     }
 }

@@ -114,7 +114,12 @@ impl Run<'_> {
         if !self.search.features.binding_conditions && candidate.device().binding.is_some() {
             return Ok(false);
         }
-        let selected = self.search.selections.selects(resolved.selection, candidate, self.search.interner)?;
+        let selected = self.search.selections.selects(
+            resolved.selection,
+            candidate,
+            self.search.interner,
+            self.search.steps,
+        )?;
         Ok(selected && candidate.reachable)
     }
 

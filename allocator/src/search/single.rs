@@ -62,7 +62,7 @@ impl Search<'_> {
         if !self.features.binding_conditions && candidate.device().binding.is_some() {
             return Ok(false);
         }
-        let selected = self.selections.selects(resolved.selection, candidate, self.interner);
+        let selected = self.selections.selects(resolved.selection, candidate, self.interner, self.steps);
         if !selected.map_err(Failure::Selector)? || !candidate.reachable {
             return Ok(false);
         }

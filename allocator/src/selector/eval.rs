@@ -17,12 +17,14 @@ pub(super) enum Fault {
     TooExpensive,
 }
 
-/// Evaluates `code`, which has so many variables.
+/// Evaluates `code`, which has so many variables. Gives the work that it took as well.
 ///
 /// # Errors
 /// See [`Fault`].
-pub(super) fn evaluate(code: &Code, variables: usize, device: &Fields) -> Result<Value, Fault> {
-    Machine { device, variables: vec![Ok(Value::Null); variables], cost: 0, work: 0 }.value(code)
+pub(super) fn evaluate(code: &Code, variables: usize, device: &Fields) -> (Result<Value, Fault>, u64) {
+    let mut machine = Machine { device, variables: vec![Ok(Value::Null); variables], cost: 0, work: 0 };
+    let value = machine.value(code);
+    (value, machine.work.saturating_add(machine.cost))
 }
 
 struct Machine<'a> {

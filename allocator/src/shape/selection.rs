@@ -11,8 +11,11 @@ use crate::selector::{DeviceView, Read, Reads, SelectorError};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Selection(usize);
 
-/// Answers kept for one list. What is beyond is worked out again.
-const MAX_ANSWERS: usize = 200_000;
+/// Answers kept for all lists together, some 100 bytes each. Beyond, all are worked out again.
+const MAX_ANSWERS: usize = 1_000_000;
+
+/// How much work of an evaluation counts as one step of a search: about what looking at a device takes.
+const WORK_PER_STEP: u64 = 100;
 
 /// Lists kept. Beyond, all are given up: whoever still needs one makes it again.
 const MAX_SELECTIONS: usize = 20_000;
@@ -22,6 +25,8 @@ const MAX_SELECTIONS: usize = 20_000;
 pub(crate) struct Selections {
     lists: Vec<List>,
     by_source: FastMap<Vec<Arc<str>>, usize>,
+    /// Answers of all lists.
+    answers: usize,
     /// Room for one key.
     key: Vec<u32>,
 }
@@ -65,12 +70,13 @@ impl Selections {
         Selection(self.lists.len() - 1)
     }
 
-    /// Whether all selectors of the list match the candidate.
+    /// Whether all selectors of the list match the candidate. Evaluating them takes of `steps`, an answer that is known does not.
     pub(crate) fn selects(
         &mut self,
         selection: Selection,
         candidate: &Candidate,
         interner: &mut Interner,
+        steps: &mut u64,
     ) -> Result<bool, SelectorError> {
         let list = &mut self.lists[selection.0];
         if list.selectors.is_empty() {
@@ -79,18 +85,20 @@ impl Selections {
         list.resolve(interner);
         let device = candidate.compiled();
         if device.irregular {
-            return list.evaluate(candidate);
+            return list.evaluate(candidate, steps);
         }
         self.key.clear();
         list.key(candidate.driver, device, interner, &mut self.key);
         if let Some(known) = list.answers.get(self.key.as_slice()) {
             return known.clone();
         }
-        let answer = list.evaluate(candidate);
-        if list.answers.len() >= MAX_ANSWERS {
-            list.answers.clear();
-        }
+        let answer = list.evaluate(candidate, steps);
         list.answers.insert(self.key.as_slice().into(), answer.clone());
+        self.answers += 1;
+        if self.answers > MAX_ANSWERS {
+            self.lists.iter_mut().for_each(|list| list.answers = FastMap::default());
+            self.answers = 0;
+        }
         answer
     }
 }
@@ -130,12 +138,14 @@ impl List {
         key.extend(domains.iter().map(|domain| u32::from(is_in(domain))));
     }
 
-    fn evaluate(&self, candidate: &Candidate) -> Result<bool, SelectorError> {
+    fn evaluate(&self, candidate: &Candidate, steps: &mut u64) -> Result<bool, SelectorError> {
         let (driver, device) = (&candidate.slice().pool.driver, candidate.device());
         for selector in &self.selectors {
             let compiled = selector.compiled.as_ref().map_err(Clone::clone)?;
             let view = device.view.get_or_init(|| DeviceView::new(driver, device));
-            if !compiled.matches(view)? {
+            let (selected, work) = compiled.evaluate(view);
+            *steps = steps.saturating_sub(work / WORK_PER_STEP);
+            if !selected? {
                 return Ok(false);
             }
         }
