@@ -1,16 +1,21 @@
-//! Nodes without a kubelet: a Node object, kept ready, and a slice of GPUs. What is bound there never starts, so that
-//! hundreds of pods cost what the control plane costs, and nothing else.
+//! Nodes without a kubelet: a Node object, a Lease that keeps it ready, and a slice of GPUs. What is bound there never starts,
+//! so that hundreds of pods cost what the control plane costs, and nothing else.
 
 use std::convert::Infallible;
 use std::time::Duration;
 
+use anyhow::Context;
+use futures::{StreamExt, TryStreamExt, stream};
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
-use kube::{Api, Client, Config, ResourceExt};
+use kube::core::Request;
+use kube::{Api, Client, Resource, ResourceExt};
 use serde_json::{Value, json};
-
-use crate::inventory::DRIVER;
+use tessera_api::gpu::{ComputeCapability, CudaVersion, Gpu, Health, Inventory, Link, LinkKind};
+use tessera_api::names::{GpuUuid, NodeName, PciBusId};
+use tessera_api::slice::{self, Fence, NodeOwner, SliceOptions};
 
 /// Only it publishes GPUs, each instance those of its own node; so it is impersonated.
 const PUBLISHER: &str = "system:serviceaccount:tessera-system:tessera-driver";
@@ -18,39 +23,73 @@ const PUBLISHER: &str = "system:serviceaccount:tessera-system:tessera-driver";
 /// In which the API server takes the node that a service account's token is bound to.
 const NODE_OF_TOKEN: &str = "impersonate-extra-authentication.kubernetes.io%2Fnode-name";
 
-/// kube-controller-manager gives a node up that was silent for 50 s (`--node-monitor-grace-period`).
+/// Where the leases of nodes are.
+const LEASES: &str = "kube-node-lease";
+
+/// As a kubelet renews. kube-controller-manager gives a node up that was silent for 50 s (`--node-monitor-grace-period`).
 const HEARTBEAT: Duration = Duration::from_secs(10);
 
 /// The label of all of them; its value says whose they are.
 const LABEL: &str = "e2e.tessera.dev/hollow";
 
-/// GPUs of one node.
-const GPUS: usize = 8;
+/// NVLinks between each pair of GPUs of a node, all of one H100 behind NVSwitches.
+const NVLINKS: u32 = 18;
+
+/// Nodes that join or leave at once.
+const AT_ONCE: usize = 16;
+
+/// Which nodes without a kubelet.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// How many.
+    pub nodes: u32,
+    /// GPUs of each, of 80 GiB; at most 16.
+    pub gpus: u32,
+    /// Whom the GPUs are for.
+    pub fence: Fence,
+}
 
 /// Some nodes without a kubelet.
 pub struct HollowNodes {
     nodes: Api<Node>,
+    leases: Api<Lease>,
     names: Vec<String>,
     whose: String,
 }
 
 impl HollowNodes {
-    /// Adds nodes of eight fenced GPUs of 80 GiB each.
+    /// Adds nodes; those of the same names that an earlier run has left go first.
     ///
     /// # Errors
     /// What the API server says.
-    pub async fn join(config: &Config, client: &Client, whose: &str, count: usize) -> anyhow::Result<Self> {
-        let names = (1..=count).map(|number| format!("hollow-{number}")).collect();
-        let hollow = Self { nodes: Api::all(client.clone()), names, whose: whose.to_owned() };
+    pub async fn join(client: &Client, whose: &str, shape: Shape) -> anyhow::Result<Self> {
+        let hollow = Self {
+            nodes: Api::all(client.clone()),
+            leases: Api::namespaced(client.clone(), LEASES),
+            names: (1..=shape.nodes).map(|number| format!("hollow-{number}")).collect(),
+            whose: whose.to_owned(),
+        };
         hollow.leave().await?;
-        for name in &hollow.names {
-            let node = serde_json::from_value(hollow.node(name))?;
-            let node = hollow.nodes.create(&PostParams::default(), &node).await?;
-            let slices: Api<ResourceSlice> = Api::all(publisher(config, name)?);
-            let slice = serde_json::from_value(slice(name, &node.uid().unwrap_or_default()))?;
-            slices.create(&PostParams::default(), &slice).await?;
-        }
+        let joining = (1..=shape.nodes).map(|number| hollow.join_one(client, number, shape));
+        stream::iter(joining).buffer_unordered(AT_ONCE).try_collect::<()>().await?;
         Ok(hollow)
+    }
+
+    async fn join_one(&self, client: &Client, number: u32, shape: Shape) -> anyhow::Result<()> {
+        let name = format!("hollow-{number}");
+        let node = serde_json::from_value(self.node(&name))?;
+        let uid = self.nodes.create(&PostParams::default(), &node).await?.uid().unwrap_or_default();
+        let lease = serde_json::from_value(lease(&name, &uid))?;
+        self.leases.create(&PostParams::default(), &lease).await?;
+        let options = SliceOptions {
+            owner: Some(NodeOwner { uid }),
+            fence: shape.fence,
+            ..SliceOptions::new(NodeName::new(&name)?)
+        };
+        for slice in slice::build(&inventory(number, shape.gpus)?, &options) {
+            publish(client, &name, &slice).await?;
+        }
+        Ok(())
     }
 
     /// What a pod needs in its spec to go there, and nowhere else.
@@ -58,30 +97,42 @@ impl HollowNodes {
         (json!({LABEL: self.whose}), json!([{"operator": "Exists"}]))
     }
 
-    /// Keeps them ready; ends only with an error.
+    /// Keeps them ready; ends only with an error. The renewals are spread over time, as those of kubelets are.
     ///
     /// # Errors
     /// What the API server says.
     pub async fn keep_ready(&self) -> anyhow::Result<Infallible> {
-        let mut beats = tokio::time::interval(HEARTBEAT);
-        loop {
+        let nodes = u32::try_from(self.names.len()).unwrap_or(u32::MAX).max(1);
+        let mut beats = tokio::time::interval(HEARTBEAT / nodes);
+        for name in self.names.iter().cycle() {
             beats.tick().await;
-            for name in &self.names {
-                let beat = json!({"status": {"conditions": [ready()]}});
-                self.nodes.patch_status(name, &PatchParams::default(), &Patch::Strategic(beat)).await?;
-            }
+            let beat = json!({"spec": {"renewTime": now_in_microseconds()}});
+            self.leases.patch(name, &PatchParams::default(), &Patch::Merge(beat)).await?;
         }
+        anyhow::bail!("there are no nodes to keep ready")
     }
 
-    /// Removes them. Their slices go with them.
+    /// Removes them. Their leases and slices go with them.
     ///
     /// # Errors
     /// What the API server says.
     pub async fn leave(&self) -> anyhow::Result<()> {
-        for name in &self.names {
-            match self.nodes.delete(name, &DeleteParams::default()).await {
-                Err(kube::Error::Api(status)) if status.is_not_found() => {}
-                answer => drop(answer?),
+        stream::iter(&self.names)
+            .map(|name| self.leave_one(name))
+            .buffer_unordered(AT_ONCE)
+            .try_collect()
+            .await
+    }
+
+    async fn leave_one(&self, name: &str) -> anyhow::Result<()> {
+        let params = DeleteParams::default();
+        for gone in
+            [self.nodes.delete(name, &params).await.err(), self.leases.delete(name, &params).await.err()]
+        {
+            match gone {
+                None => {}
+                Some(kube::Error::Api(status)) if status.is_not_found() => {}
+                Some(error) => return Err(error.into()),
             }
         }
         Ok(())
@@ -97,11 +148,24 @@ impl HollowNodes {
     }
 }
 
-fn publisher(config: &Config, node: &str) -> anyhow::Result<Client> {
-    let mut config = config.clone();
-    config.auth_info.impersonate = Some(PUBLISHER.to_owned());
-    config.headers.push((NODE_OF_TOKEN.parse()?, node.parse()?));
-    Ok(Client::try_from(config)?)
+/// Writes a slice as the driver of that node. Its client serves all nodes: hundreds of them would be as many connections.
+async fn publish(client: &Client, node: &str, slice: &ResourceSlice) -> anyhow::Result<()> {
+    let request = Request::new(ResourceSlice::url_path(&(), None));
+    let mut request = request.create(&PostParams::default(), serde_json::to_vec(slice)?)?;
+    request.headers_mut().insert("Impersonate-User", PUBLISHER.parse()?);
+    request.headers_mut().insert(NODE_OF_TOKEN, node.parse()?);
+    client
+        .request::<ResourceSlice>(request)
+        .await
+        .with_context(|| format!("publishing the GPUs of {node}"))?;
+    Ok(())
+}
+
+fn lease(node: &str, uid: &str) -> Value {
+    json!({
+        "metadata": {"name": node, "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid}]},
+        "spec": {"holderIdentity": node, "leaseDurationSeconds": 40, "renewTime": now_in_microseconds()},
+    })
 }
 
 fn ready() -> Value {
@@ -110,28 +174,60 @@ fn ready() -> Value {
         "lastHeartbeatTime": now, "lastTransitionTime": now})
 }
 
-/// As the driver publishes them, with the fence.
-fn slice(node: &str, uid: &str) -> Value {
-    let devices: Vec<Value> = (0..GPUS).map(device).collect();
-    json!({
-        "metadata": {"name": format!("000-{DRIVER}-{node}"), "ownerReferences": [
-            {"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid, "controller": true},
-        ]},
-        "spec": {"driver": DRIVER, "nodeName": node, "devices": devices,
-            "pool": {"name": node, "generation": 1, "resourceSliceCount": 1}},
+fn now_in_microseconds() -> String {
+    jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%S%.6fZ").to_string()
+}
+
+/// GPUs of one node, every pair joined by NVLinks, as on a server with eight H100 behind NVSwitches.
+fn inventory(node: u32, gpus: u32) -> anyhow::Result<Inventory> {
+    let links = (0..gpus).flat_map(|a| (a + 1..gpus).map(move |b| (a, b)));
+    let link = |(a, b)| Ok(Link::new(uuid(node, a)?, uuid(node, b)?, LinkKind::NvLink(NVLINKS)));
+    let links = links.map(link).collect::<anyhow::Result<Vec<Link>>>()?;
+    let gpus = (0..gpus).map(|index| gpu(node, index)).collect::<anyhow::Result<Vec<Gpu>>>()?;
+    Ok(Inventory::new(gpus, links, Vec::new()))
+}
+
+fn gpu(node: u32, index: u32) -> anyhow::Result<Gpu> {
+    Ok(Gpu {
+        uuid: uuid(node, index)?,
+        index,
+        minor: index,
+        // Nobody looks for it: trials ask for the GPUs of nodes that have containers by their product.
+        product_name: "Hollow".to_owned(),
+        architecture: "Hopper".to_owned(),
+        memory_bytes: 80 << 30,
+        cuda_compute_capability: ComputeCapability { major: 9, minor: 0 },
+        driver_version: "580.95.05".to_owned(),
+        cuda_driver_version: CudaVersion::from_number(13000),
+        pci_bus_id: PciBusId::new(format!("0000:{:02x}:00.0", 0x10 * index + 9))?,
+        pcie_root: Some(format!("pci0000:{:02x}", 0x10 * index + 6)),
+        numa_node: Some(i32::from(index >= 4)),
+        mig_enabled: false,
+        health: Health::Healthy,
     })
 }
 
-fn device(index: usize) -> Value {
-    json!({
-        "name": format!("gpu-{index}"),
-        "allowMultipleAllocations": true,
-        "attributes": {"type": {"string": "gpu"}, "productName": {"string": "Hollow"}, "index": {"int": index}},
-        "capacity": {
-            "memory": {"value": "80Gi",
-                "requestPolicy": {"default": "80Gi", "validRange": {"min": "1Mi", "step": "1Mi"}}},
-            "cores": {"value": "100", "requestPolicy": {"default": "0", "validRange": {"min": "0", "step": "1"}}},
-        },
-        "taints": [{"key": format!("{DRIVER}/managed"), "effect": "NoSchedule"}],
-    })
+fn uuid(node: u32, index: u32) -> anyhow::Result<GpuUuid> {
+    Ok(GpuUuid::new(format!("GPU-{node:08x}-0000-4000-8000-{index:012x}"))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn no_two_nodes_publish_the_same_gpu() {
+        let mut seen = BTreeSet::new();
+        for node in 1..=300 {
+            let inventory = inventory(node, 8).unwrap();
+            assert_eq!(inventory.gpus.len(), 8);
+            assert_eq!(inventory.links.len(), 28);
+            assert!(
+                inventory.gpus.into_iter().all(|gpu| seen.insert(gpu.uuid)),
+                "a GPU of node {node} twice"
+            );
+        }
+    }
 }

@@ -44,11 +44,6 @@ impl Bench {
         Self { config, client, operations, plugin, sizes, namespace: format!("trial-{name}") }
     }
 
-    /// How the cluster is reached.
-    pub(super) fn config(&self) -> &Config {
-        &self.config
-    }
-
     /// How much there is to do.
     pub(super) fn sizes(&self) -> Sizes {
         self.sizes

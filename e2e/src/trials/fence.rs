@@ -11,19 +11,21 @@ use kube::ResourceExt;
 use kube::api::{DeleteParams, PostParams};
 use kube::runtime::{WatchStreamExt, watcher};
 use serde_json::{Value, json};
+use tessera_api::slice::Fence;
 
 use super::bench::Bench;
 use super::overcommit::{self, Overcommitted};
 use super::policies;
 use super::progress::Progress;
 use crate::harness::TrialOutcome;
-use crate::hollow::HollowNodes;
+use crate::hollow::{HollowNodes, Shape};
 use crate::inventory::DRIVER;
 use crate::random::Random;
 use crate::runner::Outcome;
 
 /// Sixteen GPUs, about a third of what the pods that are there at a time want.
-const NODES: usize = 2;
+const NODES: u32 = 2;
+const GPUS: u32 = 8;
 const PODS_AT_A_TIME: usize = 48;
 
 /// Claims of one pod.
@@ -61,7 +63,8 @@ pub(super) async fn fenced(bench: Bench) -> TrialOutcome {
 /// Has so many claims allocated or denied, some at a time, on nodes of their own. Gives how many were denied; an error if a
 /// device is given out twice.
 async fn allocate(bench: &Bench, claims: usize) -> anyhow::Result<usize> {
-    let hollow = HollowNodes::join(bench.config(), &bench.client, bench.namespace(), NODES).await?;
+    let shape = Shape { nodes: NODES, gpus: GPUS, fence: Fence::Managed };
+    let hollow = HollowNodes::join(&bench.client, bench.namespace(), shape).await?;
     let mut load = Load::new(bench, &hollow, claims);
     let outcome = tokio::select! {
         Err(error) = hollow.keep_ready() => Err(error),
