@@ -82,3 +82,7 @@ bench-allocator: oracle ## Time the allocator beside Kubernetes' own, in turn (G
 fuzz-allocator: oracle ## Compare the allocator with Kubernetes' own on fresh random cases (Go): MINUTES=10 SEED=...
 	$(CARGO) build --locked --release --package tessera-judge
 	judge/fuzz.sh $(oracle) $(target)/release/conformance
+
+.PHONY: bench-cluster
+bench-cluster: ## Pods bound per second by a real control plane, beside kube-scheduler alone (root and Go; OPTIONS=--help)
+	e2e/cluster/bench.sh $(OPTIONS)

@@ -27,5 +27,6 @@ pub mod random;
 pub mod runner;
 pub mod scenario;
 pub mod served;
+pub mod throughput;
 pub mod trials;
 pub mod wait;

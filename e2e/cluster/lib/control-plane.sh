@@ -3,12 +3,17 @@
 # The control plane: etcd, kube-apiserver, kube-controller-manager, kube-scheduler on one machine.
 
 control_plane_start() {
-  local directory=$rundir/$control_plane component
   machine_start "$control_plane"
   machine_connect "$control_plane"
   # The service address lies on this machine and the API server listens on 443, so pods reach it without kube-proxy.
   machine_exec "$control_plane" ip address add "$service_address/32" dev lo
   routes_add machine_exec "$control_plane"
+  control_plane_components_start
+}
+
+# The components, on a machine that has its addresses.
+control_plane_components_start() {
+  local directory=$rundir/$control_plane component
   for component in controller-manager scheduler; do pki_kubeconfig "$component" "$directory/$component.kubeconfig"; done
   pki_kubeconfig admin "$kubeconfig"
   etcd_script "$directory"
@@ -53,23 +58,27 @@ END
 }
 
 controller_manager_script() { # directory
+  local limits=
+  if [ "$kube_api_qps" != default ]; then limits="--kube-api-qps $kube_api_qps --kube-api-burst $kube_api_qps"; fi
   cat >"$1/kube-controller-manager.sh" <<END
 exec "$bin/kube-controller-manager" --kubeconfig "$1/controller-manager.kubeconfig" --leader-elect=false \\
   --service-account-private-key-file "$pki/service-account.key" --root-ca-file "$pki/ca.crt" \\
-  --use-service-account-credentials --bind-address 127.0.0.1 --cert-dir "$1/kube-controller-manager" \\
-  --kube-api-qps $kube_api_qps --kube-api-burst $kube_api_qps
+  --use-service-account-credentials --bind-address 127.0.0.1 --cert-dir "$1/kube-controller-manager" $limits
 END
 }
 
 scheduler_script() { # directory kubeconfig
+  local limits=
+  if [ "$kube_api_qps" != default ]; then limits=", qps: $kube_api_qps, burst: $kube_api_qps"; fi
   cat >"$1/scheduler.yaml" <<END
 apiVersion: kubescheduler.config.k8s.io/v1
 kind: KubeSchedulerConfiguration
-clientConnection: {kubeconfig: "$2", qps: $kube_api_qps, burst: $kube_api_qps}
+clientConnection: {kubeconfig: "$2"$limits}
 leaderElection: {leaderElect: false}
 END
   cat >"$1/kube-scheduler.sh" <<END
-exec "$bin/kube-scheduler" --config "$1/scheduler.yaml" --bind-address 127.0.0.1 --cert-dir "$1/kube-scheduler"
+exec "$bin/kube-scheduler" --config "$1/scheduler.yaml" --bind-address 127.0.0.1 --cert-dir "$1/kube-scheduler" \\
+  --authorization-always-allow-paths /healthz,/readyz,/livez,/metrics
 END
 }
 

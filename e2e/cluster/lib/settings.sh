@@ -38,8 +38,8 @@ case $cargo_profile in
   *) cargo_output=${CARGO_TARGET_DIR:-$repository/target}/$cargo_profile ;;
 esac
 
-# Client limits of controller-manager and scheduler, reported by up.sh. Their defaults (20 and 50 a second) would make
-# every figure one about the limits.
+# Client limits of controller-manager and scheduler, reported by up.sh, or `default`. Their defaults (20 and 50 a second)
+# would make every figure one about the limits.
 kube_api_qps=${TESSERA_E2E_KUBE_API_QPS:-5000}
 
 # Prefix of every cgroup and network link the cluster makes: what the leak check looks for.

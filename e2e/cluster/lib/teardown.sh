@@ -3,16 +3,22 @@
 # Ends the cluster by what was recorded, then looks for anything that is left, independently of the records.
 
 cluster_stop() {
-  local record node
-  for record in "$rundir"/machines/*; do
-    if [ -f "$record" ]; then machine_stop "$(basename "$record")"; fi
-  done
+  local node
+  machines_stop
   for node in "${node_names[@]}"; do cgroup_remove "$node"; done
   if [ -f "$rundir/bridge" ]; then
     if ip link show "$bridge" >/dev/null 2>&1; then ip link delete "$bridge"; fi
     rm "$rundir/bridge"
   fi
   host_settings_restore
+}
+
+# Ends all machines, also those that were not ready yet.
+machines_stop() {
+  local record
+  for record in "$rundir"/machines/*; do
+    if [ -f "$record" ]; then machine_stop "$(basename "$record")"; fi
+  done
 }
 
 # Ends PID 1 of a machine; the kernel then ends every other process of its PID namespace, and with the last process go
@@ -38,6 +44,15 @@ processes_of_namespace() {
 
 # Prints one line for each thing that the cluster left on the host; nothing when all is gone.
 cluster_leftovers() {
+  machine_leftovers
+  ip -o link show | awk -F': ' -v mark="$mark" '$2 == mark "0" || index($2, mark "-") == 1 { print "network link " $2 }'
+  ip netns list 2>/dev/null | awk -v mark="$mark" 'index($1, mark) == 1 { print "network namespace " $1 }'
+  cgroup_leftovers | sed 's/^/cgroup /'
+  host_settings_leftovers | sed 's/^/kernel setting /'
+}
+
+# The part of it that machines leave.
+machine_leftovers() {
   local record namespace pid
   for record in "$rundir"/machines/*; do
     [ -f "$record" ] || continue
@@ -48,8 +63,4 @@ cluster_leftovers() {
   done
   for pid in $(pgrep --full -- "^(unshare|nsenter) .*$rundir/" || true); do echo "process $pid holds a namespace"; done
   awk -v directory="$rundir/" 'index($2, directory) == 1 { print "mount " $2 }' /proc/mounts
-  ip -o link show | awk -F': ' -v mark="$mark" '$2 == mark "0" || index($2, mark "-") == 1 { print "network link " $2 }'
-  ip netns list 2>/dev/null | awk -v mark="$mark" 'index($1, mark) == 1 { print "network namespace " $1 }'
-  cgroup_leftovers | sed 's/^/cgroup /'
-  host_settings_leftovers | sed 's/^/kernel setting /'
 }

@@ -1,0 +1,186 @@
+//! Which rounds there are, and in which order.
+
+use std::fmt;
+
+use clap::{Args, ValueEnum};
+use serde::{Deserialize, Serialize};
+
+/// Who allocates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Allocator {
+    /// kube-scheduler: slices without the fence, no controller, the chart in `mode: stock`.
+    Stock,
+    /// tessera-controller: fenced slices, the chart as it is by default.
+    Tessera,
+}
+
+impl fmt::Display for Allocator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Stock => "stock",
+            Self::Tessera => "tessera",
+        })
+    }
+}
+
+/// Requests per second that the clients of kube-controller-manager and kube-scheduler allow themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Limits {
+    /// What they do by themselves: 20 and 50, bursts of 30 and 100.
+    Default,
+    /// So many, in bursts as well.
+    PerSecond(u32),
+}
+
+impl fmt::Display for Limits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::PerSecond(requests) => write!(f, "{requests}"),
+        }
+    }
+}
+
+impl std::str::FromStr for Limits {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.parse() {
+            _ if text == "default" => Ok(Self::Default),
+            Ok(requests) if requests > 0 => Ok(Self::PerSecond(requests)),
+            _ => Err("give `default` or requests per second, 1 or more".to_owned()),
+        }
+    }
+}
+
+/// What each round does.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, Args)]
+pub struct Workload {
+    /// Pods that are created, each with a claim from a template.
+    #[arg(long, default_value_t = 500, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub pods: u32,
+    /// Nodes without a kubelet.
+    #[arg(long, default_value_t = 300, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=5000))]
+    pub nodes: u32,
+    /// GPUs of each node, of 80 GiB.
+    #[arg(long, default_value_t = 8, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=16))]
+    pub gpus: u32,
+    /// What a pod asks of one GPU: GiB of memory.
+    #[arg(long, default_value_t = 20, value_name = "GIB", value_parser = clap::value_parser!(u32).range(1..=80))]
+    pub memory: u32,
+    /// And percent of compute.
+    #[arg(long, default_value_t = 25, value_name = "PERCENT", value_parser = clap::value_parser!(u32).range(0..=100))]
+    pub cores: u32,
+    /// Pods created per second; without it as fast as the API server takes them.
+    #[arg(long, value_name = "PODS", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub rate: Option<u32>,
+}
+
+/// A workload that cannot be served.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{nodes} nodes with {gpus} GPUs hold {room} pods of {memory} GiB and {cores} percent, fewer than --pods {pods}: raise \
+     --nodes or --gpus, or lower --pods, --memory or --cores"
+)]
+pub struct NoRoom {
+    nodes: u32,
+    gpus: u32,
+    memory: u32,
+    cores: u32,
+    room: u64,
+    pods: u32,
+}
+
+impl Workload {
+    /// Whether all pods find room.
+    ///
+    /// # Errors
+    /// They do not.
+    pub fn check(&self) -> Result<(), NoRoom> {
+        let Self { pods, nodes, gpus, memory, cores, .. } = *self;
+        let per_gpu = (80 / memory.max(1)).min(100_u32.checked_div(cores).unwrap_or(u32::MAX));
+        let room = u64::from(nodes) * u64::from(gpus) * u64::from(per_gpu);
+        if room < u64::from(pods) { Err(NoRoom { nodes, gpus, memory, cores, room, pods }) } else { Ok(()) }
+    }
+}
+
+/// Which rounds are run.
+#[derive(Clone, Debug, Args)]
+pub struct Rounds {
+    /// Rounds with each allocator, at each limit. They alternate as stock, tessera, tessera, stock.
+    #[arg(long, default_value_t = 2, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub rounds: u32,
+    /// Client limits of kube-controller-manager and kube-scheduler, requests per second; each makes a table of its own.
+    #[arg(long, default_values = ["default", "5000"], value_delimiter = ',', value_name = "LIMIT,...")]
+    pub limits: Vec<Limits>,
+    /// Only rounds with this allocator.
+    #[arg(long, value_name = "ALLOCATOR")]
+    pub only: Option<Allocator>,
+}
+
+impl Rounds {
+    /// The rounds in their order: whatever changes steadily on the machine meanwhile tells on both allocators alike.
+    pub fn in_order(&self) -> Vec<(Allocator, Limits)> {
+        let turns = [Allocator::Stock, Allocator::Tessera, Allocator::Tessera, Allocator::Stock];
+        let allocators: Vec<Allocator> = turns.into_iter().cycle().take(2 * self.rounds as usize).collect();
+        let wanted = |allocator: &Allocator| self.only.is_none_or(|only| only == *allocator);
+        let of_limits = |limits: &Limits| {
+            let limits = *limits;
+            allocators
+                .iter()
+                .copied()
+                .filter(wanted)
+                .map(move |allocator| (allocator, limits))
+                .collect::<Vec<_>>()
+        };
+        self.limits.iter().flat_map(of_limits).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn allocators_take_turns_there_and_back() {
+        let rounds = Rounds { rounds: 2, limits: vec![Limits::Default, Limits::PerSecond(5000)], only: None };
+        let names: Vec<String> = rounds
+            .in_order()
+            .into_iter()
+            .map(|(allocator, limits)| format!("{allocator} {limits}"))
+            .collect();
+        let of = |limits| ["stock", "tessera", "tessera", "stock"].map(|name| format!("{name} {limits}"));
+        assert_eq!(names, [of("default"), of("5000")].concat());
+    }
+
+    #[test]
+    fn each_allocator_has_as_many_rounds_as_asked() {
+        for number in 1..=5 {
+            let rounds = Rounds { rounds: number, limits: vec![Limits::Default], only: None };
+            let stock =
+                rounds.in_order().iter().filter(|(allocator, _)| *allocator == Allocator::Stock).count();
+            assert_eq!((rounds.in_order().len(), stock), (2 * number as usize, number as usize));
+        }
+    }
+
+    #[test]
+    fn more_pods_than_room_are_refused_with_the_room_there_is() {
+        let mut workload = Workload { pods: 32, nodes: 1, gpus: 8, memory: 20, cores: 25, rate: None };
+        assert_eq!(workload.check(), Ok(()));
+        workload.pods = 33;
+        let error = workload.check().unwrap_err().to_string();
+        assert!(error.contains("hold 32 pods") && error.contains("--pods 33"), "{error}");
+        workload.cores = 0;
+        workload.memory = 10;
+        assert_eq!(workload.check(), Ok(()));
+    }
+
+    #[test]
+    fn a_limit_is_a_number_or_default() {
+        assert_eq!("default".parse(), Ok(Limits::Default));
+        assert_eq!("50".parse(), Ok(Limits::PerSecond(50)));
+        assert!("0".parse::<Limits>().is_err() && "fast".parse::<Limits>().is_err());
+    }
+}

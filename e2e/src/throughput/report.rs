@@ -1,0 +1,291 @@
+//! The rounds side by side.
+
+use std::fmt;
+
+use anyhow::Context;
+use serde::Serialize;
+
+use super::plan::{Allocator, Limits};
+use super::quantiles::median;
+use super::round::Round;
+
+/// Where the figures were taken.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Machine {
+    /// Its processor.
+    pub cpu: String,
+    /// How many of them this process may use.
+    pub cores: usize,
+    /// Release of the kernel.
+    pub linux: String,
+}
+
+impl Machine {
+    /// This one.
+    pub fn this() -> Self {
+        let cpus = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let model = cpus.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or("?");
+        let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        Self {
+            cpu: model.trim_start_matches([' ', '\t', ':']).to_owned(),
+            cores: std::thread::available_parallelism().map_or(0, usize::from),
+            linux: release.trim().to_owned(),
+        }
+    }
+}
+
+/// One figure with both allocators, over all rounds of one limit.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Comparison {
+    /// What it is, with its unit.
+    pub what: String,
+    /// With kube-scheduler allocating: one value each round.
+    pub stock: Vec<f64>,
+    /// With Tessera.
+    pub tessera: Vec<f64>,
+    /// The median with Tessera by the one without; none where one is missing or there is nothing to divide by.
+    pub ratio: Option<f64>,
+}
+
+/// The comparisons at one limit.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Table {
+    /// Client limits of kube-controller-manager and kube-scheduler.
+    pub limits: Limits,
+    /// The figures.
+    pub figures: Vec<Comparison>,
+}
+
+/// Everything that a run of the benchmark has to say. Printed, it is a text of tables.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// Where.
+    pub machine: Machine,
+    /// The comparisons.
+    pub tables: Vec<Table>,
+    /// The rounds, as they came.
+    pub rounds: Vec<Round>,
+}
+
+/// What is read off a round.
+type Figure = (String, Box<dyn Fn(&Round) -> Option<f64>>);
+
+impl Report {
+    /// Compares rounds.
+    pub fn new(machine: Machine, rounds: Vec<Round>) -> Self {
+        let mut limits: Vec<Limits> = Vec::new();
+        for round in &rounds {
+            if !limits.contains(&round.limits) {
+                limits.push(round.limits);
+            }
+        }
+        let tables = limits.into_iter().map(|limits| table(limits, &rounds)).collect();
+        Self { machine, tables, rounds }
+    }
+
+    /// Reads rounds as they were written, one a line in JSON, and compares them.
+    ///
+    /// # Errors
+    /// A line is no round.
+    pub fn of_lines(machine: Machine, lines: &str) -> anyhow::Result<Self> {
+        let round = |(number, line)| {
+            serde_json::from_str(line).with_context(|| format!("line {} is no round", number + 1))
+        };
+        let rounds = lines.lines().enumerate().map(round).collect::<anyhow::Result<Vec<Round>>>()?;
+        Ok(Self::new(machine, rounds))
+    }
+}
+
+fn table(limits: Limits, rounds: &[Round]) -> Table {
+    let rounds: Vec<&Round> = rounds.iter().filter(|round| round.limits == limits).collect();
+    let figures = figures(&rounds).into_iter().map(|(what, read)| {
+        let of = |allocator| {
+            let of = rounds.iter().filter(|round| round.allocator == allocator);
+            of.filter_map(|round| read(round)).collect::<Vec<f64>>()
+        };
+        let (stock, tessera) = (of(Allocator::Stock), of(Allocator::Tessera));
+        let ratio = median(&tessera)
+            .zip(median(&stock))
+            .and_then(|(ours, theirs)| (theirs > 0.0).then_some(ours / theirs));
+        Comparison { what, stock, tessera, ratio }
+    });
+    Table { limits, figures: figures.collect() }
+}
+
+fn figures(rounds: &[&Round]) -> Vec<Figure> {
+    let figure = |what: &str, read: fn(&Round) -> f64| -> Figure {
+        (what.to_owned(), Box::new(move |round: &Round| Some(read(round))))
+    };
+    let mut figures = vec![
+        figure("pods bound per second", |r| r.bound_per_second),
+        figure("creation to binding, p50, s", |r| r.to_binding.p50_s),
+        figure("creation to binding, p99, s", |r| r.to_binding.p99_s),
+        figure("  creation to claim, p50, s", |r| r.to_claim.p50_s),
+        figure("  claim to allocation, p50, s", |r| r.claim_to_allocation.p50_s),
+        figure("  claim to allocation, p99, s", |r| r.claim_to_allocation.p99_s),
+        figure("  allocation to binding, p50, s", |r| r.allocation_to_binding.p50_s),
+        figure("  allocation to binding, p99, s", |r| r.allocation_to_binding.p99_s),
+        figure("attempts of kube-scheduler in vain", |r| r.attempts_in_vain),
+    ];
+    figures.push((
+        "CPU of all components, s".to_owned(),
+        Box::new(|r| Some(r.usage.values().map(|u| u.cpu_s).sum())),
+    ));
+    let mut components: Vec<String> = rounds.iter().flat_map(|round| round.usage.keys().cloned()).collect();
+    components.sort();
+    components.dedup();
+    for component in components {
+        let of = component.clone();
+        figures.push((format!("  of {component}"), Box::new(move |r| Some(r.usage.get(&of)?.cpu_s))));
+        if component.starts_with("tessera-") {
+            figures.push((
+                format!("memory of {component}, peak, MiB"),
+                Box::new(move |r| Some(r.usage.get(&component)?.peak_rss_mib)),
+            ));
+        }
+    }
+    figures.push(figure("CPU of everything else on the machine, s", |r| r.elsewhere_s));
+    figures
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Machine { cpu, cores, linux } = &self.machine;
+        writeln!(f, "machine: {cores} x {cpu}, Linux {linux}")?;
+        if let Some(Round { kubernetes, workload: w, .. }) = self.rounds.first() {
+            let pace =
+                w.rate.map_or_else(|| "as fast as possible".to_owned(), |rate| format!("{rate} a second"));
+            writeln!(
+                f,
+                "Kubernetes {kubernetes}; {} pods, created {pace}, on {} nodes x {} GPUs;",
+                w.pods, w.nodes, w.gpus
+            )?;
+            writeln!(f, "each asks for {} GiB and {} percent of one of 80 GiB", w.memory, w.cores)?;
+        }
+        for table in &self.tables {
+            write!(f, "\n{table}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.limits {
+            Limits::Default => {
+                writeln!(f, "client limits of kube-controller-manager and kube-scheduler: their own")?
+            }
+            Limits::PerSecond(limit) => {
+                writeln!(f, "client limits of kube-controller-manager and kube-scheduler: {limit} a second")?;
+            }
+        }
+        writeln!(f, "{:<40} {:>24} {:>24} {:>8}", "median (least to most)", "stock", "Tessera", "ratio")?;
+        for figure in &self.figures {
+            let ratio = figure.ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}"));
+            writeln!(
+                f,
+                "{:<40} {:>24} {:>24} {ratio:>8}",
+                figure.what,
+                spread(&figure.stock),
+                spread(&figure.tessera)
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// The median, and between what it lies.
+fn spread(samples: &[f64]) -> String {
+    let Some(middle) = median(samples) else { return "-".to_owned() };
+    let least = samples.iter().copied().fold(f64::INFINITY, f64::min);
+    let most = samples.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    match samples.len() {
+        1 => format!("{middle:.2}"),
+        _ => format!("{middle:.2} ({least:.2} to {most:.2})"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::throughput::plan::Workload;
+    use crate::throughput::round::Times;
+    use crate::throughput::usage::{Usage, Usages};
+
+    fn round(allocator: Allocator, limits: Limits, bound_per_second: f64) -> Round {
+        let times = Times { p50_s: 1.0, p99_s: 2.0, longest_s: 3.0 };
+        let mut usage = Usages::from([("etcd".to_owned(), Usage { cpu_s: 1.0, peak_rss_mib: 30.0 })]);
+        if allocator == Allocator::Tessera {
+            usage.insert("tessera-controller".to_owned(), Usage { cpu_s: 0.5, peak_rss_mib: 40.0 });
+        }
+        Round {
+            allocator,
+            limits,
+            workload: Workload { pods: 500, nodes: 300, gpus: 8, memory: 20, cores: 25, rate: None },
+            kubernetes: "v1.37.1".to_owned(),
+            bound_per_second,
+            creating_s: 1.0,
+            to_binding: times,
+            to_claim: times,
+            claim_to_allocation: times,
+            allocation_to_binding: times,
+            attempts_in_vain: 0.0,
+            usage,
+            elsewhere_s: 0.0,
+        }
+    }
+
+    fn machine() -> Machine {
+        Machine { cpu: "abacus".to_owned(), cores: 2, linux: "6.1".to_owned() }
+    }
+
+    fn figure<'t>(table: &'t Table, what: &str) -> &'t Comparison {
+        table.figures.iter().find(|figure| figure.what.trim() == what).unwrap()
+    }
+
+    #[test]
+    fn ratios_are_of_medians_and_within_one_limit() {
+        let other = Limits::PerSecond(5000);
+        let rounds = vec![
+            round(Allocator::Stock, Limits::Default, 10.0),
+            round(Allocator::Tessera, Limits::Default, 8.0),
+            round(Allocator::Tessera, Limits::Default, 12.0),
+            round(Allocator::Stock, Limits::Default, 30.0),
+            round(Allocator::Stock, other, 100.0),
+            round(Allocator::Tessera, other, 150.0),
+        ];
+        let report = Report::new(machine(), rounds);
+        let limits: Vec<Limits> = report.tables.iter().map(|table| table.limits).collect();
+        assert_eq!(limits, [Limits::Default, other]);
+        let throughput = |table: usize| figure(&report.tables[table], "pods bound per second").ratio;
+        assert_eq!((throughput(0), throughput(1)), (Some(0.5), Some(1.5)));
+    }
+
+    #[test]
+    fn what_only_one_allocator_has_makes_no_ratio() {
+        let rounds = vec![
+            round(Allocator::Stock, Limits::Default, 10.0),
+            round(Allocator::Tessera, Limits::Default, 10.0),
+        ];
+        let report = Report::new(machine(), rounds);
+        let memory = figure(&report.tables[0], "memory of tessera-controller, peak, MiB");
+        assert_eq!(
+            (memory.stock.as_slice(), memory.tessera.as_slice(), memory.ratio),
+            (&[][..], &[40.0][..], None)
+        );
+        let text = report.to_string();
+        assert!(text.contains("500 pods, created as fast as possible, on 300 nodes x 8 GPUs"), "{text}");
+    }
+
+    #[test]
+    fn rounds_are_read_as_they_are_written() {
+        let rounds = vec![
+            round(Allocator::Stock, Limits::PerSecond(50), 10.0),
+            round(Allocator::Tessera, Limits::Default, 10.0),
+        ];
+        let lines: Vec<String> = rounds.iter().map(|round| serde_json::to_string(round).unwrap()).collect();
+        assert_eq!(Report::of_lines(machine(), &lines.join("\n")).unwrap(), Report::new(machine(), rounds));
+        let error = Report::of_lines(machine(), &format!("{}\nnonsense", lines[0])).unwrap_err().to_string();
+        assert_eq!(error, "line 2 is no round");
+    }
+}
