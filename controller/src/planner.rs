@@ -203,6 +203,7 @@ impl Planner {
         let now = Instant::now();
         self.wake = None;
         self.retries.deallocated(self.index.take_deallocated(), now);
+        self.count_bound(now);
         self.undo_overcommit(now);
         self.repair(cause, now);
         let mut work = self.index.work();
@@ -243,6 +244,13 @@ impl Planner {
         self.contention.retain(|claim| self.index.claim_object(claim).is_some());
         self.wake_at(self.retries.next_wake(now));
         self.wake_at(self.contention.next_wake(now));
+    }
+
+    /// Takes in how long kube-scheduler took for the pods that it has bound.
+    fn count_bound(&mut self, now: Instant) {
+        let is_bound = |pod: &&PodUid| self.index.node_of(pod).is_some();
+        let bound: Vec<PodUid> = self.retries.pods().filter(is_bound).cloned().collect();
+        self.retries.bound(bound.into_iter(), now);
     }
 
     /// Whether one of the claims that would be written is not to be written yet.

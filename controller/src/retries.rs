@@ -22,8 +22,10 @@ use tokio::time::Instant;
 /// saw the allocation may have been under way.
 const AFTER_NEW_FAILURE: Duration = Duration::from_secs(2);
 
-/// Without news the scheduler gets this long; its own back-off is at most 10 s.
+/// Without news the scheduler gets this long; its own back-off is at most 10 s. With a queue of pods before this one it gets as
+/// many times what it took for the pod that it bound last: one that had failed before waits for its turn anew.
 const WITHOUT_NEWS: Duration = Duration::from_secs(20);
+const TURNS: u32 = 2;
 
 /// For how long a node is left out after the first failure there.
 const EXCLUSION: Duration = Duration::from_secs(10);
@@ -46,6 +48,16 @@ pub struct Retries {
     pods: BTreeMap<PodUid, Attempts>,
     /// Claims that are not to be written yet.
     claims: BTreeMap<ClaimUid, Instant>,
+    pace: Option<Pace>,
+}
+
+/// How fast kube-scheduler is.
+#[derive(Debug, Clone, Copy)]
+struct Pace {
+    /// What it took from our decision to the binding, for the slowest of the pods that were bound last.
+    took: Duration,
+    /// When they were bound.
+    seen: Instant,
 }
 
 #[derive(Debug, Default)]
@@ -173,8 +185,30 @@ impl Retries {
         Some(TakenBack::NotThere(node))
     }
 
+    /// Pods that we have decided about have been bound.
+    pub fn bound(&mut self, pods: impl Iterator<Item = PodUid>, now: Instant) {
+        let placed = |pod| self.pods.remove(&pod)?.placed.filter(|placed| placed.decided);
+        let took = pods.filter_map(placed).map(|placed| now - placed.since).max();
+        self.pace = took.map(|took| Pace { took, seen: now }).or(self.pace);
+    }
+
+    /// Pods of which something is known.
+    pub fn pods(&self) -> impl Iterator<Item = &PodUid> {
+        self.pods.keys()
+    }
+
+    /// How long the scheduler gets for a pod without news. What it took for another pod counts for no longer than it would be
+    /// waited for.
+    fn patience(&self, failures: u32, now: Instant) -> Duration {
+        let turns = self.pace.map(|pace| (pace.took * TURNS, pace.seen));
+        let turns =
+            turns.filter(|(turns, seen)| now - *seen < *turns).map_or(Duration::ZERO, |(turns, _)| turns);
+        grown(WITHOUT_NEWS, failures).max(turns).min(LONGEST)
+    }
+
     /// What to do about a pod whose claims are all allocated.
     pub fn verdict(&mut self, waiting: &Waiting, now: Instant) -> Verdict {
+        let patience = self.patience(self.pods.get(&waiting.pod).map_or(0, |a| a.failures), now);
         let attempts = self.pods.entry(waiting.pod.clone()).or_default();
         let placed = attempts.placed.get_or_insert_with(|| Placed {
             node: waiting.node.clone(),
@@ -195,7 +229,7 @@ impl Retries {
         let deadline = if news {
             *placed.changed.get_or_insert(now) + grown(AFTER_NEW_FAILURE, attempts.failures)
         } else {
-            placed.since + grown(WITHOUT_NEWS, attempts.failures)
+            placed.since + patience
         };
         if now >= deadline { Verdict::GiveUp } else { Verdict::WaitUntil(deadline) }
     }

@@ -45,6 +45,50 @@ fn an_old_failure_is_acted_on_after_its_deadline() {
 }
 
 #[test]
+fn a_pod_without_news_waits_for_its_turn_as_long_as_the_queue_is_long() {
+    let now = Instant::now();
+    let other = PodUid::new("other");
+    let mut retries = Retries::default();
+    retries.placed(&other, node("node-a"), None, now);
+    retries.placed(&pod(), node("node-a"), Some("old".to_owned()), now + seconds(10));
+    let bound = now + seconds(15);
+    retries.bound([other].into_iter(), bound);
+    let turns = Verdict::WaitUntil(now + seconds(10) + seconds(30));
+    assert_eq!(
+        retries.verdict(&waiting(Some("old")), now + seconds(35)),
+        turns,
+        "twice the 15 s of the other"
+    );
+    assert_eq!(retries.verdict(&waiting(Some("old")), now + seconds(40)), Verdict::GiveUp);
+}
+
+#[test]
+fn what_the_queue_was_like_is_forgotten_when_nothing_is_bound_any_more() {
+    let now = Instant::now();
+    let other = PodUid::new("other");
+    let mut retries = Retries::default();
+    retries.placed(&other, node("node-a"), None, now);
+    retries.bound([other].into_iter(), now + seconds(15));
+    let later = now + seconds(45);
+    retries.placed(&pod(), node("node-a"), Some("old".to_owned()), later);
+    assert_eq!(retries.verdict(&waiting(Some("old")), later), Verdict::WaitUntil(later + WITHOUT_NEWS));
+}
+
+#[test]
+fn a_fast_scheduler_shortens_no_wait() {
+    let now = Instant::now();
+    let other = PodUid::new("other");
+    let mut retries = Retries::default();
+    retries.placed(&other, node("node-a"), None, now);
+    retries.placed(&pod(), node("node-a"), Some("old".to_owned()), now);
+    retries.bound([other].into_iter(), now + seconds(1));
+    assert_eq!(
+        retries.verdict(&waiting(Some("old")), now + seconds(2)),
+        Verdict::WaitUntil(now + WITHOUT_NEWS)
+    );
+}
+
+#[test]
 fn a_failure_from_before_the_allocation_was_seen_is_no_news() {
     let now = Instant::now();
     let mut retries = Retries::default();
