@@ -45,7 +45,13 @@ struct Objects {
     claim_reads: usize,
     /// Behave as a server without the feature DRADeviceTaints.
     drop_taints: bool,
+    /// How many writes of slices the driver has sent.
+    slice_writes: usize,
+    /// Whether somebody else writes the slice first that the driver is about to write.
+    overtakes: Option<Overtakes>,
 }
+
+type Overtakes = Box<dyn FnMut() -> bool + Send>;
 
 const MANY: usize = 1_000_000;
 
@@ -117,6 +123,21 @@ impl Api {
         self.change(|objects| objects.drop_taints = true);
     }
 
+    /// From now on this says of each write of a slice whether somebody else is faster.
+    pub fn overtake_slice_writes(&self, overtakes: impl FnMut() -> bool + Send + 'static) {
+        self.objects(|objects| objects.overtakes = Some(Box::new(overtakes)));
+    }
+
+    /// How many writes of slices the driver has sent.
+    pub fn slice_writes(&self) -> usize {
+        self.objects(|objects| objects.slice_writes)
+    }
+
+    /// What happens to slices from now on, as a watch tells it.
+    pub fn slice_events(&self) -> broadcast::Receiver<Value> {
+        self.shared.slice_events.subscribe()
+    }
+
     /// The slices of our driver.
     pub fn slices(&self) -> Vec<Value> {
         let ours = |slice: &&Value| slice["spec"]["driver"] == "gpu.tessera.dev";
@@ -170,6 +191,24 @@ impl Api {
             store(objects, slice)
         });
         self.tell("MODIFIED", &edited);
+    }
+
+    /// Counts a write of the driver's; whether somebody else is faster.
+    fn is_overtaken(&self) -> bool {
+        self.objects(|objects| {
+            objects.slice_writes += 1;
+            objects.overtakes.as_mut().is_some_and(|overtakes| overtakes())
+        })
+    }
+
+    /// Somebody else notes something on a slice, if it is there.
+    fn annotate(&self, name: &str) {
+        if self.objects(|objects| objects.slices.contains_key(name)) {
+            self.edit_slice(name, |slice| {
+                let version = slice["metadata"]["resourceVersion"].clone();
+                slice["metadata"]["annotations"]["rival"] = version;
+            });
+        }
     }
 
     /// Waits until the objects are as wanted.
@@ -335,6 +374,10 @@ async fn slices(State(api): State<Api>, Query(query): Query<BTreeMap<String, Str
 
 async fn create_slice(State(api): State<Api>, Json(mut slice): Json<Value>) -> Response {
     let name = text(&slice["metadata"]["name"]);
+    // As the other instance of the driver does during an update.
+    if api.is_overtaken() && api.objects(|objects| !objects.slices.contains_key(&name)) {
+        api.put_slice(slice.clone());
+    }
     let created = api.change(|objects| {
         if objects.slices.contains_key(&name) {
             return None;
@@ -348,6 +391,9 @@ async fn create_slice(State(api): State<Api>, Json(mut slice): Json<Value>) -> R
 }
 
 async fn patch_slice(State(api): State<Api>, Path(name): Path<String>, Json(body): Json<Value>) -> Response {
+    if api.is_overtaken() {
+        api.annotate(&name);
+    }
     let patched = api.change(|objects| {
         let Some(current) = objects.slices.get(&name) else { return Err((404, "NotFound")) };
         let precondition = &body["metadata"]["resourceVersion"];
@@ -367,7 +413,19 @@ async fn patch_slice(State(api): State<Api>, Path(name): Path<String>, Json(body
     }
 }
 
-async fn remove_slice(State(api): State<Api>, Path(name): Path<String>) -> Response {
+async fn remove_slice(
+    State(api): State<Api>,
+    Path(name): Path<String>,
+    Json(options): Json<Value>,
+) -> Response {
+    if api.is_overtaken() {
+        api.annotate(&name);
+    }
+    let precondition = &options["preconditions"]["resourceVersion"];
+    let differs = |slice: &Value| slice["metadata"]["resourceVersion"] != *precondition;
+    if !precondition.is_null() && api.objects(|objects| objects.slices.get(&name).is_some_and(differs)) {
+        return failure(409, "Conflict");
+    }
     api.delete_slice(&name).map_or_else(|| failure(404, "NotFound"), |removed| Json(removed).into_response())
 }
 

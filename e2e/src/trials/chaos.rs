@@ -1,4 +1,6 @@
-//! Pods of random shapes come and go while everything happens that an API server can do to its clients.
+//! Pods of random shapes come and go, and GPUs fail and recover, while everything happens that an API server can do to its clients.
+
+mod failing;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -12,6 +14,7 @@ use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
+use self::failing::FailingGpus;
 use super::bench::{Bench, holder, phase};
 use super::ledger::DeviceLedger;
 use super::residue;
@@ -63,20 +66,22 @@ pub(super) async fn survived(bench: Bench, seeds: Vec<u64>) -> TrialOutcome {
 type Survived = anyhow::Result<(BTreeMap<String, u64>, Duration)>;
 
 async fn survived_one(bench: &Bench, seed: u64) -> Survived {
+    let hands = bench.hands()?;
     let ledger = DeviceLedger::new(&GpuInventory::read(&bench.client).await?);
+    let mut gpus = FailingGpus::of(bench, hands, seed).await?;
     let outcome = tokio::select! {
         seen = watch_over(bench, ledger) => Err(seen.err().unwrap_or_else(|| anyhow::anyhow!("the watch ended"))),
-        outcome = live(bench, seed) => outcome,
+        outcome = live(bench, seed, &mut gpus) => outcome,
     };
-    // Also after a failure: whatever comes next begins with a plan of its own.
-    let hands = bench.hands()?;
+    // Also after a failure: whatever comes next begins with whole GPUs and a plan of its own.
+    gpus.recover().await?;
     while hands.run(&["chaos", "end"]).await.is_err() && report(bench).await?.is_none() {
         tokio::task::yield_now().await;
     }
     outcome
 }
 
-async fn live(bench: &Bench, seed: u64) -> Survived {
+async fn live(bench: &Bench, seed: u64, gpus: &mut FailingGpus<'_>) -> Survived {
     let hands = bench.hands()?;
     hands.run(&["chaos", "begin", &seed.to_string(), &LENGTH.to_string()]).await?;
     let (mut random, mut living, mut made) = (Random::new(seed), Vec::<String>::new(), 0);
@@ -85,6 +90,9 @@ async fn live(bench: &Bench, seed: u64) -> Survived {
         ticks.tick().await;
         if let Some(report) = report(bench).await? {
             break report;
+        }
+        if random.percent(20) {
+            gpus.change().await?;
         }
         let is_full = living.len() >= MOST;
         if is_full || (!living.is_empty() && random.percent(33)) {
@@ -101,6 +109,8 @@ async fn live(bench: &Bench, seed: u64) -> Survived {
     let calm = Instant::now();
     settled(bench, &living).await?;
     let settled = calm.elapsed();
+    gpus.recover().await?;
+    gpus.published_whole(bench).await?;
     for name in &living {
         bench.pods().delete(name, &DeleteParams::default()).await?;
     }

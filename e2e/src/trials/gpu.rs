@@ -74,7 +74,7 @@ pub(super) async fn recovers(bench: Bench) -> TrialOutcome {
 }
 
 /// Waits until the device has the taint of an unhealthy one, of that value, or is there without it.
-async fn taint_is(bench: &Bench, device: &str, value: Option<&str>) -> anyhow::Result<()> {
+pub(super) async fn taint_is(bench: &Bench, device: &str, value: Option<&str>) -> anyhow::Result<()> {
     let slices: Api<ResourceSlice> = Api::all(bench.client.clone());
     let judge = |slices: &[ResourceSlice]| {
         let of_driver = slices.iter().filter(|slice| slice.spec.driver == DRIVER);

@@ -156,8 +156,11 @@ impl State {
         let is_stormy = storms.into_iter().any(|(of, every)| of == request.resource && number % every == 0);
         let is_update = matches!(request.verb, "update" | "patch");
         if is_update && is_stormy {
-            let kind = if request.resource == "leases" { Kind::OvertakenLease } else { Kind::OvertakenClaim };
-            self.count(kind);
+            self.count(match request.resource {
+                "leases" => Kind::OvertakenLease,
+                "resourceslices" => Kind::OvertakenSlice,
+                _ => Kind::OvertakenClaim,
+            });
             return Fault::Overtake;
         }
         match self.trouble() {

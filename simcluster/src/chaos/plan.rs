@@ -21,6 +21,8 @@ pub enum Kind {
     OvertakenClaim,
     /// Somebody else writes the Lease first.
     OvertakenLease,
+    /// Somebody else writes a ResourceSlice first.
+    OvertakenSlice,
     /// The API server restarts.
     Restart,
     /// The API server's clock jumps an hour.
@@ -31,7 +33,7 @@ pub enum Kind {
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::LateEvent,
         Self::BrokenWatch,
         Self::ExpiredWatch,
@@ -40,6 +42,7 @@ impl Kind {
         Self::LostAnswer,
         Self::OvertakenClaim,
         Self::OvertakenLease,
+        Self::OvertakenSlice,
         Self::Restart,
         Self::ServerClock,
         Self::ProgramClock,
@@ -132,6 +135,7 @@ impl FaultPlan {
             What::Storm { resource: "resourceclaims", every: 1 },
             What::Storm { resource: "resourceclaims", every: 2 + draw.below(2) },
             What::Storm { resource: "leases", every: 1 },
+            What::Storm { resource: "resourceslices", every: 1 },
             What::Trouble { every: every(&mut draw) },
             What::Trouble { every: every(&mut draw) },
             What::Outage { keeps_cache: true },
@@ -152,6 +156,8 @@ impl FaultPlan {
             let strength = 0.5 + 0.5 * draw.fraction();
             let lasts = match what {
                 What::Storm { resource: "leases", .. } => LEASE_STORM,
+                // A driver writes them every few seconds at most.
+                What::Storm { resource: "resourceslices", .. } => length / 2,
                 What::Outage { .. } => LONGEST_OUTAGE.min(slot * 2).mul_f64(strength),
                 _ => (slot * 3).mul_f64(strength),
             };

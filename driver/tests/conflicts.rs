@@ -1,0 +1,235 @@
+//! Somebody else writes the node's ResourceSlices at the same moments as the driver. The clock is the test's.
+
+mod stand_in;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use k8s_openapi::api::resource::v1::ResourceSlice;
+use proptest::{prelude::*, strategy::ValueTree, test_runner::TestRunner};
+use serde_json::Value;
+use stand_in::{api::Api, gpus::gpu};
+use tessera_api::{
+    Inventory,
+    gpu::Health,
+    names::MANAGED_TAINT_KEY,
+    slice::{DeviceOrder, same_pool},
+};
+use tessera_driver::{
+    audit::Orphaned, inventory::HardwareState, metrics::Metrics, mode::Mode, publisher::Publisher,
+    slices::SliceSource,
+};
+use tokio::{
+    sync::{broadcast, watch},
+    time::Instant,
+};
+use tokio_util::sync::CancellationToken;
+
+/// More than fit into one slice with taints, by so few that the number of slices changes.
+const GPUS: u32 = 66;
+
+const STORM: Duration = Duration::from_secs(60);
+
+/// Who tries again after 0.5 s, 1 s, and so on up to 30 s tries eight times in a storm that long; and each time writes up to three
+/// slices. Who answers every event at once writes hundreds.
+const MOST_WRITES: usize = 30;
+
+/// The longest pause, and a moment.
+const PATIENCE: Duration = Duration::from_secs(31);
+
+/// What the driver has to answer.
+#[derive(Clone, Copy, Debug)]
+enum Happening {
+    Fails(u32),
+    Recovers(u32),
+    Vanishes(u32),
+    Returns(u32),
+    /// A kubelet that starts deletes all slices of its node.
+    Wiped,
+    /// Somebody takes a device out.
+    Edited,
+}
+
+fn happening() -> impl Strategy<Value = Happening> {
+    let few = 0..4_u32;
+    prop_oneof![
+        few.clone().prop_map(Happening::Fails),
+        few.clone().prop_map(Happening::Recovers),
+        few.clone().prop_map(Happening::Vanishes),
+        few.prop_map(Happening::Returns),
+        Just(Happening::Wiped),
+        Just(Happening::Edited),
+    ]
+}
+
+/// What happens, with the milliseconds before each; and which of the driver's writes are overtaken, again and again.
+#[derive(Clone, Debug)]
+struct Storm {
+    happenings: Vec<(u64, Happening)>,
+    overtaken: Vec<bool>,
+}
+
+fn storm() -> impl Strategy<Value = Storm> {
+    let happenings = prop::collection::vec((0..3000_u64, happening()), 5..20);
+    let overtaken = prop::collection::vec(prop::bool::weighted(0.7), 16);
+    (happenings, overtaken).prop_map(|(happenings, overtaken)| Storm { happenings, overtaken })
+}
+
+/// A publisher with GPUs that the test sets.
+struct Site {
+    api: Api,
+    hardware: watch::Sender<Arc<HardwareState>>,
+    source: SliceSource,
+    failing: BTreeSet<u32>,
+    gone: BTreeSet<u32>,
+    /// Whoever would be told of orphans or of what is in use.
+    _senders: (watch::Sender<Option<Arc<Orphaned>>>, CancellationToken),
+}
+
+impl Site {
+    fn begin() -> Self {
+        let (api, stop) = (Api::new(), CancellationToken::new());
+        let source = SliceSource::new("node-a".parse().expect("a name"), DeviceOrder::Index, Mode::Managed);
+        let (hardware, of_hardware) = watch::channel(Arc::default());
+        let (_, journal) = watch::channel(Arc::default());
+        let (orphaned, of_orphaned) = watch::channel(Some(Arc::default()));
+        let publisher = Publisher::new(
+            api.client(),
+            source.clone(),
+            of_hardware,
+            journal,
+            of_orphaned,
+            Arc::new(Metrics::default()),
+        );
+        tokio::spawn(publisher.run(stop.clone()));
+        let (failing, gone) = (BTreeSet::new(), BTreeSet::new());
+        let site = Self { api, hardware, source, failing, gone, _senders: (orphaned, stop) };
+        site.look();
+        site
+    }
+
+    fn state(&self) -> HardwareState {
+        let there = (0..GPUS).filter(|number| !self.gone.contains(number)).map(|number| {
+            let mut gpu = gpu(number);
+            if self.failing.contains(&number) {
+                gpu.health = Health::Unhealthy { code: "Xid79".into(), message: "it fell off".into() };
+            }
+            gpu
+        });
+        HardwareState::Known(Inventory::new(there.collect(), vec![], vec![]))
+    }
+
+    fn look(&self) {
+        self.hardware.send_replace(Arc::new(self.state()));
+    }
+
+    fn happens(&mut self, happening: Happening) {
+        match happening {
+            Happening::Fails(number) => drop(self.failing.insert(number)),
+            Happening::Recovers(number) => drop(self.failing.remove(&number)),
+            Happening::Vanishes(number) => drop(self.gone.insert(number)),
+            Happening::Returns(number) => drop(self.gone.remove(&number)),
+            Happening::Wiped => return self.api.wipe_slices(),
+            Happening::Edited => return self.edit(),
+        }
+        self.look();
+    }
+
+    fn edit(&self) {
+        let slices = self.api.slices();
+        let Some(name) = slices.first().and_then(|slice| slice["metadata"]["name"].as_str()) else { return };
+        self.api.edit_slice(name, |slice| {
+            slice["spec"]["devices"].as_array_mut().into_iter().for_each(|devices| drop(devices.pop()));
+        });
+    }
+
+    /// Whether the slices are what the hardware is now.
+    fn is_in_line(&self, api: &Api) -> bool {
+        let desired = self.source.slices(&self.state(), None, &Orphaned::new(), BTreeSet::new());
+        let published: Vec<ResourceSlice> = api.slices().into_iter().map(typed).collect();
+        same_pool(&desired.expect("the hardware is known"), &published)
+    }
+
+    async fn in_line(&self) {
+        self.api.wait_for("the pool of the hardware", |api| self.is_in_line(api).then_some(())).await;
+    }
+}
+
+fn typed(slice: Value) -> ResourceSlice {
+    serde_json::from_value(slice).expect("a ResourceSlice")
+}
+
+/// What a reader has seen at each moment: a pool that is complete has every device once, all of them fenced, and no generation
+/// comes after a later one.
+fn read_along(mut events: broadcast::Receiver<Value>) {
+    let (mut there, mut newest) = (BTreeMap::<String, ResourceSlice>::new(), 0);
+    while let Ok(event) = events.try_recv() {
+        let slice = typed(event["object"].clone());
+        let name = slice.metadata.name.clone().expect("a name");
+        if event["type"] == "DELETED" {
+            drop(there.remove(&name))
+        } else {
+            drop(there.insert(name, slice))
+        }
+        let generation = there.values().map(|slice| slice.spec.pool.generation).max().unwrap_or(0);
+        let pool: Vec<_> = there.values().filter(|slice| slice.spec.pool.generation == generation).collect();
+        let complete = pool.iter().all(|slice| slice.spec.pool.resource_slice_count == pool.len() as i64);
+        if pool.is_empty() || !complete {
+            continue;
+        }
+        assert!(generation >= newest, "generation {generation} after {newest}");
+        newest = generation;
+        let devices: Vec<_> = pool.iter().flat_map(|slice| slice.spec.devices.iter().flatten()).collect();
+        let names: BTreeSet<_> = devices.iter().map(|device| &device.name).collect();
+        assert_eq!(names.len(), devices.len(), "a device twice in generation {generation}");
+        for device in devices {
+            let fenced = device.taints.iter().flatten().any(|taint| taint.key == MANAGED_TAINT_KEY);
+            assert!(fenced, "{} without a fence", device.name);
+        }
+    }
+}
+
+async fn survives(storm: Storm) {
+    let mut site = Site::begin();
+    site.in_line().await;
+    let events = site.api.slice_events();
+    let stormy = Arc::new(AtomicBool::new(true));
+    let (blows, mut lots) = (stormy.clone(), storm.overtaken.into_iter().cycle());
+    site.api.overtake_slice_writes(move || blows.load(Ordering::Relaxed) && lots.next().unwrap_or_default());
+    let (begun, before) = (Instant::now(), site.api.slice_writes());
+    for (pause, happening) in storm.happenings {
+        tokio::time::sleep(Duration::from_millis(pause)).await;
+        site.happens(happening);
+    }
+    tokio::time::sleep_until(begun + STORM).await;
+    let writes = site.api.slice_writes() - before;
+    assert!(writes <= MOST_WRITES, "{writes} writes");
+
+    stormy.store(false, Ordering::Relaxed);
+    let calm = Instant::now();
+    site.in_line().await;
+    assert!(calm.elapsed() <= PATIENCE, "{:?} after the storm", calm.elapsed());
+    read_along(events);
+}
+
+#[test]
+fn a_storm_of_conflicts_is_met_with_patience_and_ends_with_the_slices_in_line() {
+    // The same storms each time.
+    let mut runner = TestRunner::deterministic();
+    for number in 0..16 {
+        let storm = storm().new_tree(&mut runner).expect("a storm").current();
+        println!("storm {number}: {storm:?}");
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .start_paused(true)
+            .build()
+            .expect("a runtime");
+        runtime.block_on(survives(storm));
+    }
+}
