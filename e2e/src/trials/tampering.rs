@@ -83,8 +83,8 @@ fn forging_volume(name: &str, share: &str) -> Value {
 
 /// Ledgers ruined in every way, while another pod of the same claim holds memory, and a neighbour beside them on the GPU.
 pub(super) async fn ledgers(bench: Bench) -> TrialOutcome {
-    const WAYS: [&str; 5] =
-        ["truncate-ledger", "zero-ledger", "grow-ledger", "scramble-ledger", "forge-grant"];
+    const WAYS: [&str; 6] =
+        ["truncate-ledger", "zero-ledger", "reset-ledger", "grow-ledger", "scramble-ledger", "forge-grant"];
     let gpu = OneGpu::of(&bench).await?;
     gpu.claim("neighbour").await?;
     gpu.create(pod("neighbour", "neighbour", &["hold", "--take", "64Mi"])).await?;

@@ -30,6 +30,8 @@ pub(crate) enum Tamper {
     TruncateLedger,
     /// Zero every ledger.
     ZeroLedger,
+    /// Make the first page of every ledger that of a new one: nothing taken in all, whatever its slots say.
+    ResetLedger,
     /// Make every ledger longer, and write behind its end.
     GrowLedger,
     /// Fill every ledger with what looks random.
@@ -67,6 +69,7 @@ impl Tamper {
             Self::ForgeByMounting => forge_by_mounting().map(|()| 0),
             Self::TruncateLedger => each_ledger(|file| file.set_len(0).map(|()| 0)),
             Self::ZeroLedger => each_ledger(|file| file.write_all_at(&[0; LEDGER_LEN], 0).map(|()| 0)),
+            Self::ResetLedger => each_ledger(|file| file.write_all_at(&first_page(), 0).map(|()| 0)),
             Self::ScrambleLedger => each_ledger(|file| file.write_all_at(&noise(), 0).map(|()| 0)),
             Self::GrowLedger => return each_ledger_grown().map_err(failure),
             Self::FillDev => return filled(Path::new("/dev/filler")).map_err(failure),
@@ -131,6 +134,13 @@ fn written(mut write: impl FnMut(u64, &[u8]) -> io::Result<usize>) -> (u64, Opti
         }
     }
     (total, None)
+}
+
+/// The page of totals of a new ledger.
+fn first_page() -> Vec<u8> {
+    let mut page = ledger::initial().to_vec();
+    page.resize(ledger::HEADER_LEN, 0);
+    page
 }
 
 /// Bytes without a pattern, the same in each run.
