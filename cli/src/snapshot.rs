@@ -1,6 +1,6 @@
 //! What is known of a cluster at one moment: read from the API server, or from a file that was saved before.
 //!
-//! Whatever is read passes [`trim`], so that a live cluster and a file say the same, and a file holds nothing but what planning
+//! Whatever is read passes an allow-list of fields, so that a live cluster and a file say the same, and a file holds nothing but what planning
 //! looks at. ADR 72 has the format.
 
 mod file;
