@@ -113,7 +113,7 @@ impl Cluster {
 
     /// Whether so many values are remembered that those of devices long gone must be most of them.
     pub(crate) fn is_full(&self) -> bool {
-        self.interner.values() > MAX_VALUES
+        self.interner.size() > MAX_VALUES
     }
 
     /// Gives all numbers anew: what others remember by number is worth nothing after it.

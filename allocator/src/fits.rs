@@ -91,10 +91,10 @@ impl Fits {
             changed.map_or_else(|| (0..cluster.nodes.len()).collect(), <[_]>::to_vec);
         let now = cluster.now();
         let again = self.undecided.iter().filter(|(_, tries)| **tries < MAX_TRIES).map(|(node, _)| *node);
-        let again: Vec<NodeIndex> = again.collect();
-        let is_known = |fits: &Self, node: NodeIndex| fits.nodes[node].stamp == cluster.nodes[node].stamp;
-        let changed: Vec<NodeIndex> = changed.into_iter().filter(|&node| !is_known(self, node)).collect();
-        for node in again.into_iter().chain(changed) {
+        let is_new = |node: &NodeIndex| self.nodes[*node].stamp != cluster.nodes[*node].stamp;
+        // Each once: a node changes several times in a plan.
+        let asked: BTreeSet<NodeIndex> = again.chain(changed.into_iter().filter(is_new)).collect();
+        for node in asked {
             if *steps == 0 {
                 self.seen = None;
                 return;

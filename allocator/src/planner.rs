@@ -24,7 +24,7 @@ use shapes::{ShapeId, Shapes};
 ///
 /// It is told of changes, one by one, and is worth what it is told: whoever owns it is the only one to feed it. Planning
 /// changes nothing of the cluster: what a plan has decided counts as taken once [`set_use`](Self::set_use) says so. The same
-/// cluster, pods and settings give the same plan, whatever came before.
+/// cluster, pods and settings give the same plan, whatever came before, as long as the steps suffice.
 #[derive(Debug, Default)]
 pub struct Planner {
     cluster: Cluster,
@@ -64,11 +64,16 @@ impl Planner {
 
     /// A slice was made or changed.
     pub fn set_slice(&mut self, slice: &Arc<Slice>) {
+        self.bound_memory();
+        self.cluster.set_slice(slice);
+    }
+
+    /// Begins anew where most of what is remembered must be of what is long gone.
+    fn bound_memory(&mut self) {
         if self.cluster.is_full() {
             self.forget();
             self.cluster.renumber();
         }
-        self.cluster.set_slice(slice);
     }
 
     /// The slice of this name is gone.
@@ -116,6 +121,7 @@ impl Planner {
 
     /// Decides for each pod on which node its pending claims get which devices: see [`plan`](crate::plan()).
     pub fn plan(&mut self, pods: &[crate::model::PendingPod], settings: Settings) -> Plan {
+        self.bound_memory();
         place::plan(self, pods, settings)
     }
 

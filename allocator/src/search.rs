@@ -115,7 +115,24 @@ impl Search<'_> {
         if let Some(alternative) = single::alternative(self.shape) {
             return self.single(alternative);
         }
-        let mut run = Run::new(self);
+        match self.attempt(false) {
+            // In another order upstream might not have come upon it.
+            Ended::Failed(..) => self.attempt(true),
+            ended => ended,
+        }
+    }
+
+    fn attempt(&mut self, in_upstreams_order: bool) -> Ended {
+        let mut run = Run::new(Search {
+            shape: self.shape,
+            reach: self.reach,
+            features: self.features,
+            interner: self.interner,
+            selections: self.selections,
+            steps: self.steps,
+            seed: self.seed,
+        });
+        run.in_upstreams_order = in_upstreams_order;
         let found = run.prepare().and_then(|may_fit| if may_fit { run.request(0, 0) } else { Ok(false) });
         match found {
             Ok(true) => Ended::Found(run.state.into_chosen()),
@@ -137,6 +154,8 @@ struct Run<'a> {
     /// Per alternative the order in which candidates are tried; none where it is upstream's.
     orders: Vec<Option<Vec<usize>>>,
     symmetry: Option<Symmetry>,
+    /// Whatever the policy prefers.
+    in_upstreams_order: bool,
     /// No candidate can give an error: then what cannot be is known by counting.
     is_plain: bool,
     hopeless: std::collections::HashSet<(usize, u64, usize, Hash), foldhash::fast::FixedState>,
@@ -161,6 +180,7 @@ impl<'a> Run<'a> {
             all: vec![Vec::new(); alternatives],
             orders: vec![None; alternatives],
             symmetry: None,
+            in_upstreams_order: false,
             is_plain: false,
             hopeless: Default::default(),
             search,
@@ -220,7 +240,8 @@ impl<'a> Run<'a> {
             return Ok(false);
         }
         // The first device of a request is where the request begins, which is remembered there.
-        let is_inside = from > 0 && wanted > 0;
+        // Inside, a position means the same in every state only where the order is always the same.
+        let is_inside = from > 0 && self.orders[at.place].is_none();
         let here = self.symmetry.as_ref().filter(|_| is_inside);
         let here = here.map(|s| (at.place, wanted, from, s.hash(&self.state, at.claim)));
         if here.is_some_and(|here| self.hopeless.contains(&here)) {
@@ -271,6 +292,9 @@ impl<'a> Run<'a> {
 
     fn put_in_order(&mut self, place: usize) {
         let Ok(resolved) = &self.search.shape.alternatives[place].resolved else { return };
+        if self.in_upstreams_order {
+            return;
+        }
         let Search { reach, ref interner, seed, .. } = self.search;
         self.orders[place] =
             resolved.device.order(&Ranking { reach, interner, left: self.state.left(), seed });

@@ -465,3 +465,35 @@ fn a_constraint_binds_the_alternative_that_it_names_and_no_other() {
     assert_eq!(chosen(&["pair/close"]).as_deref(), Some("pair/apart"));
     assert_eq!(chosen(&["pair"]), None);
 }
+
+#[test]
+fn an_error_on_a_device_that_upstream_would_not_have_reached_refuses_nothing() {
+    let selecting = |name: &str| {
+        let mut request = request(name, 1, &[("memory", "1Gi")]);
+        let expression = "device.attributes['gpu.tessera.dev'].x == 1";
+        request.alternatives[0].selectors.push(tessera_allocator::model::Selector::new(expression));
+        request
+    };
+    let with_x = gpu("gpu-0", "80Gi").with("x", Attribute::Int(1));
+    let mut cluster = Cluster::new().node("node-0", vec![with_x, gpu("gpu-1", "80Gi")]);
+    // The fuller device, which packing prefers, is the one on which the selector fails.
+    cluster.use_share("node-0", "gpu-1", "1Gi", "1");
+    for requests in [vec![selecting("a")], vec![selecting("a"), selecting("b")]] {
+        let plan = plan(&cluster.0, &[pod("p", vec![claim("c", requests)])], Settings::default());
+        assert_eq!(plan.decisions.len(), 1, "{:?}", plan.refusals);
+    }
+}
+
+#[test]
+fn a_capacity_without_a_domain_is_in_that_of_its_driver() {
+    let mut cluster = Cluster::new().node("node-0", vec![gpu("gpu-0", "80Gi")]);
+    let mut other = slice("node-0", vec![gpu("gpu-0", "80Gi")]);
+    other.name = "other".to_owned();
+    other.pool.driver = tessera_api::names::DriverName::new("a.example.com").unwrap();
+    cluster.0.slices.insert("other".to_owned(), std::sync::Arc::new(other));
+    cluster.class("of-ours", &["'memory' in device.capacity['gpu.tessera.dev']"]);
+    let mut request = request("gpu", 1, &[]);
+    request.alternatives[0].class = Some(tessera_api::names::DeviceClassName::new("of-ours").unwrap());
+    let plan = plan(&cluster.0, &[pod("p", vec![claim("c", vec![request])])], Settings::default());
+    assert_eq!(plan.decisions.len(), 1, "{:?}", plan.refusals);
+}

@@ -180,3 +180,21 @@ fn shapes_that_nobody_asks_for_any_more_make_room() {
         assert_eq!((plan.decisions.len(), plan.refusals.len()), (1, 1));
     }
 }
+
+#[test]
+fn a_plan_ends_where_the_steps_do_not_suffice_to_see_that_a_node_is_full() {
+    let gpus = || (0..8).map(|i| gpu(&format!("gpu-{i}"), "80Gi")).collect::<Vec<_>>();
+    let mut cluster = (0..4).fold(Cluster::new(), |c, node| c.node(&name(node), gpus()));
+    let mut planner = Planner::of(&cluster.0, Features::default());
+    let settings = Settings { steps_per_pod: 10, ..Settings::default() };
+    let pods = [share_pod("a", "80Gi", "1")];
+    for _ in 0..6 {
+        planner.plan(&pods, settings);
+    }
+    for (node, gpu) in (0..4).flat_map(|node| (0..8).map(move |gpu| (node, gpu))) {
+        let (node, gpu) = (name(node), format!("gpu-{gpu}"));
+        cluster.use_share(&node, &gpu, "80Gi", "1");
+        planner.set_use(&device_id(&node, &gpu), cluster.0.usage.of(&device_id(&node, &gpu)));
+    }
+    assert!(planner.plan(&pods, settings).decisions.is_empty());
+}

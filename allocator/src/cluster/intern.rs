@@ -143,9 +143,9 @@ impl Interner {
         self.by_value.get((id.0 as usize).checked_sub(1)?)
     }
 
-    /// How many values there are: a measure of what is remembered.
-    pub(crate) fn values(&self) -> usize {
-        self.by_value.len()
+    /// How much is remembered: values, names (claims bring some too) and, which are larger, offers.
+    pub(crate) fn size(&self) -> usize {
+        self.by_value.len() + self.domains.len() + 32 * self.offers.len()
     }
 
     pub(crate) fn offer(&self, id: OfferId) -> &Arc<Offer> {

@@ -173,6 +173,13 @@ impl Reach {
     /// Says what is taken of a device. `false` = it is none of these.
     pub(super) fn set_use(&mut self, id: &DeviceId, used: Option<&DeviceUse>) -> bool {
         let is_allocated = used.is_some();
+        let mut is_known = false;
+        // A name may be there twice: here, and on another node of the pool.
+        for device in self.elsewhere.iter_mut().filter(|e| e.id == *id) {
+            charge(&mut self.counters_left, &device.consumes, device.allocated, is_allocated);
+            device.allocated = is_allocated;
+            is_known = true;
+        }
         if let Some(i) = self.candidates.iter().position(|c| c.is(id)) {
             let was_allocated = self.exclusive[i] > 0 || self.shares[i] > 0;
             self.exclusive[i] = used.map_or(0, |u| u.exclusive);
@@ -188,13 +195,9 @@ impl Reach {
             if let Some(consumes) = self.consumes.get(i) {
                 charge(&mut self.counters_left, consumes, was_allocated, is_allocated);
             }
-            return true;
+            is_known = true;
         }
-        let Some(at) = self.elsewhere.iter().position(|e| e.id == *id) else { return false };
-        let device = &mut self.elsewhere[at];
-        charge(&mut self.counters_left, &device.consumes, device.allocated, is_allocated);
-        device.allocated = is_allocated;
-        true
+        is_known
     }
 
     /// What is left of the candidate's capacities, in the order of their names.

@@ -1,6 +1,6 @@
 //! Planning: pods in order of priority and age, each against what the ones before it have left.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use tessera_api::names::{ClaimName, ClaimUid};
@@ -100,11 +100,14 @@ impl<'p> Placing<'p> {
             return Err(vec![Refusal { pod: pod.uid.clone(), claim, cause }]);
         }
         entry.fits.refresh(&mut entry.shape, cluster, selections, steps);
-        while let Some(node) = self.choose(shape, &place) {
+        // A node of which the steps did not suffice to ask again may not be what it was.
+        let mut in_vain = BTreeSet::new();
+        while let Some(node) = self.choose(shape, &place, &in_vain) {
             let seed = self.seed(pod);
             if let Some(chosen) = self.search_again(shape, node, seed) {
                 return Ok(Some(self.decide(&place, shape, node, &chosen)));
             }
+            in_vain.insert(node);
         }
         Err(self.refuse(&place, shape))
     }
@@ -130,10 +133,16 @@ impl<'p> Placing<'p> {
     }
 
     /// The best node on which the claims fit and to which the pod can go.
-    fn choose(&self, shape: ShapeId, place: &ToPlace<'_>) -> Option<NodeIndex> {
+    fn choose(
+        &self,
+        shape: ShapeId,
+        place: &ToPlace<'_>,
+        in_vain: &BTreeSet<NodeIndex>,
+    ) -> Option<NodeIndex> {
         let entry = self.planner.shapes.get(shape);
         let can_go = |node: &NodeIndex| {
-            self.node(*node).is_some_and(|n| predicate::fault(place.pod, &place.bounds, n).is_none())
+            !in_vain.contains(node)
+                && self.node(*node).is_some_and(|n| predicate::fault(place.pod, &place.bounds, n).is_none())
         };
         // Room has been made there, and nowhere else.
         let nominated = place.pod.nominated.as_ref().and_then(|name| self.planner.cluster.node_index(name));

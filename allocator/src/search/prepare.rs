@@ -40,12 +40,13 @@ impl Run<'_> {
             }
         }
         self.state.prepare_constraints(self.search.interner);
-        let wanted: u64 = (0..shape.alternatives.len()).map(|place| self.wanted(place)).sum();
+        let wanted = (0..shape.alternatives.len()).map(|place| self.wanted(place));
+        let wanted = wanted.fold(0, u64::saturating_add);
         // A search for a single device gains nothing from what follows.
         if wanted <= 1 {
             return Ok(true);
         }
-        self.judge_all();
+        self.judge_all()?;
         self.symmetry = Some(Symmetry::new(shape, self.search.reach, &self.state, &self.verdicts));
         self.is_plain = !self.may_fail();
         Ok(!self.is_plain || self.every_request_may_be_served())
@@ -81,6 +82,7 @@ impl Run<'_> {
         }
         let at = At { claim, request: 0, place };
         for i in 0..reach.candidates.len() {
+            self.check_steps()?;
             if !self.selects(at, i)? {
                 continue;
             }
@@ -123,12 +125,22 @@ impl Run<'_> {
         Ok(selected && candidate.reachable)
     }
 
-    fn judge_all(&mut self) {
+    fn judge_all(&mut self) -> Result<(), Stop> {
+        let count = self.search.reach.candidates.len();
         for place in 0..self.search.shape.alternatives.len() {
-            for i in 0..self.search.reach.candidates.len() {
+            for i in 0..count {
                 self.verdict(place, i);
+                self.check_steps()?;
             }
+            // Asking what is known takes a part of what looking at a device does.
+            *self.search.steps = self.search.steps.saturating_sub(count as u64 / 4);
         }
+        Ok(())
+    }
+
+    /// Evaluating selectors may have taken all that was left.
+    fn check_steps(&self) -> Result<(), Stop> {
+        if *self.search.steps == 0 { Err(Stop::OutOfSteps) } else { Ok(()) }
     }
 
     /// Whether the search could come upon an error, so that upstream might give one where counting says there is nothing.

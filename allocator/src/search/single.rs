@@ -32,6 +32,8 @@ impl Search<'_> {
             match self.passes(alternative, i) {
                 Ok(true) => {}
                 Ok(false) => continue,
+                // Upstream would have stopped at the device before.
+                Err(_) if best.is_some() => continue,
                 Err(failure) => return Ended::Failed(0, failure),
             }
             let ranking = Ranking {

@@ -126,7 +126,8 @@ impl List {
             key.extend(device.attributes().iter().flat_map(|(name, value)| [name.number(), value.number()]));
             return;
         };
-        if *reads_driver {
+        // A capacity without a domain is in that of its driver.
+        if *reads_driver || *offer {
             key.push(driver);
         }
         if *offer {
