@@ -35,7 +35,7 @@ test: build ## Run every test that needs neither root nor a cluster
 
 .PHONY: judge
 judge: ## Judge the allocator by published results, in full (optimised build; reads ../shared)
-	$(CARGO) test --locked --release --package tessera-judge -- --include-ignored
+	$(CARGO) test --locked --release --package tessera-judge
 
 .PHONY: soak
 soak: build ## The long trials on the cluster of stand-ins, in full: PODS=10000 CLAIMS=10000 (SEED=... repeats one)

@@ -8,8 +8,6 @@ use std::path::{Path, PathBuf};
 use tessera_judge::placement::policy::{Policy, Replay};
 use tessera_judge::placement::trace::{Published, Trace, published};
 
-const TRACES: [&str; 5] = ["default", "cpu100", "gpushare40", "gpuspec10", "multigpu20"];
-
 /// Published numbers have two decimals, and may differ by as much again.
 const TOLERANCE: f64 = 0.02;
 
@@ -35,11 +33,6 @@ fn reproduces(policy: Policy, trace: &Trace, seed: u64) {
     }
 }
 
-fn unallocated(policy: Policy, trace: &Trace, seed: u64) -> f64 {
-    let replay = Replay { trace, policy, oracle_mix: false };
-    100.0 - replay.fill(&trace.sequences[&seed]).unwrap().allocated(130).unwrap()
-}
-
 /// The seed on which the order of their floating-point sums decides a tie.
 #[test]
 fn fgd_and_best_fit_reproduce_the_published_columns_of_one_seed() {
@@ -48,29 +41,40 @@ fn fgd_and_best_fit_reproduce_the_published_columns_of_one_seed() {
     reproduces(Policy::Fgd, &trace, 45);
 }
 
-#[test]
-#[ignore = "minutes without optimisation: `make judge`"]
-fn fgd_and_best_fit_reproduce_every_published_column_of_every_trace_and_seed() {
-    for name in TRACES {
-        let trace = Trace::read(&data(), name).unwrap();
-        for &seed in trace.sequences.keys() {
-            reproduces(Policy::BestFit, &trace, seed);
-            reproduces(Policy::Fgd, &trace, seed);
+/// Every trace and seed: minutes without optimisation, so only in a release build (`make judge`).
+#[cfg(not(debug_assertions))]
+mod in_full {
+    use super::*;
+
+    const TRACES: [&str; 5] = ["default", "cpu100", "gpushare40", "gpuspec10", "multigpu20"];
+
+    fn unallocated(policy: Policy, trace: &Trace, seed: u64) -> f64 {
+        let replay = Replay { trace, policy, oracle_mix: false };
+        100.0 - replay.fill(&trace.sequences[&seed]).unwrap().allocated(130).unwrap()
+    }
+
+    #[test]
+    fn fgd_and_best_fit_reproduce_every_published_column_of_every_trace_and_seed() {
+        for name in TRACES {
+            let trace = Trace::read(&data(), name).unwrap();
+            for &seed in trace.sequences.keys() {
+                reproduces(Policy::BestFit, &trace, seed);
+                reproduces(Policy::Fgd, &trace, seed);
+            }
         }
     }
-}
 
-#[test]
-#[ignore = "minutes without optimisation: `make judge`"]
-fn least_fragmentation_leaves_less_than_fgd_on_every_trace_and_seed() {
-    for name in TRACES {
-        let trace = Trace::read(&data(), name).unwrap();
-        for &seed in trace.sequences.keys() {
-            let (ours, fgd) = (
-                unallocated(Policy::LeastFragmentation, &trace, seed),
-                unallocated(Policy::Fgd, &trace, seed),
-            );
-            assert!(ours < fgd, "{name} seed {seed}: {ours} against {fgd}");
+    #[test]
+    fn least_fragmentation_leaves_less_than_fgd_on_every_trace_and_seed() {
+        for name in TRACES {
+            let trace = Trace::read(&data(), name).unwrap();
+            for &seed in trace.sequences.keys() {
+                let (ours, fgd) = (
+                    unallocated(Policy::LeastFragmentation, &trace, seed),
+                    unallocated(Policy::Fgd, &trace, seed),
+                );
+                assert!(ours < fgd, "{name} seed {seed}: {ours} against {fgd}");
+            }
         }
     }
 }
