@@ -115,24 +115,7 @@ impl Search<'_> {
         if let Some(alternative) = single::alternative(self.shape) {
             return self.single(alternative);
         }
-        match self.attempt(false) {
-            // In another order upstream might not have come upon it.
-            Ended::Failed(..) => self.attempt(true),
-            ended => ended,
-        }
-    }
-
-    fn attempt(&mut self, in_upstreams_order: bool) -> Ended {
-        let mut run = Run::new(Search {
-            shape: self.shape,
-            reach: self.reach,
-            features: self.features,
-            interner: self.interner,
-            selections: self.selections,
-            steps: self.steps,
-            seed: self.seed,
-        });
-        run.in_upstreams_order = in_upstreams_order;
+        let mut run = Run::new(self);
         let found = run.prepare().and_then(|may_fit| if may_fit { run.request(0, 0) } else { Ok(false) });
         match found {
             Ok(true) => Ended::Found(run.state.into_chosen()),
@@ -154,9 +137,8 @@ struct Run<'a> {
     /// Per alternative the order in which candidates are tried; none where it is upstream's.
     orders: Vec<Option<Vec<usize>>>,
     symmetry: Option<Symmetry>,
-    /// Whatever the policy prefers.
-    in_upstreams_order: bool,
-    /// No candidate can give an error: then what cannot be is known by counting.
+    /// No candidate can give an error: then what cannot be is known by counting, and the order is the policy's. Otherwise it
+    /// is upstream's, which decides whether the search comes upon the error.
     is_plain: bool,
     hopeless: std::collections::HashSet<(usize, u64, usize, Hash), foldhash::fast::FixedState>,
 }
@@ -180,7 +162,6 @@ impl<'a> Run<'a> {
             all: vec![Vec::new(); alternatives],
             orders: vec![None; alternatives],
             symmetry: None,
-            in_upstreams_order: false,
             is_plain: false,
             hopeless: Default::default(),
             search,
@@ -292,7 +273,7 @@ impl<'a> Run<'a> {
 
     fn put_in_order(&mut self, place: usize) {
         let Ok(resolved) = &self.search.shape.alternatives[place].resolved else { return };
-        if self.in_upstreams_order {
+        if !self.is_plain {
             return;
         }
         let Search { reach, ref interner, seed, .. } = self.search;

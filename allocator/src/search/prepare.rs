@@ -42,13 +42,13 @@ impl Run<'_> {
         self.state.prepare_constraints(self.search.interner);
         let wanted = (0..shape.alternatives.len()).map(|place| self.wanted(place));
         let wanted = wanted.fold(0, u64::saturating_add);
+        self.judge_all()?;
+        self.is_plain = !self.may_fail();
         // A search for a single device gains nothing from what follows.
         if wanted <= 1 {
             return Ok(true);
         }
-        self.judge_all()?;
         self.symmetry = Some(Symmetry::new(shape, self.search.reach, &self.state, &self.verdicts));
-        self.is_plain = !self.may_fail();
         Ok(!self.is_plain || self.every_request_may_be_served())
     }
 
