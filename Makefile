@@ -85,4 +85,4 @@ fuzz-allocator: oracle ## Compare the allocator with Kubernetes' own on fresh ra
 
 .PHONY: bench-cluster
 bench-cluster: ## Pods bound per second by a real control plane, beside kube-scheduler alone (root and Go; OPTIONS=--help)
-	e2e/cluster/bench.sh $(OPTIONS)
+	@e2e/cluster/bench.sh $(OPTIONS)
