@@ -2,7 +2,7 @@
 //! adds to that.
 //!
 //! ```text
-//! requests that came --RequestMix, Learner--> what is to be expected --> Potential
+//! requests that came, and those refused --RequestMix, Learner--> what is to be expected --> Potential
 //! NodeView (what a node has left) --Potential::of--> thousandths of a GPU that will probably find no taker
 //! before and after a placement --Potential::rise--> Rise: the node, and on it the GPUs, where it is least
 //! ```
@@ -13,7 +13,8 @@
 //! at the mean of the mix; and GPUs that it does not suffice for even with the requests that need least. [`Potential`]
 //! has the formula; `docs/measurements/placement.md` has what it is worth.
 //!
-//! Requests name the GPU types that they accept, so what only one type of GPU can serve counts against that type.
+//! Requests name the GPU types that they accept. Those for which there was no room count more, so GPUs stay usable for what is
+//! short: free ones side by side, or those of a rare type.
 //!
 //! # Example
 //! ```

@@ -10,11 +10,14 @@ use super::usable::Usable;
 /// In thousandths of a GPU, with R_g what is left of GPU g, and C the CPU that is left:
 ///
 /// ```text
-/// P = FRAGMENTS x F                                F = Σ over the mix of part x (ΣR_g of the GPUs that it cannot use)
+/// P = FRAGMENTS x F                                F = Σ over the mix of (came + REFUSED x refused) x ΣR_g that it cannot use
 ///   + WASTE     x Σ_g (R_g - worth(R_g))           worth: the prices of the shares that still fit
 ///   + STRANDED  x max(0, ΣR_g - C / mean)          mean: CPU per GPU over the whole mix
 ///   + LOST      x max(0, ΣR_g - C / least)         least: CPU per GPU of those who ask for the least
 /// ```
+///
+/// A class that came in a part of all requests, `came`, and found no room in a part of all requests, `refused`, is what GPUs
+/// are kept usable for: several free ones on one node, or those of a rare type. Where there is room for all, F is FGD's.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Potential {
     usable: Usable,
@@ -26,8 +29,11 @@ pub struct Potential {
 
 const FRAGMENTS: f64 = 0.4;
 const WASTE: f64 = 2.0;
-const STRANDED: f64 = 0.5;
-const LOST: f64 = 0.2;
+const STRANDED: f64 = 0.2;
+const LOST: f64 = 0.4;
+
+/// How many requests more than one a request counts as, in F, for which there was no room.
+const REFUSED: f64 = 30.0;
 
 /// Smaller differences than this, in thousandths of a GPU, are none: then nodes fill up one after the other, in the order
 /// that settles ties, and those behind stay whole. FGD, too, owes much of its success to such rounding.
@@ -44,11 +50,11 @@ impl Potential {
     /// For what is known of the requests.
     #[must_use]
     pub fn new(mix: &RequestMix) -> Self {
-        let parts: Vec<(Request, f64)> = mix.parts().collect();
+        let parts = mix.parts();
         let shares = parts.iter().map(|(r, part)| (r.share.thousandths() as usize, part * f64::from(r.gpus)));
         let density = Densities::of(&parts);
         Self {
-            usable: Usable::new(&parts),
+            usable: Usable::new(&mix.wanted(REFUSED)),
             worth: Worth::of(&shares.collect::<Vec<_>>()),
             mean: density.mean(),
             least: density.quantile(LEAST_PART),
@@ -172,6 +178,20 @@ mod tests {
             mix.rise(before, &NodeView { cpu_milli: 0, gpus: &gpu(0) })
         };
         assert!(rise(0) < rise(7));
+    }
+
+    #[test]
+    fn gpus_are_kept_usable_for_what_found_no_room() {
+        let (small, large) = (request(8000, 1, 1000), request(8000, 2, 1000));
+        let mut mix = RequestMix::empty();
+        [small, small, large].into_iter().for_each(|request| mix.observe(request));
+        let alone = gpus(&[1000, 0]);
+        let of = |mix: &RequestMix| Potential::new(mix).of(&NodeView { cpu_milli: 8000, gpus: &alone });
+        let before = of(&mix);
+        mix.refused(large);
+        // One free GPU is of no use to a third of the requests.
+        let more = FRAGMENTS * REFUSED * 1000.0 / 3.0;
+        assert!((of(&mix) - before - more).abs() < 1e-3 * more, "{} after {before}", of(&mix));
     }
 
     #[test]

@@ -76,6 +76,12 @@ impl Score for LeastFragmentation {
         is_new
     }
 
+    fn refused(&mut self, demand: &Demand) {
+        if let Knowledge::Learned(learner) = &mut self.knowledge {
+            learner.refused(request(demand));
+        }
+    }
+
     fn score(&mut self, demand: &Demand, node: &Node) -> (Self::Value, Vec<usize>) {
         let before = self.level(node);
         let mut choices = choices(demand, node).into_iter().map(|gpus| {

@@ -24,6 +24,11 @@ pub trait Score {
         false
     }
 
+    /// The pod that arrived fits nowhere.
+    fn refused(&mut self, demand: &Demand) {
+        let _ = demand;
+    }
+
     /// The score of the demand on a node on which it fits, and the GPUs it would get there.
     fn score(&mut self, demand: &Demand, node: &Node) -> (Self::Value, Vec<usize>);
 }
@@ -91,7 +96,10 @@ impl<S: Score> Placer for Scoring<S> {
         if self.policy.arrival(demand) {
             self.known.clear();
         }
-        let placement = self.best(demand)?;
+        let Some(placement) = self.best(demand) else {
+            self.policy.refused(demand);
+            return None;
+        };
         self.cluster.take(demand, &placement).ok()?;
         self.generations[placement.node] += 1;
         Some(placement)
