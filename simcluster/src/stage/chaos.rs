@@ -36,10 +36,6 @@ impl Stage {
         self.cluster.api().observer_kubeconfig(&User::admin())
     }
 
-    pub(crate) fn has_chaos(&self) -> bool {
-        self.chaos.is_some()
-    }
-
     /// Begins to go through the plan of `seed`.
     pub(crate) fn begin_chaos(&mut self, seed: u64, seconds: u64) -> anyhow::Result<()> {
         anyhow::ensure!(self.chaos.is_none(), "another plan is at work; `chaos end` ends it");

@@ -11,7 +11,8 @@ use tokio::net::{UnixListener, UnixStream};
 
 use super::Stage;
 
-/// While faults are at work, programs that end (a leader without its lease) are started again, as Kubernetes would.
+/// Programs that end by themselves are started again, as Kubernetes would: on a machine that is busy enough a leader loses its
+/// lease without any fault.
 const REVIVE_EVERY: std::time::Duration = std::time::Duration::from_millis(500);
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -26,7 +27,7 @@ pub(crate) async fn serve(listener: UnixListener, stage: &mut Stage) -> anyhow::
     loop {
         let stream = tokio::select! {
             accepted = listener.accept() => accepted?.0,
-            _ = ticks.tick(), if stage.has_chaos() => {
+            _ = ticks.tick() => {
                 stage.revive()?;
                 continue;
             }
