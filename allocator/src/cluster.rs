@@ -10,6 +10,7 @@
 //! stamp with it. Nothing is thrown away for a node that did not change.
 
 mod intern;
+mod machines;
 mod pools;
 mod reach;
 
@@ -19,12 +20,14 @@ use std::sync::Arc;
 use tessera_api::names::{DeviceClassName, NodeName};
 
 use crate::features::Features;
-use crate::model::{DeviceClass, DeviceId, DeviceUse, Node, NodeChoice, PoolId, Slice, Usage};
+use crate::model::{DeviceClass, DeviceId, DeviceUse, Node, NodeChoice, PoolId, PoolTopology, Slice, Usage};
 
 pub(crate) use intern::{CompiledDevice, FastMap, Interner, NameId, OfferId, ValueId};
+pub(crate) use machines::{Machine, Places};
 pub(crate) use pools::{NodePool, PoolState};
 pub(crate) use reach::{Candidate, CounterAmount, Reach};
 
+use machines::Machines;
 use pools::Catalogue;
 
 /// Beyond so many remembered values the numbers are given anew: those of devices that are long gone are among them.
@@ -57,6 +60,8 @@ pub(crate) struct NodeEntry {
     reach: Option<Reach>,
     /// When what it offers changed last, on the cluster's own clock.
     pub(crate) stamp: u64,
+    /// What is left of its CPU, in thousandths of a core.
+    pub(crate) cpu_milli: u64,
 }
 
 /// The cluster in numbers. See the module.
@@ -65,6 +70,7 @@ pub(crate) struct Cluster {
     features: Features,
     pub(crate) interner: Interner,
     catalogue: Catalogue,
+    machines: Machines,
     pub(crate) nodes: Vec<NodeEntry>,
     by_name: BTreeMap<NodeName, NodeIndex>,
     pub(crate) classes: BTreeMap<DeviceClassName, Arc<DeviceClass>>,
@@ -72,6 +78,10 @@ pub(crate) struct Cluster {
     /// The nodes of which [`NodeEntry::reach`] shows the pool.
     seen_by: HashMap<PoolId, BTreeSet<NodeIndex>>,
     reordered: u64,
+    /// How often nodes came to reach other devices than before, or got other labels.
+    layout: u64,
+    /// Somebody ranks nodes by the CPU that they have left.
+    is_cpu_ranked: bool,
     clock: u64,
     /// The nodes that changed last, one for each tick of the clock.
     changes: Vec<NodeIndex>,
@@ -155,7 +165,20 @@ impl Cluster {
                 }
             }
         }
+        self.layout += 1;
         self.touch(node);
+    }
+
+    /// Says how the devices of a pool are joined; none where that is not known.
+    pub(crate) fn set_topology(&mut self, pool: &PoolId, topology: Option<&Arc<PoolTopology>>) {
+        self.machines.set(pool, topology);
+        let nodes: Vec<NodeIndex> = self.seen_by.get(pool).into_iter().flatten().copied().collect();
+        nodes.into_iter().for_each(|node| self.regather(node));
+    }
+
+    /// As long as it stays, no node reaches other devices or has other labels.
+    pub(crate) fn layout(&self) -> u64 {
+        self.layout
     }
 
     /// The node is not what it was.
@@ -186,21 +209,48 @@ impl Cluster {
             self.add_node(node);
             return;
         };
+        self.set_cpu(index, node.cpu_milli_left());
         match self.nodes[index].node.replace(Arc::clone(node)) {
             // Labels decide which slices are within reach.
             Some(old) if old.labels != node.labels && self.catalogue.has_slices_elsewhere() => {
                 self.regather(index)
             }
             // Whether a pod may go there is asked for each pod anew.
-            Some(_) => {}
+            Some(old) => self.layout += u64::from(old.labels != node.labels),
             None => self.touch(index),
         }
     }
 
+    /// Says what is left of a node's CPU, in thousandths of a core.
+    pub(crate) fn set_cpu(&mut self, node: NodeIndex, cpu_milli: u64) {
+        let before = std::mem::replace(&mut self.nodes[node].cpu_milli, cpu_milli);
+        if self.is_cpu_ranked && before != cpu_milli {
+            self.touch(node);
+        }
+    }
+
+    /// From now on a node is not what it was when its CPU is not.
+    pub(crate) fn rank_by_cpu(&mut self) {
+        if !self.is_cpu_ranked {
+            self.is_cpu_ranked = true;
+            (0..self.nodes.len()).for_each(|node| self.touch(node));
+        }
+    }
+
+    /// Whether somebody ranks nodes by the CPU that they have left.
+    pub(crate) fn is_cpu_ranked(&self) -> bool {
+        self.is_cpu_ranked
+    }
+
     fn add_node(&mut self, node: &Arc<Node>) {
-        let order = self.order_between(&node.name);
-        let entry =
-            NodeEntry { name: node.name.clone(), node: Some(Arc::clone(node)), order, reach: None, stamp: 0 };
+        let entry = NodeEntry {
+            name: node.name.clone(),
+            node: Some(Arc::clone(node)),
+            order: self.order_between(&node.name),
+            reach: None,
+            stamp: 0,
+            cpu_milli: node.cpu_milli_left(),
+        };
         self.nodes.push(entry);
         self.by_name.insert(node.name.clone(), self.nodes.len() - 1);
         self.touch(self.nodes.len() - 1);
@@ -292,6 +342,14 @@ impl Cluster {
             self.seen_by.entry(pool.id.clone()).or_default().insert(node);
         }
         self.nodes[node].reach = Some(reach);
+    }
+
+    /// The same, with the places of what it reaches.
+    pub(crate) fn gather_places(&mut self, node: NodeIndex) {
+        self.gather(node);
+        if let Some(reach) = self.nodes[node].reach.as_mut().filter(|reach| reach.places.is_none()) {
+            reach.places = Some(Places::new(reach, &self.machines));
+        }
     }
 
     /// What a search on the node works with; none where the node is gone.

@@ -8,7 +8,7 @@ use crate::capacity::Demand;
 use crate::cluster::{Interner, PoolState, Reach};
 use crate::model::Mode;
 use crate::outcome::Cause;
-use crate::search::Failure;
+use crate::search::{Failure, sets};
 use crate::selector::SelectorError;
 use crate::shape::{AlternativeShape, OfferDemand, Selections, Shape};
 
@@ -96,25 +96,49 @@ impl Count {
             self.explanation.count(reason, name, pool.devices().max(1));
         }
         let fatal = on.failed.filter(|(at, _)| *at == claim).and_then(|(_, failure)| of_failure(failure));
-        let mut usable = 0;
-        for i in 0..on.reach.candidates.len() {
-            let (reason, missing) = match &fatal {
+        let alternative = &on.shape.alternatives[place];
+        let mut fates: Vec<Fate> = (0..on.reach.candidates.len())
+            .map(|i| match &fatal {
                 Some(reason) => (reason.clone(), None),
-                None => on.device(&on.shape.alternatives[place], i),
-            };
-            usable += u64::from(reason == Reason::Together);
+                None => on.device(alternative, i),
+            })
+            .collect();
+        on.require(alternative, self.wanted, &mut fates);
+        let usable = fates.iter().filter(|(reason, _)| *reason == Reason::Together).count() as u64;
+        self.served |= usable >= self.wanted.max(1);
+        for (reason, missing) in fates {
             match missing {
                 Some(missing) => self.explanation.count_short(reason, name, missing),
                 None => self.explanation.count(reason, name, 1),
             }
         }
-        self.served |= usable >= self.wanted.max(1);
     }
 }
 
+/// The test that a device falls to, and how much it is short of.
+type Fate = (Reason, Option<Quantity>);
+
 impl OnNode<'_> {
+    /// Of devices that would do, tells those that are too few to share what the request requires of its devices.
+    fn require(&self, alternative: &AlternativeShape, wanted: u64, fates: &mut [Fate]) {
+        let Ok(resolved) = &alternative.resolved else { return };
+        if !alternative.must_be_joined() {
+            return;
+        }
+        let would_do = |(i, (reason, _)): (usize, &Fate)| (*reason == Reason::Together).then_some(i);
+        let usable: Vec<usize> = fates.iter().enumerate().filter_map(would_do).collect();
+        let most = sets::most_joined(self.reach, &usable, resolved.wishes) as u64;
+        if most >= wanted {
+            return;
+        }
+        let scopes = resolved.wishes.required().collect();
+        let missing = Quantity::from_integer(i64::try_from(wanted - most).unwrap_or(i64::MAX));
+        let scattered = (Reason::Scattered { scopes }, Some(missing));
+        usable.into_iter().for_each(|i| fates[i] = scattered.clone());
+    }
+
     /// The first test that the device falls to, and how much it is short of.
-    fn device(&mut self, alternative: &AlternativeShape, i: usize) -> (Reason, Option<Quantity>) {
+    fn device(&mut self, alternative: &AlternativeShape, i: usize) -> Fate {
         let device = self.reach.candidates[i].device();
         if let Some(reason) = self.unselected(alternative, i) {
             return (reason, None);
@@ -162,7 +186,7 @@ impl OnNode<'_> {
     }
 
     /// Which capacity is in the way, and how much of it is missing.
-    fn short(&self, alternative: &AlternativeShape, i: usize) -> Option<(Reason, Option<Quantity>)> {
+    fn short(&self, alternative: &AlternativeShape, i: usize) -> Option<Fate> {
         let candidate = &self.reach.candidates[i];
         let device = candidate.device();
         let features = crate::features::Features::default();

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::cluster::{Cluster, NodeIndex};
-use crate::policy::{Rank, Ranking};
+use crate::forecast::Forecast;
+use crate::policy::{Outlook, Rank, Ranking};
 use crate::search::{Chosen, Ended, Failure, Search};
 use crate::shape::{Selections, Shape};
 
@@ -14,6 +15,8 @@ pub(crate) struct Fits {
     seen: Option<u64>,
     /// As [`Cluster::reordered`].
     reordered: u64,
+    /// Of which [`Forecast`] the ranks are; 0 where none depends on it.
+    forecast: u64,
     nodes: Vec<NodeFit>,
     /// The nodes on which it fits, best first.
     ranked: BTreeSet<Ranked>,
@@ -53,20 +56,23 @@ pub(crate) enum Answer {
     Undecided,
 }
 
+/// What is searched, and what is known of it.
+pub(crate) struct Ground<'p> {
+    pub(crate) cluster: &'p mut Cluster,
+    pub(crate) selections: &'p mut Selections,
+    pub(crate) forecast: &'p Forecast,
+}
+
 impl Fits {
     /// Finds out about the nodes that have changed, as far as the steps go.
-    pub(crate) fn refresh(
-        &mut self,
-        shape: &mut Shape,
-        cluster: &mut Cluster,
-        selections: &mut Selections,
-        steps: &mut u64,
-    ) {
-        if self.reordered != cluster.reordered() {
-            *self = Self { reordered: cluster.reordered(), ..Self::default() };
+    pub(crate) fn refresh(&mut self, shape: &mut Shape, ground: &mut Ground<'_>, steps: &mut u64) {
+        let generation = if shape.looks_ahead() { ground.forecast.generation() } else { 0 };
+        let reordered = ground.cluster.reordered();
+        if self.reordered != reordered || self.forecast != generation {
+            *self = Self { reordered, forecast: generation, ..Self::default() };
         }
         let mut found = Vec::new();
-        self.ask(shape, cluster, selections, steps, &mut found);
+        self.ask(shape, ground, steps, &mut found);
         if self.ranked.is_empty() {
             // Put into order all at once: a tenth of the time of one by one.
             self.ranked = found.into_iter().collect();
@@ -76,15 +82,9 @@ impl Fits {
     }
 
     /// Asks the nodes that have changed; `found` are those on which it fits.
-    fn ask(
-        &mut self,
-        shape: &mut Shape,
-        cluster: &mut Cluster,
-        selections: &mut Selections,
-        steps: &mut u64,
-        found: &mut Vec<Ranked>,
-    ) {
+    fn ask(&mut self, shape: &mut Shape, ground: &mut Ground<'_>, steps: &mut u64, found: &mut Vec<Ranked>) {
         let budget = *steps;
+        let cluster = &*ground.cluster;
         self.nodes.resize_with(cluster.nodes.len(), NodeFit::default);
         let changed = self.seen.and_then(|seen| cluster.changed_since(seen));
         let changed: Vec<NodeIndex> =
@@ -99,9 +99,9 @@ impl Fits {
                 self.seen = None;
                 return;
             }
-            let tries = self.forget(node, cluster);
+            let tries = self.forget(node, ground.cluster);
             let given = *steps;
-            let answer = evaluate(shape, cluster, selections, node, steps);
+            let answer = evaluate(shape, ground, node, steps);
             // One that only got what others had left over is asked again.
             if matches!(answer, Answer::Undecided) && given < budget / 2 {
                 self.seen = None;
@@ -110,7 +110,7 @@ impl Fits {
             if matches!(answer, Answer::Undecided) {
                 self.undecided.insert(node, tries + 1);
             }
-            self.learn(node, answer, cluster, found);
+            self.learn(node, answer, ground.cluster, found);
         }
         self.seen = Some(now);
     }
@@ -156,29 +156,35 @@ impl Fits {
 /// Searches a node.
 pub(crate) fn search(
     shape: &mut Shape,
-    cluster: &mut Cluster,
-    selections: &mut Selections,
+    ground: &mut Ground<'_>,
     node: NodeIndex,
     seed: u64,
     steps: &mut u64,
 ) -> Ended {
-    let Some((reach, interner, features)) = cluster.parts(node) else { return Ended::None };
+    if shape.asks_for_places() {
+        ground.cluster.gather_places(node);
+    }
+    let outlook = outlook(shape, ground, node);
+    let Some((reach, interner, features)) = ground.cluster.parts(node) else { return Ended::None };
     shape.meet_offers(reach.candidates.iter().map(|c| c.offer), interner, features);
-    Search { shape, reach, features, interner, selections, steps, seed }.run()
+    Search { shape, reach, features, interner, selections: ground.selections, steps, seed, outlook }.run()
 }
 
-fn evaluate(
-    shape: &mut Shape,
-    cluster: &mut Cluster,
-    selections: &mut Selections,
-    node: NodeIndex,
-    steps: &mut u64,
-) -> Answer {
-    match search(shape, cluster, selections, node, 0, steps) {
+fn outlook<'p>(shape: &Shape, ground: &Ground<'p>, node: NodeIndex) -> Outlook<'p> {
+    Outlook {
+        potential: ground.forecast.potential(),
+        cpu_left: ground.cluster.nodes[node].cpu_milli,
+        cpu_asked: shape.cpu_milli,
+    }
+}
+
+fn evaluate(shape: &mut Shape, ground: &mut Ground<'_>, node: NodeIndex, steps: &mut u64) -> Answer {
+    match search(shape, ground, node, 0, steps) {
         Ended::Found(chosen) => {
-            let Some((reach, interner, _)) = cluster.parts(node) else { return Answer::Not };
-            let ranking = Ranking { reach, interner, left: &reach.left, seed: 0 };
-            Answer::Fits((descent(&chosen), shape.node_policy().rank_node(&ranking)))
+            let outlook = outlook(shape, ground, node);
+            let Some((reach, interner, _)) = ground.cluster.parts(node) else { return Answer::Not };
+            let ranking = Ranking::new(reach, interner, &reach.left, 0, outlook);
+            Answer::Fits((descent(&chosen), shape.node_policy().rank_node(&ranking, shape, &chosen)))
         }
         Ended::None => Answer::Not,
         Ended::Failed(claim, failure) => Answer::Failed(claim, Box::new(failure)),

@@ -30,6 +30,7 @@ mod cluster;
 mod explain;
 mod features;
 mod fits;
+mod forecast;
 mod node_selector;
 mod outcome;
 mod plan;

@@ -25,6 +25,7 @@ pub use device::{
     Attribute, Binding, Capacity, CounterSet, CounterUse, Device, DeviceId, NODE_ALLOCATABLE, NodeChoice,
     PoolId, RequestPolicy, Slice, Taint, TaintEffect, Toleration, TolerationOperator, ValidRange,
 };
+pub(crate) use node::cpu_milli_of;
 pub use node::{
     Node, NodeAffinityTerm, NodeSelector, NodeTaint, PodToleration, Requirement, SelectorOperator,
 };

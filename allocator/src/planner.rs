@@ -1,5 +1,6 @@
 //! The planner: the cluster in numbers, and what has been found out about it.
 
+mod observe;
 mod place;
 mod shapes;
 
@@ -9,8 +10,12 @@ use tessera_api::names::{DeviceClassName, NodeName};
 
 use crate::cluster::Cluster;
 use crate::features::Features;
-use crate::fits;
-use crate::model::{Claim, DeviceClass, DeviceId, DeviceResult, DeviceUse, Node, Slice, Snapshot};
+use crate::fits::{self, Ground};
+use crate::forecast::Forecast;
+use crate::fragmentation::Potential;
+use crate::model::{
+    Claim, DeviceClass, DeviceId, DeviceResult, DeviceUse, Node, PoolId, PoolTopology, Slice, Snapshot,
+};
 use crate::node_selector;
 use crate::outcome::{Allotment, Plan};
 use crate::plan::Settings;
@@ -18,18 +23,23 @@ use crate::policy::Policy;
 use crate::search::{Chosen, Ended, Failure};
 use crate::shape::{Selections, Shape};
 
+use observe::Accepted;
 use shapes::{ShapeId, Shapes};
 
 /// Plans pods on a cluster, and remembers what it has found out about each node until the node changes.
 ///
 /// It is told of changes, one by one, and is worth what it is told: whoever owns it is the only one to feed it. Planning
 /// changes nothing of the cluster: what a plan has decided counts as taken once [`set_use`](Self::set_use) says so. The same
-/// cluster, pods and settings give the same plan, whatever came before, as long as the steps suffice.
+/// cluster, pods and settings give the same plan, whatever came before, as long as the steps suffice. Only
+/// [`Policy::LeastFragmentation`] goes by what came before: it learns which requests are to be expected from the pods that it
+/// is asked to plan.
 #[derive(Debug, Default)]
 pub struct Planner {
     cluster: Cluster,
     selections: Selections,
     shapes: Shapes,
+    forecast: Forecast,
+    accepted: Accepted,
 }
 
 /// Why claims get no devices on a node.
@@ -57,6 +67,7 @@ impl Planner {
         let mut planner = Self::new(features);
         snapshot.classes.values().for_each(|class| planner.set_class(class));
         snapshot.slices.values().for_each(|slice| planner.set_slice(slice));
+        snapshot.topology.iter().for_each(|(pool, topology)| planner.set_topology(pool, Some(topology)));
         planner.cluster.set_usage(&snapshot.usage);
         snapshot.nodes.values().for_each(|node| planner.set_node(node));
         planner
@@ -79,6 +90,11 @@ impl Planner {
     /// The slice of this name is gone.
     pub fn remove_slice(&mut self, name: &str) {
         self.cluster.remove_slice(name);
+    }
+
+    /// Says how the devices of a pool are joined; `None` where that is not known.
+    pub fn set_topology(&mut self, pool: &PoolId, topology: Option<&Arc<PoolTopology>>) {
+        self.cluster.set_topology(pool, topology);
     }
 
     /// A node was made or changed.
@@ -119,6 +135,11 @@ impl Planner {
         self.selections = Selections::default();
     }
 
+    /// What is expected of the requests to come: what [`Policy::LeastFragmentation`] goes by.
+    pub fn expected(&self) -> &Potential {
+        self.forecast.potential()
+    }
+
     /// Decides for each pod on which node its pending claims get which devices: see [`plan`](crate::plan()).
     pub fn plan(&mut self, pods: &[crate::model::PendingPod], settings: Settings) -> Plan {
         self.bound_memory();
@@ -126,7 +147,7 @@ impl Planner {
     }
 
     /// Looks for devices for these claims, all of them together, on one node, whatever the state of the node; nothing is
-    /// taken. With [`Policy::FirstFit`] the answer is upstream's.
+    /// taken, and the claims are not counted among the requests that are expected. With [`Policy::FirstFit`] the answer is upstream's.
     ///
     /// # Errors
     /// There are none, or it cannot be told.
@@ -139,10 +160,10 @@ impl Planner {
     ) -> Result<Vec<Allotment>, Unallocated> {
         let nothing = Unallocated::NoFit { invalid_pool: false };
         let index = self.cluster.node_index(node).ok_or(nothing)?;
-        let shape = self.shapes.of(claims, &self.cluster, &mut self.selections, policy);
+        let shape = self.shapes.of(claims, 0, &mut self.cluster, &mut self.selections, policy);
         let mut steps = steps;
-        let entry = self.shapes.get_mut(shape);
-        match fits::search(&mut entry.shape, &mut self.cluster, &mut self.selections, index, 0, &mut steps) {
+        let (shapes, mut ground) = self.parts();
+        match fits::search(&mut shapes.get_mut(shape).shape, &mut ground, index, 0, &mut steps) {
             Ended::Found(chosen) => Ok(self.allotments(shape, claims, index, &chosen)),
             Ended::None => {
                 let invalid_pool =
@@ -157,11 +178,18 @@ impl Planner {
     /// Whether claims of this shape fit on each node, by name: what [`allocate_on`](Self::allocate_on) says of it, remembered
     /// until the node changes.
     pub fn count_fits(&mut self, claims: &[Arc<Claim>], policy: Policy, steps: u64) -> usize {
-        let shape = self.shapes.of(claims, &self.cluster, &mut self.selections, policy);
-        let entry = self.shapes.get_mut(shape);
+        let shape = self.shapes.of(claims, 0, &mut self.cluster, &mut self.selections, policy);
+        let (shapes, mut ground) = self.parts();
+        let entry = shapes.get_mut(shape);
         let mut steps = steps;
-        entry.fits.refresh(&mut entry.shape, &mut self.cluster, &mut self.selections, &mut steps);
+        entry.fits.refresh(&mut entry.shape, &mut ground, &mut steps);
         entry.fits.len()
+    }
+
+    /// The shapes, and what they are searched on.
+    fn parts(&mut self) -> (&mut Shapes, Ground<'_>) {
+        let Self { cluster, selections, shapes, forecast, .. } = self;
+        (shapes, Ground { cluster, selections, forecast })
     }
 
     /// Turns what was chosen into results.

@@ -4,6 +4,8 @@
 
 mod binpack;
 mod first_fit;
+mod least_fragmentation;
+mod outlook;
 mod random;
 mod spread;
 
@@ -11,7 +13,10 @@ use tessera_api::config::PlacementPolicy;
 use tessera_api::names::capacity::MEMORY;
 
 use crate::cluster::{Interner, Reach};
+use crate::search::Chosen;
+use crate::shape::{AlternativeShape, Shape};
 
+pub(crate) use outlook::{Outlook, Picture, share};
 pub(crate) use random::lot;
 
 /// A placement policy.
@@ -26,6 +31,8 @@ pub enum Policy {
     Spread,
     /// Any, by lot: the seed and the pod decide.
     Random,
+    /// Where the least becomes useless to the requests that are expected: see [`fragmentation`](crate::fragmentation).
+    LeastFragmentation,
 }
 
 /// Parts per million of something that is taken.
@@ -55,18 +62,48 @@ pub(crate) struct Ranking<'a> {
     pub(crate) interner: &'a Interner,
     /// As [`Reach::left`], less what the search has taken.
     pub(crate) left: &'a [i128],
+    /// The devices that the search has taken as a whole, by candidate: not 0. Empty = none.
+    pub(crate) holders: &'a [u128],
     pub(crate) seed: u64,
+    pub(crate) outlook: Outlook<'a>,
+    /// Worked out when a policy first looks at it.
+    picture: std::cell::OnceCell<Picture>,
 }
 
-/// A device that is ranked.
+impl<'a> Ranking<'a> {
+    pub(crate) fn new(
+        reach: &'a Reach,
+        interner: &'a Interner,
+        left: &'a [i128],
+        seed: u64,
+        outlook: Outlook<'a>,
+    ) -> Self {
+        Self { reach, interner, left, holders: &[], seed, outlook, picture: std::cell::OnceCell::new() }
+    }
+
+    /// The same, where the search holds these devices.
+    pub(crate) fn with_holders(self, holders: &'a [u128]) -> Self {
+        Self { holders, ..self }
+    }
+
+    /// The node as it is when `chosen` is taken of it.
+    fn picture(&self) -> &Picture {
+        self.picture.get_or_init(|| Picture::new(self))
+    }
+}
+
+/// A device that is ranked, and what is asked of it.
 struct DeviceView<'a> {
     ranking: &'a Ranking<'a>,
+    asked: &'a AlternativeShape,
     candidate: usize,
 }
 
-/// A node that is ranked.
+/// A node that is ranked, and what the claims get there.
 struct NodeView<'a> {
     ranking: &'a Ranking<'a>,
+    shape: &'a Shape,
+    chosen: &'a [Vec<Chosen>],
 }
 
 impl Policy {
@@ -76,27 +113,42 @@ impl Policy {
             Self::Binpack => &binpack::Binpack,
             Self::Spread => &spread::Spread,
             Self::Random => &random::Random,
+            Self::LeastFragmentation => &least_fragmentation::LeastFragmentation,
         }
     }
 
-    /// The candidates in the order in which they are tried; none where it is upstream's.
-    pub(crate) fn order(self, ranking: &Ranking<'_>) -> Option<Vec<usize>> {
-        let rule = self.rule();
+    /// Whether devices are tried in upstream's order.
+    pub(crate) fn keeps_order(self) -> bool {
+        self == Self::FirstFit
+    }
+
+    /// The candidates in the order in which they are tried for an alternative; none where it is upstream's.
+    pub(crate) fn order(self, ranking: &Ranking<'_>, asked: &AlternativeShape) -> Option<Vec<usize>> {
         let count = ranking.reach.candidates.len();
-        let rank = |candidate| Some((rule.device(&DeviceView { ranking, candidate })?, candidate));
+        let rank = |candidate| Some((self.rank_device(ranking, asked, candidate)?, candidate));
         let mut ranked = (0..count).map(rank).collect::<Option<Vec<_>>>()?;
         ranked.sort_unstable();
         Some(ranked.into_iter().map(|(_, candidate)| candidate).collect())
     }
 
     /// The rank of a device among its node's; none where upstream's order is the order.
-    pub(crate) fn rank_device(self, ranking: &Ranking<'_>, candidate: usize) -> Option<Rank> {
-        self.rule().device(&DeviceView { ranking, candidate })
+    pub(crate) fn rank_device(
+        self,
+        ranking: &Ranking<'_>,
+        asked: &AlternativeShape,
+        candidate: usize,
+    ) -> Option<Rank> {
+        self.rule().device(&DeviceView { ranking, asked, candidate })
     }
 
-    /// The rank of a node on which the claims fit.
-    pub(crate) fn rank_node(self, ranking: &Ranking<'_>) -> Rank {
-        self.rule().node(&NodeView { ranking })
+    /// The rank of a node on which the claims of a shape fit.
+    pub(crate) fn rank_node(self, ranking: &Ranking<'_>, shape: &Shape, chosen: &[Vec<Chosen>]) -> Rank {
+        self.rule().node(&NodeView { ranking, shape, chosen })
+    }
+
+    /// Whether it goes by the requests that are expected, and by the CPU that nodes have left for them.
+    pub(crate) fn looks_ahead(self) -> bool {
+        self == Self::LeastFragmentation
     }
 
     /// Whether each pod sees nodes in an order of its own.
@@ -110,7 +162,8 @@ impl From<PlacementPolicy> for Policy {
         match policy {
             PlacementPolicy::Spread => Self::Spread,
             PlacementPolicy::Random => Self::Random,
-            PlacementPolicy::Binpack | PlacementPolicy::LeastFragmentation => Self::Binpack,
+            PlacementPolicy::Binpack => Self::Binpack,
+            PlacementPolicy::LeastFragmentation => Self::LeastFragmentation,
         }
     }
 }
@@ -152,8 +205,8 @@ impl DeviceView<'_> {
 
 impl NodeView<'_> {
     fn devices(&self) -> impl Iterator<Item = DeviceView<'_>> {
-        let ranking = self.ranking;
-        (0..ranking.reach.candidates.len()).map(move |candidate| DeviceView { ranking, candidate })
+        let (ranking, asked) = (self.ranking, &self.shape.alternatives[0]);
+        (0..ranking.reach.candidates.len()).map(move |candidate| DeviceView { ranking, asked, candidate })
     }
 
     /// How much of its devices is taken, on average.

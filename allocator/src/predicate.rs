@@ -6,7 +6,7 @@ use tessera_api::reason::NodeReason;
 
 use std::sync::LazyLock;
 
-use crate::model::{Node, NodeSelector, NodeTaint, PendingPod};
+use crate::model::{Node, NodeSelector, NodeTaint, PendingPod, Scheduling};
 
 /// The taint that a cordon puts on a node; tolerating it is tolerating the cordon.
 static CORDON: LazyLock<NodeTaint> = LazyLock::new(|| NodeTaint {
@@ -41,8 +41,7 @@ pub(crate) fn fault(pod: &PendingPod, bounds: &[Bound], node: &Node) -> Option<N
     if let Some(taint) = node.taints.iter().find(|t| hard(&t.effect) && !tolerated(t)) {
         return Some(NodeReason::Tainted { key: taint.key.clone() });
     }
-    let labelled = demands.node_selector.iter().all(|(key, value)| node.labels.get(key) == Some(value));
-    if !labelled || demands.affinity.as_ref().is_some_and(|affinity| !affinity.matches(node)) {
+    if !is_selected(demands, node) {
         return Some(NodeReason::NotSelected);
     }
     let lacking = demands.requests.iter().find(|(name, amount)| {
@@ -52,4 +51,10 @@ pub(crate) fn fault(pod: &PendingPod, bounds: &[Bound], node: &Node) -> Option<N
             && of(&node.used).checked_add(**amount).is_none_or(|total| total > of(&node.allocatable))
     });
     lacking.map(|(name, _)| NodeReason::ResourceShort { resource: name.clone() })
+}
+
+/// Whether node selector and required affinity select the node.
+pub(crate) fn is_selected(demands: &Scheduling, node: &Node) -> bool {
+    let labelled = demands.node_selector.iter().all(|(key, value)| node.labels.get(key) == Some(value));
+    labelled && demands.affinity.as_ref().is_none_or(|affinity| affinity.matches(node))
 }

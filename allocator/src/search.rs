@@ -7,6 +7,7 @@
 //!
 //! - *Counting*: a request that wants more devices than pass every test by themselves fails before anything is tried.
 //! - *Symmetry*: after a device has failed at a place, one that can stand for it is not tried there ([`symmetry`]).
+//! - *Sets*: where it matters how the devices of a request are joined, whole sets are tried, the best first ([`sets`]).
 //! - *Memory*: a state out of which there was no way is not searched again, nor is one that differs from it by exchanging
 //!   devices that can stand for each other.
 //!
@@ -15,6 +16,7 @@
 
 mod held;
 mod prepare;
+pub(crate) mod sets;
 mod single;
 mod state;
 mod symmetry;
@@ -24,7 +26,7 @@ use crate::cluster::{Interner, Reach};
 use crate::features::Features;
 use crate::model::Mode;
 use crate::outcome::Cause;
-use crate::policy::Ranking;
+use crate::policy::{Outlook, Ranking};
 use crate::selector::SelectorError;
 use crate::shape::{OfferDemand, Selections, Shape};
 
@@ -96,6 +98,8 @@ pub(crate) struct Search<'a> {
     pub(crate) steps: &'a mut u64,
     /// For policies that draw lots.
     pub(crate) seed: u64,
+    /// For policies that look ahead.
+    pub(crate) outlook: Outlook<'a>,
 }
 
 /// Why the recursion unwinds before it has an answer.
@@ -203,8 +207,15 @@ impl<'a> Run<'a> {
     }
 
     fn exact_of(&mut self, at: At) -> Progress {
-        self.put_in_order(at.place);
         let count = self.search.shape.alternatives[at.place].count().unwrap_or(0);
+        match self.set_sizes(at.place, count) {
+            Some(count) => self.sets(at, count),
+            None => self.one_by_one(at, count),
+        }
+    }
+
+    fn one_by_one(&mut self, at: At, count: u64) -> Progress {
+        self.put_in_order(at.place);
         self.exact(at, count, 0)
     }
 
@@ -222,7 +233,8 @@ impl<'a> Run<'a> {
         }
         // The first device of a request is where the request begins, which is remembered there.
         // Inside, a position means the same in every state only where the order is always the same.
-        let is_inside = from > 0 && self.orders[at.place].is_none();
+        // Who is joined to the devices so far is not part of a state.
+        let is_inside = from > 0 && self.orders[at.place].is_none() && !self.must_be_joined(at.place);
         let here = self.symmetry.as_ref().filter(|_| is_inside);
         let here = here.map(|s| (at.place, wanted, from, s.hash(&self.state, at.claim)));
         if here.is_some_and(|here| self.hopeless.contains(&here)) {
@@ -272,13 +284,15 @@ impl<'a> Run<'a> {
     }
 
     fn put_in_order(&mut self, place: usize) {
-        let Ok(resolved) = &self.search.shape.alternatives[place].resolved else { return };
+        let alternative = &self.search.shape.alternatives[place];
+        let Ok(resolved) = &alternative.resolved else { return };
         if !self.is_plain {
             return;
         }
-        let Search { reach, ref interner, seed, .. } = self.search;
-        self.orders[place] =
-            resolved.device.order(&Ranking { reach, interner, left: self.state.left(), seed });
+        let Search { reach, ref interner, seed, outlook, .. } = self.search;
+        let ranking = Ranking::new(reach, interner, self.state.left(), seed, outlook);
+        let ranking = ranking.with_holders(self.state.holders());
+        self.orders[place] = resolved.device.order(&ranking, alternative);
     }
 
     /// Takes candidate `i` if it passes every test, in upstream's order of tests.
@@ -301,7 +315,7 @@ impl<'a> Run<'a> {
                 return Err(Stop::Failed(at.claim, Failure::Capacity(error.clone())));
             }
         };
-        if !self.state.has_room(i, demand) || !answer.usable || !self.has_counters(i) {
+        if !self.state.has_room(i, demand) || !answer.usable || !self.has_counters(i) || !self.joins(at, i) {
             return Ok(false);
         }
         if self.state.hold(at, i, self.search.interner, self.search.features).is_err() {
@@ -318,7 +332,11 @@ impl<'a> Run<'a> {
         let is_admin = alternative.request.admin == Some(true);
         let offer = self.search.reach.candidates[i].offer;
         let Some(answer) = alternative.on(offer) else { return Ok(false) };
-        if self.state.in_use(at.claim, i, is_admin) || !self.has_counters(i) || !answer.usable {
+        if self.state.in_use(at.claim, i, is_admin)
+            || !self.has_counters(i)
+            || !answer.usable
+            || !self.joins(at, i)
+        {
             return Ok(false);
         }
         if let Err(attribute) = self.state.hold(at, i, self.search.interner, self.search.features) {

@@ -6,7 +6,7 @@ mod selection;
 
 use std::sync::Arc;
 
-use tessera_api::config::{ConfigEntry, Percent, merged_config};
+use tessera_api::config::{ConfigEntry, GpuConfig, Percent, merged_config};
 use tessera_api::names::RequestName;
 use tessera_api::names::capacity::MEMORY;
 use tessera_api::quantity::Quantity;
@@ -17,6 +17,8 @@ use crate::features::Features;
 use crate::model::{Alternative, Claim, Constraint, ConstraintKind, Device, DeviceClass, Mode};
 use crate::outcome::{Cause, NotSupported};
 use crate::policy::Policy;
+use crate::search::Chosen;
+use crate::topology::Wishes;
 
 pub(crate) use selection::{Selection, Selections};
 
@@ -26,6 +28,8 @@ pub(crate) struct Shape {
     pub(crate) claims: Vec<ClaimShape>,
     /// All alternatives of all requests of all claims, one after the other.
     pub(crate) alternatives: Vec<AlternativeShape>,
+    /// CPU that the pod takes of its node, in thousandths of a core. 0 where no policy looks at it.
+    pub(crate) cpu_milli: u64,
 }
 
 /// One claim of a shape.
@@ -64,6 +68,8 @@ pub(crate) struct Resolved {
     pub(crate) selection: Selection,
     pub(crate) node: Policy,
     pub(crate) device: Policy,
+    /// How its devices are to belong together.
+    pub(crate) wishes: Wishes,
     memory_percent: Option<Percent>,
 }
 
@@ -94,7 +100,7 @@ impl Shape {
         selections: &mut Selections,
         policy: Policy,
     ) -> Self {
-        let mut shape = Self { claims: Vec::new(), alternatives: Vec::new() };
+        let mut shape = Self { claims: Vec::new(), alternatives: Vec::new(), cpu_milli: 0 };
         for claim in claims {
             let first = shape.alternatives.len();
             let mut requests = vec![first];
@@ -111,6 +117,33 @@ impl Shape {
             shape.claims.push(ClaimShape { claim: Arc::clone(claim), requests, constraints });
         }
         shape
+    }
+
+    /// Whether a policy goes by what is expected of the requests to come.
+    pub(crate) fn looks_ahead(&self) -> bool {
+        let mut resolved = self.alternatives.iter().filter_map(|a| a.resolved.as_ref().ok());
+        resolved.any(|resolved| resolved.node.looks_ahead() || resolved.device.looks_ahead())
+    }
+
+    /// Whether it matters how devices are joined.
+    pub(crate) fn asks_for_places(&self) -> bool {
+        self.alternatives.iter().any(|alternative| {
+            let resolved = alternative.resolved.as_ref().ok();
+            resolved.is_some_and(|r| r.device.looks_ahead() || r.wishes != Wishes::default())
+        })
+    }
+
+    /// Each device that was chosen, with what it was chosen for.
+    pub(crate) fn chosen<'s>(
+        &'s self,
+        chosen: &'s [Vec<Chosen>],
+    ) -> impl Iterator<Item = (&'s AlternativeShape, usize)> {
+        self.claims.iter().zip(chosen).flat_map(|(claim, devices)| {
+            devices.iter().map(|chosen| {
+                let place = claim.alternatives(chosen.request).start + chosen.alternative;
+                (&self.alternatives[place], chosen.candidate)
+            })
+        })
     }
 
     /// What keeps the claims from being served on any node: the first of it, with its claim.
@@ -182,6 +215,12 @@ impl AlternativeShape {
     /// What it comes to on devices of an offer that has been met.
     pub(crate) fn on(&self, offer: OfferId) -> Option<&OfferAnswer> {
         self.answers.get(offer.index())?.as_ref()
+    }
+
+    /// Whether it requires something of how its devices are joined, and has more than one.
+    pub(crate) fn must_be_joined(&self) -> bool {
+        let resolved = self.resolved.as_ref().ok();
+        self.count() != Some(1) && resolved.is_some_and(|r| r.wishes.required().next().is_some())
     }
 
     /// How many devices; none for "all".
@@ -260,25 +299,25 @@ fn resolve(
     if alternative.mode == Mode::Unknown {
         return refuse(NotSupported::Mode);
     }
-    let (node, device, memory_percent) = placement(class, claim, &alternative.name, policy)?;
-    let selection = selections.of(class.selectors.iter().chain(&alternative.selectors));
-    Ok(Resolved { class: Arc::clone(class), selection, node, device, memory_percent })
+    let config = config(class, claim, &alternative.name)?;
+    let choice = |chosen: Option<_>| chosen.map_or(policy, Policy::from);
+    Ok(Resolved {
+        class: Arc::clone(class),
+        selection: selections.of(class.selectors.iter().chain(&alternative.selectors)),
+        node: choice(config.placement.node),
+        device: choice(config.placement.device),
+        wishes: Wishes::new(config.topology.as_deref().unwrap_or_default()),
+        memory_percent: config.memory.percent,
+    })
 }
 
-/// What the configurations of class and claim say about the placement of the request.
-fn placement(
-    class: &DeviceClass,
-    claim: &Claim,
-    request: &RequestName,
-    default: Policy,
-) -> Result<(Policy, Policy, Option<Percent>), Cause> {
+/// What the configurations of class and claim say about the request.
+fn config(class: &DeviceClass, claim: &Claim, request: &RequestName) -> Result<GpuConfig, Cause> {
     if class.configs.is_empty() && claim.configs.is_empty() {
-        return Ok((default, default, None));
+        return Ok(GpuConfig::default());
     }
     let of_class = class.configs.iter().enumerate().map(|(i, config)| ConfigEntry::of_class(i, config));
     let of_claim = claim.configs.iter().enumerate().map(|(i, config)| ConfigEntry::of_claim(i, config));
-    let config = merged_config(of_class.chain(of_claim), request)
-        .map_err(|error| Cause::Config { request: request.clone(), error })?;
-    let choice = |policy: Option<_>| policy.map_or(default, Policy::from);
-    Ok((choice(config.placement.node), choice(config.placement.device), config.memory.percent))
+    merged_config(of_class.chain(of_claim), request)
+        .map_err(|error| Cause::Config { request: request.clone(), error })
 }

@@ -145,16 +145,6 @@ impl GpuConfig {
     /// # Errors
     /// [`ConfigError::NotSupported`] for the first value that it does not.
     pub fn supported(&self) -> Result<(), ConfigError> {
-        for (path, policy) in
-            [("placement.node", self.placement.node), ("placement.device", self.placement.device)]
-        {
-            if let Some(policy @ PlacementPolicy::LeastFragmentation) = policy {
-                return Err(not_supported(path, policy));
-            }
-        }
-        if let Some(term) = self.topology.iter().flatten().next() {
-            return Err(not_supported("topology", format!("{} {}", term.scope, term.mode)));
-        }
         if self.memory.oversubscribe == Some(true) {
             return Err(not_supported("memory.oversubscribe", true));
         }

@@ -12,7 +12,7 @@ pub use explanation::{Explanation, MAX_EVENT_BYTES, Tally};
 
 use std::fmt;
 
-use crate::config::Sharing;
+use crate::config::{Sharing, TopologyScope};
 
 /// The test that a device fell to. Ordered from what a device falls to first to what it falls to last: of several reasons the
 /// greatest came nearest to a fit.
@@ -95,6 +95,11 @@ pub enum Reason {
         /// The attribute that is to match, or to differ.
         attribute: String,
     },
+    /// It would do, but too few of those that would share what the request requires of its devices.
+    Scattered {
+        /// What they are to share.
+        scopes: Vec<TopologyScope>,
+    },
     /// It would do, but the request wants all devices and another one would not.
     NotAll,
     /// It would do by itself, but not together with the others that the pod needs.
@@ -154,6 +159,7 @@ impl Reason {
             Self::CountersSpent => "CountersSpent",
             Self::Tainted { .. } => "Tainted",
             Self::Constraint { .. } => "Constraint",
+            Self::Scattered { .. } => "Scattered",
             Self::NotAll => "NotAll",
             Self::Together => "Together",
         }
@@ -199,6 +205,10 @@ impl fmt::Display for Reason {
             Self::CountersSpent => f.write_str("shared counters spent"),
             Self::Tainted { key } => write!(f, "tainted {key}"),
             Self::Constraint { attribute } => write!(f, "cannot meet the constraint on {attribute}"),
+            Self::Scattered { scopes } => {
+                let scopes: Vec<_> = scopes.iter().map(ToString::to_string).collect();
+                write!(f, "fits, but too few of them share {}", scopes.join(" and "))
+            }
             Self::NotAll => f.write_str("fits, but not all that are asked for do"),
             Self::Together => f.write_str("fits, but not together with the rest of what the pod asks for"),
         }

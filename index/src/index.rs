@@ -338,6 +338,9 @@ impl Index {
                 None => self.planner.remove_slice(&name),
             }
         }
+        for (pool, topology) in self.topologies.take_changed() {
+            self.planner.set_topology(&pool, topology.as_ref());
+        }
         for device in std::mem::take(&mut self.books.unplanned) {
             self.planner.set_use(&device, self.books.usage.of(&device));
         }

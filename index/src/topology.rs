@@ -1,6 +1,6 @@
 //! How the devices of each pool are joined, kept as its slices come and go.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
 use k8s_openapi::api::resource::v1::ResourceSlice;
@@ -18,6 +18,8 @@ pub(crate) struct Topologies {
     pools: Arc<BTreeMap<PoolId, Arc<PoolTopology>>>,
     /// Each matrix once, however many pools have it.
     matrices: HashSet<Arc<LinkMatrix>>,
+    /// Pools that have changed since somebody asked.
+    changed: BTreeSet<PoolId>,
 }
 
 /// What one slice adds to its pool.
@@ -31,6 +33,12 @@ impl Topologies {
     /// All of them, as they are now.
     pub(crate) fn snapshot(&self) -> Arc<BTreeMap<PoolId, Arc<PoolTopology>>> {
         Arc::clone(&self.pools)
+    }
+
+    /// The pools that have changed since the last call, each with what it is now.
+    pub(crate) fn take_changed(&mut self) -> Vec<(PoolId, Option<Arc<PoolTopology>>)> {
+        let changed = std::mem::take(&mut self.changed).into_iter();
+        changed.map(|pool| (pool.clone(), self.pools.get(&pool).map(Arc::clone))).collect()
     }
 
     /// A slice was made or changed.
@@ -63,6 +71,7 @@ impl Topologies {
         let known = self.pools.get(pool);
         let Some((positions, matrix)) = built else {
             if known.is_some() {
+                self.changed.insert(pool.clone());
                 Arc::make_mut(&mut self.pools).remove(pool);
                 self.forget_unused();
             }
@@ -74,6 +83,7 @@ impl Topologies {
             return;
         }
         self.matrices.insert(matrix);
+        self.changed.insert(pool.clone());
         Arc::make_mut(&mut self.pools).insert(pool.clone(), Arc::new(topology));
         self.forget_unused();
     }

@@ -5,6 +5,7 @@
 pub mod best_fit;
 pub mod churn;
 pub mod cluster;
+pub mod engine;
 pub mod fgd;
 pub mod fill;
 pub mod least_fragmentation;

@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use foldhash::fast::FixedState;
-use tessera_api::names::DriverName;
+use tessera_api::names::{DriverName, attribute};
 
+use crate::fragmentation::GpuType;
 use crate::model::{Attribute, Device};
 
 /// A map whose keys we have made ourselves.
@@ -61,6 +62,8 @@ pub(crate) struct Offer {
 pub(crate) struct CompiledDevice {
     pub(crate) device: Arc<Device>,
     pub(crate) offer: OfferId,
+    /// Its type: devices of one driver and product have one.
+    pub(crate) kind: GpuType,
     /// Its attributes, sorted by name.
     attributes: Box<[(NameId, ValueId)]>,
     /// Nothing may be concluded from it for others: an attribute is published twice, with and without its domain, or is of a
@@ -92,6 +95,8 @@ pub(crate) struct Interner {
     values: FastMap<Attribute, ValueId>,
     by_value: Vec<Attribute>,
     offers: Vec<Arc<Offer>>,
+    /// Types by driver and product, in the order in which they were met.
+    kinds: FastMap<(u32, ValueId), GpuType>,
     /// Offers by what distinguishes most of them: how much there is of each capacity.
     by_capacity: FastMap<Box<[i128]>, Vec<OfferId>>,
 }
@@ -172,7 +177,17 @@ impl Interner {
         attributes.sort_unstable();
         let twice = attributes.windows(2).position(|pair| pair[0].0 == pair[1].0);
         irregular |= twice.is_some();
-        CompiledDevice { device: Arc::clone(device), offer, attributes: attributes.into(), irregular }
+        let kind = self.kind(driver, device);
+        CompiledDevice { device: Arc::clone(device), offer, kind, attributes: attributes.into(), irregular }
+    }
+
+    /// Devices that do not say which product they are count as one.
+    fn kind(&mut self, driver: &DriverName, device: &Device) -> GpuType {
+        let product =
+            device.attributes.get(attribute::PRODUCT_NAME).and_then(|value| self.known_value(value));
+        let key = (self.driver(driver), product.unwrap_or(ValueId::ABSENT));
+        let next = GpuType(u16::try_from(self.kinds.len()).unwrap_or(u16::MAX));
+        *self.kinds.entry(key).or_insert(next)
     }
 
     fn qualified(&mut self, driver: &DriverName, published: &str) -> NameId {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tessera_api::quantity::Quantity;
 
 use super::pools::{BadNodeSelector, NodePool, PoolState, chosen};
-use super::{CompiledDevice, CompiledSlice, Interner, OfferId};
+use super::{CompiledDevice, CompiledSlice, Interner, OfferId, Places};
 use crate::features::Features;
 use crate::model::{CounterUse, Device, DeviceId, DeviceUse, Node, NodeChoice, Slice, Usage};
 
@@ -32,6 +32,8 @@ pub(crate) struct Reach {
     pub(crate) counters_of: Vec<u32>,
     /// Devices that take counters and that the node cannot use, and whether they are allocated.
     elsewhere: Vec<Elsewhere>,
+    /// Where the candidates are in their machines; none until somebody asks.
+    pub(crate) places: Option<Places>,
     pub(crate) defect: Option<BadNodeSelector>,
 }
 

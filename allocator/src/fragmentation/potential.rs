@@ -46,6 +46,14 @@ const LEAST_PART: f64 = 0.25;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rise(i64);
 
+impl Rise {
+    /// The steps.
+    #[must_use]
+    pub const fn steps(self) -> i64 {
+        self.0
+    }
+}
+
 impl Potential {
     /// For what is known of the requests.
     #[must_use]

@@ -28,6 +28,12 @@ impl GpuMilli {
     pub const fn thousandths(self) -> u32 {
         self.0 as u32
     }
+
+    /// What is left without `other`; nothing where that is more.
+    #[must_use]
+    pub const fn less(self, other: Self) -> Self {
+        Self(self.0.saturating_sub(other.0))
+    }
 }
 
 /// A type of GPU, by a number that the caller gives to each (say, to each product name that it meets).

@@ -49,6 +49,11 @@ pub struct PodToleration {
 }
 
 impl Node {
+    /// What is left of its CPU, in thousandths of a core.
+    pub(crate) fn cpu_milli_left(&self) -> u64 {
+        cpu_milli_of(&self.allocatable).saturating_sub(cpu_milli_of(&self.used))
+    }
+
     /// Adds the requests of a pod to what is used.
     pub fn take(&mut self, requests: &BTreeMap<String, Quantity>) {
         for (name, amount) in requests {
@@ -117,6 +122,15 @@ pub enum SelectorOperator {
     Lt,
     /// An operator of the future.
     Unknown,
+}
+
+/// The resource that a node's CPU is.
+const CPU: &str = "cpu";
+
+/// The CPU of a list of resources, in thousandths of a core, rounded up.
+pub(crate) fn cpu_milli_of(resources: &BTreeMap<String, Quantity>) -> u64 {
+    let milli = |cpu: &Quantity| u64::try_from((cpu.nano().max(0) + 999_999) / 1_000_000).unwrap_or(u64::MAX);
+    resources.get(CPU).map_or(0, milli)
 }
 
 /// The field that holds a node's name.

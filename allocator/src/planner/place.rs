@@ -12,6 +12,7 @@ use crate::explain::Explainer;
 use crate::fits;
 use crate::model::{
     Claim, DeviceId, DeviceResult, DeviceUse, Node, NodeSelector, PendingPod, PodClaim, Scheduling,
+    cpu_milli_of,
 };
 use crate::outcome::{Cause, Decision, Plan, Refusal};
 use crate::plan::Settings;
@@ -23,6 +24,7 @@ use crate::search::{Chosen, Ended};
 pub(super) fn plan(planner: &mut Planner, pods: &[PendingPod], settings: Settings) -> Plan {
     let mut order: Vec<&PendingPod> = pods.iter().collect();
     order.sort_by_key(|p| (std::cmp::Reverse(p.priority), p.created, &p.namespace, &p.name, &p.uid));
+    planner.observe(&order, settings.policy);
     let mut placing = Placing::new(planner, settings);
     let mut plan = Plan::default();
     for pod in order {
@@ -46,6 +48,8 @@ struct Placing<'p> {
     nodes: BTreeMap<NodeIndex, Node>,
     /// What was taken of devices before.
     before: Vec<(DeviceId, Option<DeviceUse>)>,
+    /// What was left of the CPU of nodes before.
+    cpu_before: Vec<(NodeIndex, u64)>,
     /// Claims decided in this plan, and where they can be used: a second pod that shares one follows it.
     decided: BTreeMap<ClaimUid, Option<NodeSelector>>,
     /// What has been said to pods that have to wait, since the last decision.
@@ -75,6 +79,7 @@ impl<'p> Placing<'p> {
             settings,
             nodes: BTreeMap::new(),
             before: Vec::new(),
+            cpu_before: Vec::new(),
             decided: BTreeMap::new(),
             explained: Vec::new(),
         }
@@ -84,6 +89,9 @@ impl<'p> Placing<'p> {
         for (device, used) in self.before.iter().rev() {
             self.planner.cluster.set_use(device, used.as_ref());
         }
+        for (node, cpu) in self.cpu_before.iter().rev() {
+            self.planner.cluster.set_cpu(*node, *cpu);
+        }
     }
 
     /// Places one pod. `None` = nothing of it is left to be decided.
@@ -92,14 +100,16 @@ impl<'p> Placing<'p> {
         if place.pending.is_empty() {
             return Ok(None);
         }
-        let Planner { cluster, selections, shapes } = &mut *self.planner;
-        let shape = shapes.of(&place.pending, cluster, selections, self.settings.policy);
+        let Planner { cluster, selections, shapes, .. } = &mut *self.planner;
+        let cpu = cpu_milli_of(&pod.scheduling.requests);
+        let shape = shapes.of(&place.pending, cpu, cluster, selections, self.settings.policy);
+        let (shapes, mut ground) = self.planner.parts();
         let entry = shapes.get_mut(shape);
         if let Some((claim, cause)) = entry.shape.defect() {
             let (claim, cause) = (place.pending[claim].uid.clone(), cause.clone());
             return Err(vec![Refusal { pod: pod.uid.clone(), claim, cause }]);
         }
-        entry.fits.refresh(&mut entry.shape, cluster, selections, steps);
+        entry.fits.refresh(&mut entry.shape, &mut ground, steps);
         // A node of which the steps did not suffice to ask again may not be what it was.
         let mut in_vain = BTreeSet::new();
         while let Some(node) = self.choose(shape, &place, &in_vain) {
@@ -173,24 +183,15 @@ impl<'p> Placing<'p> {
 
     /// The devices on a node on which the shape is known to fit.
     fn search_again(&mut self, shape: ShapeId, node: NodeIndex, seed: u64) -> Option<Vec<Vec<Chosen>>> {
-        let Planner { cluster, selections, shapes } = &mut *self.planner;
+        let budget = self.settings.steps_per_pod;
+        let (shapes, mut ground) = self.planner.parts();
         let shape = &mut shapes.get_mut(shape).shape;
-        let mut steps = self.settings.steps_per_pod;
-        match fits::search(shape, cluster, selections, node, seed, &mut steps) {
+        let mut search = |seed| match fits::search(shape, &mut ground, node, seed, &mut budget.clone()) {
             Ended::Found(chosen) => Some(chosen),
-            // With another seed it may take longer than there are steps; the order that is known does not.
-            _ => match fits::search(
-                shape,
-                cluster,
-                selections,
-                node,
-                0,
-                &mut self.settings.steps_per_pod.clone(),
-            ) {
-                Ended::Found(chosen) => Some(chosen),
-                _ => None,
-            },
-        }
+            _ => None,
+        };
+        // With another seed it may take longer than there are steps; the order that is known does not.
+        search(seed).or_else(|| search(0))
     }
 
     /// Books a solution and turns it into a decision.
@@ -208,6 +209,8 @@ impl<'p> Placing<'p> {
         }
         if let Some(mut changed) = self.node(node).cloned() {
             changed.take(&place.pod.scheduling.requests);
+            self.cpu_before.push((node, self.planner.cluster.nodes[node].cpu_milli));
+            self.planner.cluster.set_cpu(node, changed.cpu_milli_left());
             self.nodes.insert(node, changed);
         }
         self.explained.clear();
@@ -265,7 +268,7 @@ impl<'p> Placing<'p> {
         index: NodeIndex,
         node: &Node,
     ) {
-        let Planner { cluster, selections, shapes } = &mut *self.planner;
+        let Planner { cluster, selections, shapes, .. } = &mut *self.planner;
         let entry = shapes.get_mut(shape);
         let fault = predicate::fault(place.pod, &place.bounds, node);
         let failed = match entry.fits.answer(index) {

@@ -56,11 +56,12 @@ impl Shapes {
         self.entries.get_mut(&id).expect("invariant: the shape that was asked for last is known")
     }
 
-    /// The shape of these claims.
+    /// The shape of these claims, of a pod that takes so much CPU of its node (thousandths of a core).
     pub(super) fn of(
         &mut self,
         claims: &[Arc<Claim>],
-        cluster: &Cluster,
+        cpu_milli: u64,
+        cluster: &mut Cluster,
         selections: &mut Selections,
         policy: Policy,
     ) -> ShapeId {
@@ -68,7 +69,9 @@ impl Shapes {
         let hash = hash(claims, policy);
         let alike = self.by_hash.get(&hash).into_iter().flatten();
         for id in alike {
-            if let Some(entry) = self.entries.get_mut(id).filter(|entry| entry.is_of(claims, policy)) {
+            if let Some(entry) =
+                self.entries.get_mut(id).filter(|entry| entry.is_of(claims, cpu_milli, policy))
+            {
                 entry.asked = self.clock;
                 return *id;
             }
@@ -78,7 +81,11 @@ impl Shapes {
             *selections = Selections::default();
         }
         self.make_room(cluster.nodes.len());
-        let shape = Shape::new(claims, cluster, selections, policy);
+        let mut shape = Shape::new(claims, cluster, selections, policy);
+        if shape.looks_ahead() {
+            shape.cpu_milli = cpu_milli;
+            cluster.rank_by_cpu();
+        }
         let id = ShapeId(self.clock);
         let entry = ShapeEntry { shape, policy, fits: Fits::default(), hash, asked: self.clock };
         self.entries.insert(id, entry);
@@ -104,9 +111,10 @@ impl Shapes {
 }
 
 impl ShapeEntry {
-    fn is_of(&self, claims: &[Arc<Claim>], policy: Policy) -> bool {
+    fn is_of(&self, claims: &[Arc<Claim>], cpu_milli: u64, policy: Policy) -> bool {
         let own = self.shape.claims.iter().map(|c| &c.claim);
         self.policy == policy
+            && (self.shape.cpu_milli == cpu_milli || !self.shape.looks_ahead())
             && own.len() == claims.len()
             && own.zip(claims).all(|(a, b)| asks_the_same(a, b))
     }

@@ -182,7 +182,7 @@ impl Run<'_> {
     }
 
     /// Candidates that could be taken for the alternative as things are, from a position on: upper bound of what will be.
-    fn usable(&self, place: usize, from: usize) -> impl Iterator<Item = usize> {
+    pub(super) fn usable(&self, place: usize, from: usize) -> impl Iterator<Item = usize> {
         let alternative = &self.search.shape.alternatives[place];
         let is_admin = alternative.request.admin == Some(true);
         let count = self.search.reach.candidates.len();

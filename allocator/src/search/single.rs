@@ -1,9 +1,9 @@
 //! The search for one device: most claims ask for no more. The same tests in the same order, without anything to go back on.
 
-use super::{Chosen, Ended, Failure, Search};
+use super::{Chosen, Ended, Failure, Search, sets};
 use crate::cluster::Reach;
 use crate::features::Features;
-use crate::policy::Ranking;
+use crate::policy::{Policy, Rank, Ranking};
 use crate::shape::{AlternativeShape, OfferDemand, Shape};
 
 /// The only alternative of a shape that asks for exactly one device and binds it by nothing.
@@ -23,35 +23,39 @@ impl Search<'_> {
             Err(cause) => return Ended::Failed(0, Failure::Request(cause.clone())),
         };
         let policy = resolved.device;
-        let mut best = None;
+        let mut passing = Vec::new();
         for i in 0..self.reach.candidates.len() {
             if *self.steps == 0 {
                 return Ended::OutOfSteps;
             }
             *self.steps -= 1;
             match self.passes(alternative, i) {
-                Ok(true) => {}
-                Ok(false) => continue,
+                Ok(true) => passing.push(i),
+                Ok(false) => {}
                 // Upstream would have stopped at the device before.
-                Err(_) if best.is_some() => continue,
+                Err(_) if !passing.is_empty() => {}
                 Err(failure) => return Ended::Failed(0, failure),
             }
-            let ranking = Ranking {
-                reach: self.reach,
-                interner: self.interner,
-                left: &self.reach.left,
-                seed: self.seed,
-            };
-            let Some(rank) = policy.rank_device(&ranking, i) else {
-                best = Some((Default::default(), i));
+            if policy.keeps_order() && !passing.is_empty() {
                 break;
-            };
-            if best.is_none_or(|(least, _)| rank < least) {
-                best = Some((rank, i));
             }
         }
-        let chosen = |(_, candidate)| vec![vec![Chosen { request: 0, alternative: 0, candidate }]];
-        best.map_or(Ended::None, |best| Ended::Found(chosen(best)))
+        let chosen = |candidate| vec![vec![Chosen { request: 0, alternative: 0, candidate }]];
+        self.best(alternative, policy, &passing).map_or(Ended::None, |best| Ended::Found(chosen(best)))
+    }
+
+    /// The best of the devices by the policy; of those that are equally good, the one that breaks the fewest sets.
+    fn best(&self, alternative: &AlternativeShape, policy: Policy, passing: &[usize]) -> Option<usize> {
+        let ranking = Ranking::new(self.reach, self.interner, &self.reach.left, self.seed, self.outlook);
+        let rank = |i: &usize| policy.rank_device(&ranking, alternative, *i);
+        let ranks: Vec<Option<Rank>> = passing.iter().map(rank).collect();
+        let best = ranks.iter().min()?;
+        let mut equals = passing.iter().zip(&ranks).filter(|(_, rank)| *rank == best).map(|(i, _)| *i);
+        let first = equals.next()?;
+        let set = policy
+            .looks_ahead()
+            .then(|| sets::least_missed(self.reach, std::iter::once(first).chain(equals)));
+        Some(set.flatten().unwrap_or(first))
     }
 
     fn passes(&mut self, alternative: &AlternativeShape, i: usize) -> Result<bool, Failure> {

@@ -67,6 +67,22 @@ impl<'a> State<'a> {
         &self.left
     }
 
+    /// Exclusive devices that this search holds, by candidate: not 0.
+    pub(super) fn holders(&self) -> &[u128] {
+        &self.holders
+    }
+
+    /// What the claim has so far.
+    pub(super) fn chosen(&self, claim: usize) -> &[Chosen] {
+        &self.chosen[claim]
+    }
+
+    /// Whether nothing at all is taken of the candidate.
+    pub(super) fn is_untouched(&self, i: usize) -> bool {
+        let reach = self.reach;
+        reach.exclusive[i] == 0 && reach.shares[i] == 0 && self.holders[i] == 0 && self.shares[i] == 0
+    }
+
     /// What is left of a candidate.
     pub(super) fn left_of(&self, i: usize) -> &[i128] {
         &self.left[self.range(i)]

@@ -126,6 +126,9 @@ impl Symmetry {
 /// Numbers what candidates have in common, whatever is taken of them and without their counters.
 fn own_kinds(shape: &Shape, reach: &Reach, state: &State<'_>, verdicts: &[Verdict]) -> Vec<u32> {
     let count = reach.candidates.len();
+    // Who is joined to whom is particular to each device.
+    let must_be_joined =
+        (0..shape.alternatives.len()).any(|place| shape.alternatives[place].must_be_joined());
     let mut known: BTreeMap<Vec<u32>, u32> = BTreeMap::new();
     let mut key = Vec::new();
     let kind = |i: usize| {
@@ -135,6 +138,9 @@ fn own_kinds(shape: &Shape, reach: &Reach, state: &State<'_>, verdicts: &[Verdic
         key.extend((0..shape.alternatives.len()).map(|place| verdicts[place * count + i] as u32));
         let held = (0..shape.claims.len()).flat_map(|claim| state.held(claim));
         key.extend(held.map(|held| held.value(i).number()));
+        if must_be_joined {
+            key.push(i as u32);
+        }
         let next = known.len() as u32;
         match known.get(&key) {
             Some(kind) => *kind,

@@ -10,6 +10,7 @@ use std::str::FromStr;
 use anyhow::{Context as _, bail};
 use clap::{Parser, ValueEnum as _};
 use tessera_judge::placement::churn::Churn;
+use tessera_judge::placement::engine::WithoutGpus;
 use tessera_judge::placement::policy::{Policy, Replay};
 use tessera_judge::placement::trace::Trace;
 
@@ -43,6 +44,9 @@ struct Args {
     /// Let LeastFragmentation know the whole trace in advance, in place of learning from what has arrived.
     #[arg(long)]
     oracle_mix: bool,
+    /// Where the allocator's policies leave pods without GPUs. FGD and BestFit place them themselves, as published.
+    #[arg(long, value_enum, default_value = "FewestGpus")]
+    without_gpus: WithoutGpus,
 }
 
 /// A range of seeds.
@@ -76,7 +80,12 @@ fn main() -> anyhow::Result<()> {
         bail!("--churn: the load must be greater than 0");
     }
     let trace = Trace::read(&args.data, &args.trace)?;
-    let replay = Replay { trace: &trace, policy: args.policy, oracle_mix: args.oracle_mix };
+    let replay = Replay {
+        trace: &trace,
+        policy: args.policy,
+        oracle_mix: args.oracle_mix,
+        without_gpus: args.without_gpus,
+    };
     match args.churn {
         Some(load) => churn(&args, &replay, Churn { load, events: args.events }),
         None => fill(&args, &replay),

@@ -40,6 +40,11 @@ impl Models {
         Self(names)
     }
 
+    /// Their names, in the order of their positions.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(String::as_str)
+    }
+
     /// The set of those that are named; a name that no node has adds nothing.
     #[must_use]
     pub fn set<'a>(&self, names: impl Iterator<Item = &'a str>) -> ModelSet {

@@ -1,12 +1,15 @@
 //! The policies that can be replayed, by name.
 
+use tessera_allocator::Policy as Placement;
+
 use super::best_fit::BestFit;
 use super::churn::{Churn, churn};
 use super::cluster::{Cluster, Demand, Models};
+use super::engine::{Engine, WithoutGpus};
 use super::fgd::Fgd;
 use super::fill::{Columns, fill};
 use super::least_fragmentation::LeastFragmentation;
-use super::placer::{Score, Scoring};
+use super::placer::{Placer, Scoring};
 use super::trace::{Sequence, Trace};
 use super::violation::Violation;
 
@@ -14,8 +17,16 @@ use super::violation::Violation;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 #[value(rename_all = "PascalCase")]
 pub enum Policy {
-    /// The allocator's default: least rise of the potential, with a mix of requests that it learns on the way.
+    /// The allocator's least rise of the potential, with a mix of requests that it learns on the way.
     LeastFragmentation,
+    /// The same arithmetic without the allocator.
+    Arithmetic,
+    /// The allocator's fullest first.
+    Binpack,
+    /// The allocator's emptiest first.
+    Spread,
+    /// The allocator's first fit, as upstream has it.
+    FirstFit,
     /// FGD as published (ATC'23).
     #[value(name = "FGD")]
     Fgd,
@@ -28,7 +39,9 @@ impl Policy {
     #[must_use]
     pub fn published_name(self) -> Option<&'static str> {
         match self {
-            Self::LeastFragmentation => None,
+            Self::LeastFragmentation | Self::Arithmetic | Self::Binpack | Self::Spread | Self::FirstFit => {
+                None
+            }
             Self::Fgd => Some("06-FGD"),
             Self::BestFit => Some("05-BestFit"),
         }
@@ -44,12 +57,14 @@ pub struct Replay<'t> {
     pub policy: Policy,
     /// Whether `LeastFragmentation` knows the whole trace in advance. FGD always does, as published.
     pub oracle_mix: bool,
+    /// Where the allocator's policies leave pods without GPUs. FGD and BestFit place them themselves, as published.
+    pub without_gpus: WithoutGpus,
 }
 
 /// Something to be done with a policy, whichever it is.
 trait With {
     type Result;
-    fn with<S: Score>(self, placer: Scoring<S>) -> Self::Result;
+    fn with<P: Placer>(self, placer: P) -> Self::Result;
 }
 
 impl Replay<'_> {
@@ -61,7 +76,7 @@ impl Replay<'_> {
         struct Fill<'a>(&'a Trace, &'a Sequence);
         impl With for Fill<'_> {
             type Result = Result<Columns, Violation>;
-            fn with<S: Score>(self, mut placer: Scoring<S>) -> Self::Result {
+            fn with<P: Placer>(self, mut placer: P) -> Self::Result {
                 fill(self.0, self.1, &mut placer)
             }
         }
@@ -76,7 +91,7 @@ impl Replay<'_> {
         struct Come<'a>(&'a Trace, Churn, u64);
         impl With for Come<'_> {
             type Result = Result<f64, Violation>;
-            fn with<S: Score>(self, mut placer: Scoring<S>) -> Self::Result {
+            fn with<P: Placer>(self, mut placer: P) -> Self::Result {
                 churn(self.0, self.1, self.2, &mut placer)
             }
         }
@@ -89,14 +104,17 @@ impl Replay<'_> {
         let Trace { nodes, pods, .. } = self.trace;
         let models = Models::of(nodes);
         let cluster = Cluster::empty(nodes, &models);
+        let engine = |policy| Engine::new(policy, self.without_gpus, nodes, node_rank);
         match self.policy {
-            Policy::LeastFragmentation if self.oracle_mix => {
+            Policy::LeastFragmentation => with.with(engine(Placement::LeastFragmentation)),
+            Policy::Binpack => with.with(engine(Placement::Binpack)),
+            Policy::Spread => with.with(engine(Placement::Spread)),
+            Policy::FirstFit => with.with(engine(Placement::FirstFit)),
+            Policy::Arithmetic if self.oracle_mix => {
                 let demands: Vec<Demand> = pods.iter().map(|pod| Demand::of(pod, &models)).collect();
                 with.with(Scoring::new(LeastFragmentation::oracle(&demands), cluster, node_rank))
             }
-            Policy::LeastFragmentation => {
-                with.with(Scoring::new(LeastFragmentation::learning(), cluster, node_rank))
-            }
+            Policy::Arithmetic => with.with(Scoring::new(LeastFragmentation::learning(), cluster, node_rank)),
             Policy::Fgd => with.with(Scoring::new(Fgd::new(pods, &models), cluster, node_rank)),
             Policy::BestFit => with.with(Scoring::new(BestFit, cluster, node_rank)),
         }

@@ -1,0 +1,42 @@
+//! What is expected of the requests to come: the mix of those that have been seen, each pod counted once.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::fragmentation::{Learner, Potential, Request};
+use crate::model::PodUid;
+
+/// What is expected of the requests to come.
+#[derive(Debug, Default)]
+pub(crate) struct Forecast {
+    learner: Learner,
+    /// Pods that wait and have been counted.
+    counted: BTreeSet<PodUid>,
+    /// How often the potential has changed, and one.
+    generation: u64,
+}
+
+impl Forecast {
+    /// The potential that goes with what is known.
+    pub(crate) fn potential(&self) -> &Potential {
+        self.learner.potential()
+    }
+
+    /// What was ranked by the potential of another generation is not ranked any more.
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation + 1
+    }
+
+    /// Whether the pod is still to be counted.
+    pub(crate) fn is_new(&self, pod: &PodUid) -> bool {
+        !self.counted.contains(pod)
+    }
+
+    /// Counts these pods, and forgets which pods were counted that do not wait any more.
+    pub(crate) fn observe(&mut self, new: BTreeMap<PodUid, Request>, waiting: &BTreeSet<&PodUid>) {
+        self.counted.retain(|pod| waiting.contains(pod));
+        for (pod, request) in new {
+            self.generation += u64::from(self.learner.observe(request));
+            self.counted.insert(pod);
+        }
+    }
+}

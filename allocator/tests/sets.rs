@@ -1,0 +1,227 @@
+//! Requests that say how their devices are to belong together.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod builders;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use builders::*;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use tessera_allocator::model::{Attribute, PendingPod, PoolTopology};
+use tessera_allocator::topology::{LinkMatrix, Pair, Place};
+use tessera_allocator::{Cause, Plan, Policy, Settings, plan};
+use tessera_api::config::TopologyScope;
+use tessera_api::gpu::PcieLevel;
+use tessera_api::names::DeviceName;
+use tessera_api::reason::Reason;
+
+/// Eight GPUs of which 0 and 4, 1 and 5, 2 and 6, 3 and 7 are joined by four NVLinks. GPUs 0 to 3 are on one NUMA node.
+fn bridged(cluster: &mut Cluster, node: &str) {
+    joined(cluster, node, |a, b| b == a + 4, |gpu| gpu / 4);
+}
+
+fn joined(
+    cluster: &mut Cluster,
+    node: &str,
+    linked: impl Fn(usize, usize) -> bool,
+    numa: impl Fn(u32) -> u32,
+) {
+    let place = |gpu| Place { pcie_root: Some(gpu), numa_node: Some(numa(gpu)) };
+    let pair = |a, b| Pair { nvlinks: if linked(a, b) { 4 } else { 0 }, pcie: PcieLevel::System };
+    let matrix = LinkMatrix::new(&(0..8).map(place).collect::<Vec<_>>(), pair).unwrap();
+    let name = |gpu: usize| DeviceName::new(format!("gpu-{gpu}")).unwrap();
+    let topology = PoolTopology::new((0..8).map(|gpu| (name(gpu), gpu)).collect(), Arc::new(matrix));
+    let mut pools = BTreeMap::clone(&cluster.0.topology);
+    pools.insert(device_id(node, "gpu-0").pool, Arc::new(topology));
+    cluster.0.topology = Arc::new(pools);
+}
+
+fn eight() -> Cluster {
+    let gpus = (0..8).map(|i| gpu(&format!("gpu-{i}"), "80Gi"));
+    Cluster::new().node("node-a", gpus.collect())
+}
+
+fn bridges() -> Cluster {
+    let mut cluster = eight();
+    bridged(&mut cluster, "node-a");
+    cluster
+}
+
+/// A pod that wants so many whole GPUs, with these terms of topology.
+fn wants(count: u64, topology: Value) -> PendingPod {
+    let whole = request("gpu", count, &[("memory", "80Gi"), ("cores", "100")]);
+    pod("p", vec![configured(claim("p", vec![whole]), json!({ "topology": topology }))])
+}
+
+fn gpus(plan: &Plan) -> Vec<String> {
+    let results = plan.decisions.iter().flat_map(|d| &d.claims).flat_map(|c| &c.results);
+    results.map(|result| result.device.device.to_string()).collect()
+}
+
+fn chosen(cluster: &Cluster, policy: Policy, pod: PendingPod) -> Vec<String> {
+    gpus(&plan(&cluster.0, &[pod], Settings { policy, ..Settings::default() }))
+}
+
+fn require(scope: &str) -> Value {
+    json!([{"scope": scope, "mode": "Require"}])
+}
+
+fn prefer(scope: &str) -> Value {
+    json!([{"scope": scope, "mode": "Prefer"}])
+}
+
+#[test]
+fn a_pair_that_is_to_be_joined_gets_a_bridge_under_every_policy() {
+    for policy in [Policy::Binpack, Policy::Spread, Policy::Random, Policy::LeastFragmentation] {
+        let pair = chosen(&bridges(), policy, wants(2, require("NVLink")));
+        let number = |name: &String| name["gpu-".len()..].parse::<u32>().unwrap();
+        assert_eq!(pair.iter().map(number).reduce(|a, b| b - a), Some(4), "{policy:?}: {pair:?}");
+    }
+}
+
+#[test]
+fn what_is_preferred_gives_way_where_it_cannot_be_and_what_is_required_does_not() {
+    assert_eq!(chosen(&bridges(), Policy::Binpack, wants(4, prefer("NUMA"))).len(), 4);
+    let four_on_one: Vec<String> = (0..4).map(|gpu| format!("gpu-{gpu}")).collect();
+    assert_eq!(chosen(&bridges(), Policy::Binpack, wants(4, prefer("NUMA"))), four_on_one);
+    assert_eq!(chosen(&bridges(), Policy::Binpack, wants(5, prefer("NUMA"))).len(), 5);
+    assert!(chosen(&bridges(), Policy::Binpack, wants(5, require("NUMA"))).is_empty());
+}
+
+#[test]
+fn what_is_not_known_to_be_joined_is_joined_to_nothing() {
+    assert_eq!(chosen(&eight(), Policy::Binpack, wants(2, prefer("NVLink"))).len(), 2);
+    assert!(chosen(&eight(), Policy::Binpack, wants(2, require("NVLink"))).is_empty());
+    assert_eq!(chosen(&eight(), Policy::Binpack, wants(1, require("NVLink"))).len(), 1);
+}
+
+#[test]
+fn whoever_waits_for_joined_devices_is_told_how_many_are_missing() {
+    let waiting = plan(&bridges().0, &[wants(3, require("NVLink"))], Settings::default());
+    let Cause::NoFit(explanation) = &waiting.refusals[0].cause else { panic!("{:?}", waiting.refusals) };
+    let scattered = Reason::Scattered { scopes: vec![TopologyScope::NvLink] };
+    let (reason, tally) = explanation.tallies().next().unwrap();
+    assert_eq!((reason, tally.devices(), tally.least_missing()), (&scattered, 8, Some(quantity("1"))));
+    assert_eq!(
+        explanation.render(200),
+        "8 devices on 1 node: fits, but too few of them share NVLink (short by 1 at least)"
+    );
+}
+
+#[test]
+fn a_set_that_the_rest_of_the_pod_cannot_live_with_is_given_up_for_the_next() {
+    let mut cluster = Cluster::new();
+    let color = |i: u32| Attribute::String(if i % 4 == 0 { "red" } else { "blue" }.into());
+    let gpus = (0..8).map(|i| gpu(&format!("gpu-{i}"), "80Gi").with("color", color(i)));
+    cluster = cluster.node("node-a", gpus.collect());
+    bridged(&mut cluster, "node-a");
+    let whole = |name, count| request(name, count, &[("memory", "80Gi"), ("cores", "100")]);
+    let mut both = claim("p", vec![whole("pair", 2), whole("one", 1)]);
+    both.constraints.push(matching("gpu.tessera.dev/color"));
+    let config = json!({"topology": [{"scope": "NVLink", "mode": "Require"}]});
+    // Of red ones there are only two: a red pair leaves none for the other request.
+    let devices = chosen(&cluster, Policy::Binpack, pod("p", vec![configured(both, config)]));
+    assert_eq!(devices.len(), 3);
+    assert!(!devices.iter().any(|name| name == "gpu-0" || name == "gpu-4"), "{devices:?}");
+}
+
+#[test]
+fn all_devices_are_refused_where_they_do_not_share_what_is_required() {
+    let mut all = wants(1, require("NUMA"));
+    let claim = claim(
+        "p",
+        vec![{
+            let mut request = request("gpu", 1, &[]);
+            request.alternatives[0].mode = tessera_allocator::model::Mode::All;
+            request
+        }],
+    );
+    all.claims = pod("p", vec![configured(claim.clone(), json!({"topology": require("NUMA")}))]).claims;
+    assert!(chosen(&bridges(), Policy::Binpack, all.clone()).is_empty());
+    let mut cluster = eight();
+    joined(&mut cluster, "node-a", |_, _| true, |_| 0);
+    assert_eq!(chosen(&cluster, Policy::Binpack, all).len(), 8);
+}
+
+#[test]
+fn without_a_word_of_topology_least_fragmentation_takes_joined_gpus_and_a_single_one_breaks_no_bridge() {
+    let mut cluster = bridges();
+    let silent = |count| {
+        let mut pod = wants(count, json!([]));
+        pod.claims = pod_of(count).claims;
+        pod
+    };
+    let pair = chosen(&cluster, Policy::LeastFragmentation, silent(2));
+    assert_eq!(pair, ["gpu-0", "gpu-4"]);
+    // GPU 1 is taken: GPU 5 has lost its partner.
+    cluster.use_share("node-a", "gpu-1", "80Gi", "100");
+    assert_eq!(chosen(&cluster, Policy::LeastFragmentation, silent(1)), ["gpu-5"]);
+    assert_eq!(chosen(&cluster, Policy::Binpack, silent(1)), ["gpu-0"]);
+}
+
+fn pod_of(count: u64) -> PendingPod {
+    pod("p", vec![claim("p", vec![request("gpu", count, &[("memory", "80Gi"), ("cores", "100")])])])
+}
+
+#[test]
+fn the_planner_goes_by_the_topology_that_it_was_told_last() {
+    let cluster = bridges();
+    let mut planner = tessera_allocator::Planner::of(&cluster.0, Default::default());
+    let mut planned = |topology| {
+        planner.set_topology(&device_id("node-a", "gpu-0").pool, topology);
+        gpus(&planner.plan(&[wants(2, require("NVLink"))], Settings::default()))
+    };
+    let known = cluster.0.topology.values().next().unwrap();
+    assert_eq!(planned(Some(known)).len(), 2);
+    assert!(planned(None).is_empty());
+    assert_eq!(planned(Some(known)).len(), 2);
+}
+
+/// Whether some set of `count` of the `free` GPUs has every two of them linked.
+fn exists(linked: &[Vec<bool>], free: &[usize], count: usize, set: &mut Vec<usize>) -> bool {
+    if set.len() == count {
+        return true;
+    }
+    free.iter().enumerate().any(|(at, &gpu)| {
+        if !set.iter().all(|&other| linked[other][gpu]) {
+            return false;
+        }
+        set.push(gpu);
+        let found = exists(linked, &free[at + 1..], count, set);
+        set.pop();
+        found
+    })
+}
+
+proptest! {
+    #[test]
+    fn what_is_required_is_found_exactly_where_it_exists(
+        links in prop::collection::vec(prop::bool::weighted(0.6), 28),
+        taken in prop::collection::btree_set(0_usize..8, 0..5),
+        count in 2_u64..6,
+    ) {
+        let mut linked = vec![vec![false; 8]; 8];
+        let mut next = links.into_iter();
+        for a in 0..8 {
+            for b in a + 1..8 {
+                linked[a][b] = next.next().unwrap();
+                linked[b][a] = linked[a][b];
+            }
+        }
+        let mut cluster = eight();
+        joined(&mut cluster, "node-a", |a, b| linked[a][b], |_| 0);
+        taken.iter().for_each(|gpu| cluster.use_share("node-a", &format!("gpu-{gpu}"), "80Gi", "100"));
+        let free: Vec<usize> = (0..8).filter(|gpu| !taken.contains(gpu)).collect();
+        for policy in [Policy::FirstFit, Policy::Binpack] {
+            let devices = chosen(&cluster, policy, wants(count, require("NVLink")));
+            prop_assert_eq!(!devices.is_empty(), exists(&linked, &free, count as usize, &mut Vec::new()));
+            let numbers: Vec<usize> = devices.iter().map(|name| name["gpu-".len()..].parse().unwrap()).collect();
+            for a in &numbers {
+                prop_assert!(!taken.contains(a));
+                prop_assert!(numbers.iter().all(|b| a == b || linked[*a][*b]));
+            }
+        }
+    }
+}

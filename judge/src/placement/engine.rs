@@ -1,0 +1,273 @@
+//! The allocator itself under the replay: the nodes of a trace with their GPUs published as Tessera's driver publishes them, each
+//! pod a claim for cores of so many GPUs; its CPU, memory and GPU model are demands on the node.
+//!
+//! Pods without GPUs are not the allocator's: [`WithoutGpus`] says where they go.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use tessera_allocator::model::{
+    Alternative, Attribute, Capacity, Claim, Device, DeviceClass, DeviceId, DeviceResult, Mode,
+    Node as ModelNode, NodeAffinityTerm, NodeChoice, NodeSelector, PendingPod, PodClaim, PodUid, PoolId,
+    Request, Requirement, Scheduling, Selector, SelectorOperator, Slice, Usage,
+};
+use tessera_allocator::{Features, Planner, Policy, Settings};
+use tessera_api::names::{
+    ClaimName, ClaimUid, DRIVER_NAME, DeviceClassName, DeviceName, DriverName, Namespace, NodeName, PodName,
+    PoolName, RequestName, attribute, capacity,
+};
+use tessera_api::quantity::Quantity;
+
+use super::cluster::{Cluster, Demand, ModelSet, Models, Node, Placement};
+use super::placer::Placer;
+use super::trace::{NodeRow, WHOLE};
+
+/// The label by which NVIDIA's feature discovery names a node's GPUs.
+const MODEL_LABEL: &str = "nvidia.com/gpu.product";
+
+/// Where pods without GPUs go. In a real cluster kube-scheduler decides it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[value(rename_all = "PascalCase")]
+pub enum WithoutGpus {
+    /// Where the least of the GPUs is left, that is, where they take CPU from the fewest GPUs.
+    FewestGpus,
+    /// Where the most CPU is left, as kube-scheduler does by default.
+    LeastAllocated,
+}
+
+impl WithoutGpus {
+    /// The lowest goes first.
+    fn rank(self, node: &Node) -> u64 {
+        match self {
+            Self::FewestGpus => node.total_gpu_milli(),
+            Self::LeastAllocated => u64::MAX - node.cpu_milli,
+        }
+    }
+}
+
+/// The allocator, and its cluster.
+#[derive(Debug)]
+pub struct Engine {
+    planner: Planner,
+    policy: Policy,
+    without_gpus: WithoutGpus,
+    /// The same as the replay counts it.
+    cluster: Cluster,
+    models: Vec<String>,
+    /// By place in the trace.
+    nodes: Vec<ModelNode>,
+    by_name: BTreeMap<NodeName, usize>,
+    usage: Usage,
+    pods: u64,
+}
+
+impl Engine {
+    /// The nodes of a trace, with nothing on them. Of nodes that are equally good the allocator takes the first by name: they
+    /// are named by their ranks.
+    ///
+    /// # Panics
+    /// Never: the names that are made here are valid.
+    #[must_use]
+    pub fn new(policy: Policy, without_gpus: WithoutGpus, rows: &[NodeRow], node_rank: &[usize]) -> Self {
+        let models = Models::of(rows);
+        let mut planner = Planner::new(Features::default());
+        planner.set_class(&Arc::new(class()));
+        let nodes: Vec<_> = rows.iter().zip(node_rank).map(|(row, rank)| node(row, *rank)).collect();
+        for (row, node) in rows.iter().zip(&nodes) {
+            planner.set_slice(&Arc::new(slice(row, &node.name)));
+            planner.set_node(&Arc::new(node.clone()));
+        }
+        Self {
+            planner,
+            policy,
+            without_gpus,
+            cluster: Cluster::empty(rows, &models),
+            models: models.names().map(str::to_owned).collect(),
+            by_name: nodes.iter().enumerate().map(|(at, node)| (node.name.clone(), at)).collect(),
+            nodes,
+            usage: Usage::default(),
+            pods: 0,
+        }
+    }
+
+    fn plan(&mut self, demand: &Demand) -> Option<Placement> {
+        let settings = Settings { policy: self.policy, ..Settings::default() };
+        let decision = self.planner.plan(&[self.pod(demand)], settings).decisions.pop()?;
+        let results = decision.claims.iter().flat_map(|claim| &claim.results);
+        let gpus = results.map(|result| gpu_of(&result.device.device)).collect();
+        Some(Placement { node: self.by_name[&decision.node], gpus })
+    }
+
+    fn place_without_gpus(&self, demand: &Demand) -> Option<Placement> {
+        let fitting = self.cluster.nodes().iter().enumerate().filter(|(_, node)| node.fits(demand));
+        let best = fitting.min_by_key(|(at, node)| (self.without_gpus.rank(node), &self.nodes[*at].name));
+        best.map(|(node, _)| Placement { node, gpus: Vec::new() })
+    }
+
+    fn pod(&self, demand: &Demand) -> PendingPod {
+        let name = format!("pod-{}", self.pods);
+        PendingPod {
+            uid: PodUid::new(&name),
+            namespace: valid(Namespace::new("trace")),
+            name: valid(PodName::new(&name)),
+            priority: 0,
+            created: 0,
+            claims: vec![PodClaim::Pending(Arc::new(claim(&name, demand)))],
+            scheduling: Arc::new(self.scheduling(demand)),
+            nominated: None,
+            excluded: BTreeSet::new(),
+        }
+    }
+
+    fn scheduling(&self, demand: &Demand) -> Scheduling {
+        let affinity = (demand.models != ModelSet::ANY).then(|| {
+            let values = demand.models.positions().map(|at| self.models[at].clone()).collect();
+            let label = Requirement { key: MODEL_LABEL.to_owned(), operator: SelectorOperator::In, values };
+            NodeSelector { terms: vec![NodeAffinityTerm { labels: vec![label], fields: Vec::new() }] }
+        });
+        let requests = resources(demand.cpu_milli, demand.memory_mib);
+        Scheduling { affinity, requests, ..Scheduling::default() }
+    }
+
+    /// Tells the planner what is left of the node and of these of its GPUs.
+    fn tell(&mut self, placement: &Placement) {
+        let left = &self.cluster.nodes()[placement.node];
+        let node = &mut self.nodes[placement.node];
+        let left = resources(left.cpu_milli, left.memory_mib);
+        node.used = node
+            .allocatable
+            .iter()
+            .map(|(name, all)| (name.clone(), all.saturating_sub(left[name])))
+            .collect();
+        self.planner.set_node(&Arc::new(node.clone()));
+        for gpu in &placement.gpus {
+            let device = device(&node.name, *gpu);
+            self.planner.set_use(&device, self.usage.of(&device));
+        }
+    }
+
+    fn results(&self, demand: &Demand, placement: &Placement) -> Vec<DeviceResult> {
+        let node = &self.nodes[placement.node].name;
+        let result = |gpu: &usize| DeviceResult {
+            request: request_name(),
+            device: device(node, *gpu),
+            shared: true,
+            consumed: cores(demand.gpu_milli),
+            admin: false,
+            binding: None,
+        };
+        placement.gpus.iter().map(result).collect()
+    }
+}
+
+impl Placer for Engine {
+    fn place(&mut self, demand: &Demand) -> Option<Placement> {
+        self.pods += 1;
+        let placement = if demand.gpus == 0 { self.place_without_gpus(demand) } else { self.plan(demand) }?;
+        self.cluster.take(demand, &placement).ok()?;
+        self.usage.add(&self.results(demand, &placement));
+        self.tell(&placement);
+        Some(placement)
+    }
+
+    fn release(&mut self, demand: &Demand, placement: &Placement) {
+        self.cluster.give_back(demand, placement);
+        self.usage.remove(&self.results(demand, placement));
+        self.tell(placement);
+    }
+}
+
+fn class() -> DeviceClass {
+    let selectors = vec![Selector::new(&format!("device.driver == '{DRIVER_NAME}'"))];
+    DeviceClass { name: valid(DeviceClassName::new(DRIVER_NAME)), selectors, configs: Vec::new() }
+}
+
+fn node(row: &NodeRow, rank: usize) -> ModelNode {
+    ModelNode {
+        name: valid(NodeName::new(format!("node-{rank:06}"))),
+        labels: BTreeMap::from([(MODEL_LABEL.to_owned(), row.model.clone())]),
+        ready: true,
+        cordoned: false,
+        taints: Vec::new(),
+        allocatable: resources(row.cpu_milli, row.memory_mib),
+        used: BTreeMap::new(),
+    }
+}
+
+fn slice(row: &NodeRow, node: &NodeName) -> Slice {
+    let model = Attribute::String(row.model.as_str().into());
+    let gpu = |gpu| {
+        let amounts = cores(WHOLE).into_iter();
+        Arc::new(Device {
+            attributes: BTreeMap::from([(attribute::PRODUCT_NAME.to_owned(), model.clone())]),
+            capacity: amounts.map(|(name, value)| (name, Capacity { value, policy: None })).collect(),
+            shared: true,
+            ..Device::new(device(node, gpu).device)
+        })
+    };
+    Slice {
+        name: node.to_string(),
+        pool: pool(node),
+        generation: 1,
+        slice_count: 1,
+        listed: None,
+        nodes: NodeChoice::Node(node.clone()),
+        devices: (0..row.gpu).map(gpu).collect(),
+        counter_sets: Vec::new(),
+        ignored: false,
+    }
+}
+
+fn claim(name: &str, demand: &Demand) -> Claim {
+    let alternative = Alternative {
+        name: request_name(),
+        class: Some(valid(DeviceClassName::new(DRIVER_NAME))),
+        selectors: Vec::new(),
+        mode: Mode::Exact(demand.gpus as u64),
+        tolerations: Vec::new(),
+        capacity: cores(demand.gpu_milli),
+        admin: None,
+        unsupported: None,
+    };
+    Claim {
+        uid: valid(ClaimUid::new(name)),
+        namespace: valid(Namespace::new("trace")),
+        name: valid(ClaimName::new(name)),
+        requests: vec![Request { name: request_name(), alternatives: vec![alternative] }],
+        constraints: Vec::new(),
+        configs: Vec::new(),
+    }
+}
+
+fn request_name() -> RequestName {
+    valid(RequestName::new("gpu"))
+}
+
+fn pool(node: &NodeName) -> PoolId {
+    PoolId { driver: DriverName::ours(), pool: valid(PoolName::new(node.as_str())) }
+}
+
+/// GPUs are named by their places, and come in that order.
+fn device(node: &NodeName, gpu: usize) -> DeviceId {
+    DeviceId { pool: pool(node), device: valid(DeviceName::new(format!("gpu-{gpu}"))) }
+}
+
+fn gpu_of(device: &DeviceName) -> usize {
+    let number = device.as_str().strip_prefix("gpu-").and_then(|number| number.parse().ok());
+    number.expect("invariant: the name is one that `device` has made")
+}
+
+/// Cores in thousandths of a GPU, so that a trace's requests are met exactly.
+fn cores(thousandths: u32) -> BTreeMap<String, Quantity> {
+    BTreeMap::from([(capacity::CORES.to_owned(), Quantity::from_integer(i64::from(thousandths)))])
+}
+
+fn resources(cpu_milli: u64, memory_mib: u64) -> BTreeMap<String, Quantity> {
+    let cpu = Quantity::from_nano(i128::from(cpu_milli) * 1_000_000);
+    BTreeMap::from([("cpu".to_owned(), cpu), ("memory".to_owned(), Quantity::from_mib(memory_mib))])
+}
+
+/// A name that is made here.
+fn valid<N, E: std::fmt::Debug>(name: Result<N, E>) -> N {
+    name.expect("invariant: names that are made here are valid")
+}
