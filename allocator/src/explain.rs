@@ -128,7 +128,7 @@ impl OnNode<'_> {
         let would_do = |(i, (reason, _)): (usize, &Fate)| (*reason == Reason::Together).then_some(i);
         let usable: Vec<usize> = fates.iter().enumerate().filter_map(would_do).collect();
         let most = sets::most_joined(self.reach, &usable, resolved.wishes) as u64;
-        if most >= wanted {
+        if most >= wanted || wanted > usable.len() as u64 {
             return;
         }
         let scopes = resolved.wishes.required().collect();

@@ -1,4 +1,5 @@
-//! What is expected of the requests to come: the mix of those that have been seen, each pod counted once.
+//! What is expected of the requests to come: the mix of those that have been seen, each pod counted once when it comes, and
+//! once more when there is no room for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,9 +11,15 @@ use crate::model::PodUid;
 pub(crate) struct Forecast {
     learner: Learner,
     /// Pods that wait and have been counted.
-    counted: BTreeSet<PodUid>,
+    counted: BTreeMap<PodUid, Counted>,
     /// How often the potential has changed, and one.
     generation: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Counted {
+    request: Request,
+    refused: bool,
 }
 
 impl Forecast {
@@ -28,15 +35,23 @@ impl Forecast {
 
     /// Whether the pod is still to be counted.
     pub(crate) fn is_new(&self, pod: &PodUid) -> bool {
-        !self.counted.contains(pod)
+        !self.counted.contains_key(pod)
     }
 
     /// Counts these pods, and forgets which pods were counted that do not wait any more.
     pub(crate) fn observe(&mut self, new: BTreeMap<PodUid, Request>, waiting: &BTreeSet<&PodUid>) {
-        self.counted.retain(|pod| waiting.contains(pod));
+        self.counted.retain(|pod, _| waiting.contains(pod));
         for (pod, request) in new {
             self.generation += u64::from(self.learner.observe(request));
-            self.counted.insert(pod);
+            self.counted.insert(pod, Counted { request, refused: false });
+        }
+    }
+
+    /// There is no room for the pod now.
+    pub(crate) fn refused(&mut self, pod: &PodUid) {
+        if let Some(counted) = self.counted.get_mut(pod).filter(|counted| !counted.refused) {
+            counted.refused = true;
+            self.learner.refused(counted.request);
         }
     }
 }

@@ -12,7 +12,7 @@ use tessera_allocator::model::{
     Attribute, Claim, Constraint, Mode, NodeSelector, NodeTaint, PendingPod, PodClaim, PodToleration,
     Selector, Toleration, TolerationOperator,
 };
-use tessera_allocator::{Cause, Plan, Settings, plan};
+use tessera_allocator::{Cause, Plan, Policy, Settings, plan};
 use tessera_api::names::{ClaimName, ClaimUid, NodeName};
 use tessera_api::reason::{NodeReason, Reason};
 
@@ -420,6 +420,8 @@ fn a_better_alternative_is_worth_a_worse_node() {
     let chosen = |plan: &Plan| -> Vec<String> {
         plan.decisions.iter().flat_map(|d| &d.claims[0].results).map(|r| r.request.to_string()).collect()
     };
+    let binpack = Settings { policy: Policy::Binpack, ..Settings::default() };
+    let decide = |cluster: &Cluster, pods: &[PendingPod]| plan(&cluster.0, pods, binpack);
     let first = decide(&cluster, &[pod("p", vec![claim("c", vec![either()])])]);
     assert_eq!(places(&first), [["node-a/gpu-0", "node-a/gpu-1"]]);
     assert_eq!(chosen(&first), ["gpu/two", "gpu/two"]);

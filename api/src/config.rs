@@ -81,9 +81,6 @@ pub struct Compute {
 }
 
 /// The parameters that hold for one request: merged, checked to be supported, defaults filled in.
-///
-/// The default placement is [`PlacementPolicy::Binpack`] in this version. `LeastFragmentation` is to become it; until the
-/// allocator has it, asking for it by name is refused and not setting it means packing.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct EffectiveConfig {
     /// Which node.
@@ -187,8 +184,8 @@ impl GpuConfig {
 
     fn filled_in(&self) -> EffectiveConfig {
         EffectiveConfig {
-            node: self.placement.node.unwrap_or(PlacementPolicy::Binpack),
-            device: self.placement.device.unwrap_or(PlacementPolicy::Binpack),
+            node: self.placement.node.unwrap_or(PlacementPolicy::LeastFragmentation),
+            device: self.placement.device.unwrap_or(PlacementPolicy::LeastFragmentation),
             topology: self.topology.clone().unwrap_or_default(),
             memory_percent: self.memory.percent,
             oversubscribe: self.memory.oversubscribe.unwrap_or(false),

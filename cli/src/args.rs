@@ -218,6 +218,8 @@ pub enum PolicyName {
     Spread,
     /// Any, by lot.
     Random,
+    /// Where the least becomes useless to the requests that are expected: the default.
+    LeastFragmentation,
 }
 
 impl PolicyName {
@@ -229,6 +231,7 @@ impl PolicyName {
             Some(Self::Binpack) => Policy::Binpack,
             Some(Self::Spread) => Policy::Spread,
             Some(Self::Random) => Policy::Random,
+            Some(Self::LeastFragmentation) => Policy::LeastFragmentation,
         };
         Settings { policy, ..Settings::default() }
     }

@@ -29,6 +29,11 @@ fn random_has_upstreams_outcome() {
     run(Policy::Random, Level::Outcome);
 }
 
+#[test]
+fn least_fragmentation_has_upstreams_outcome() {
+    run(Policy::LeastFragmentation, Level::Outcome);
+}
+
 fn run(policy: Policy, level: Level) {
     let given = std::env::var_os("TESSERA_CONFORMANCE_CASES").map(PathBuf::from);
     let folder =

@@ -5,6 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
+use tessera_judge::placement::engine::WithoutGpus;
 use tessera_judge::placement::policy::{Policy, Replay};
 use tessera_judge::placement::trace::{Published, Trace, published};
 
@@ -22,7 +23,7 @@ fn published_of(policy: Policy, trace: &str, seed: u64) -> Published {
 }
 
 fn reproduces(policy: Policy, trace: &Trace, seed: u64) {
-    let replay = Replay { trace, policy, oracle_mix: false, without_gpus: WithoutGpus::FewestGpus };
+    let replay = Replay { trace, policy, oracle_mix: false, without_gpus: WithoutGpus::LeastRise };
     let columns = replay.fill(&trace.sequences[&seed]).unwrap();
     let published = published_of(policy, &trace.name, seed).allocated;
     assert_eq!(published.len(), 131);
@@ -49,7 +50,7 @@ mod in_full {
     const TRACES: [&str; 5] = ["default", "cpu100", "gpushare40", "gpuspec10", "multigpu20"];
 
     fn unallocated(policy: Policy, trace: &Trace, seed: u64) -> f64 {
-        let replay = Replay { trace, policy, oracle_mix: false, without_gpus: WithoutGpus::FewestGpus };
+        let replay = Replay { trace, policy, oracle_mix: false, without_gpus: WithoutGpus::LeastRise };
         100.0 - replay.fill(&trace.sequences[&seed]).unwrap().allocated(130).unwrap()
     }
 

@@ -32,7 +32,10 @@ pub(super) fn plan(planner: &mut Planner, pods: &[PendingPod], settings: Setting
         match placing.place(pod, &mut steps) {
             Ok(Some(decision)) => plan.decisions.push(decision),
             Ok(None) => {}
-            Err(refusals) => plan.refusals.extend(refusals),
+            Err(refusals) => {
+                placing.planner.forecast.refused(&pod.uid);
+                plan.refusals.extend(refusals);
+            }
         }
         plan.steps += settings.steps_per_pod - steps;
     }

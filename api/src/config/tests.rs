@@ -165,9 +165,6 @@ fn half_a_topology_term_and_one_said_twice_are_refused() {
 #[test]
 fn what_is_not_enforced_yet_is_refused_with_those_words() {
     let cases = [
-        (json!({"placement": {"node": "LeastFragmentation"}}), "placement.node: LeastFragmentation"),
-        (json!({"placement": {"device": "LeastFragmentation"}}), "placement.device: LeastFragmentation"),
-        (json!({"topology": [{"scope": "PCIe", "mode": "Prefer"}]}), "topology: PCIe Prefer"),
         (json!({"memory": {"oversubscribe": true}}), "memory.oversubscribe: true"),
         (json!({"compute": {"policy": "Fixed"}}), "compute.policy: Fixed"),
         (json!({"compute": {"policy": "Balance"}}), "compute.policy: Balance"),
@@ -187,6 +184,8 @@ fn what_is_enforced_is_accepted() {
         json!({}),
         json!({"placement": {"node": "Binpack", "device": "Spread"}}),
         json!({"placement": {"node": "Random", "device": "Random"}}),
+        json!({"placement": {"node": "LeastFragmentation", "device": "LeastFragmentation"}}),
+        json!({"topology": [{"scope": "PCIe", "mode": "Prefer"}, {"scope": "NVLink", "mode": "Require"}]}),
         json!({"memory": {"percent": 100, "oversubscribe": false}}),
         json!({"compute": {"policy": "None", "priority": "Normal"}}),
         json!({"topology": [], "sharing": "Intercept"}),
@@ -196,10 +195,13 @@ fn what_is_enforced_is_accepted() {
 }
 
 #[test]
-fn a_request_without_configs_is_packed_and_not_capped() {
+fn a_request_without_configs_keeps_gpus_usable_and_is_not_capped() {
     let effective = effective_config(&[], &request("gpu")).expect("nothing is wrong");
     assert_eq!(effective, EffectiveConfig::default());
-    assert_eq!((effective.node, effective.device), (PlacementPolicy::Binpack, PlacementPolicy::Binpack));
+    assert_eq!(
+        (effective.node, effective.device),
+        (PlacementPolicy::LeastFragmentation, PlacementPolicy::LeastFragmentation)
+    );
     assert_eq!((effective.compute_policy, effective.sharing), (ComputePolicy::None, Sharing::Intercept));
 }
 

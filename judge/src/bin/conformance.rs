@@ -42,6 +42,7 @@ enum PolicyName {
     Binpack,
     Spread,
     Random,
+    LeastFragmentation,
 }
 
 impl PolicyName {
@@ -51,6 +52,7 @@ impl PolicyName {
             Self::Binpack => Policy::Binpack,
             Self::Spread => Policy::Spread,
             Self::Random => Policy::Random,
+            Self::LeastFragmentation => Policy::LeastFragmentation,
         }
     }
 }

@@ -45,7 +45,7 @@ struct Args {
     #[arg(long)]
     oracle_mix: bool,
     /// Where the allocator's policies leave pods without GPUs. FGD and BestFit place them themselves, as published.
-    #[arg(long, value_enum, default_value = "FewestGpus")]
+    #[arg(long, value_enum, default_value = "LeastRise")]
     without_gpus: WithoutGpus,
 }
 

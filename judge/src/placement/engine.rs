@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use tessera_allocator::fragmentation::{Gpu, GpuMilli, GpuType, NodeView, Rise};
 use tessera_allocator::model::{
     Alternative, Attribute, Capacity, Claim, Device, DeviceClass, DeviceId, DeviceResult, Mode,
     Node as ModelNode, NodeAffinityTerm, NodeChoice, NodeSelector, PendingPod, PodClaim, PodUid, PoolId,
@@ -29,20 +30,12 @@ const MODEL_LABEL: &str = "nvidia.com/gpu.product";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 #[value(rename_all = "PascalCase")]
 pub enum WithoutGpus {
+    /// Where the potential rises least by which LeastFragmentation goes, whatever the policy: as FGD, too, places all pods.
+    LeastRise,
     /// Where the least of the GPUs is left, that is, where they take CPU from the fewest GPUs.
     FewestGpus,
     /// Where the most CPU is left, as kube-scheduler does by default.
     LeastAllocated,
-}
-
-impl WithoutGpus {
-    /// The lowest goes first.
-    fn rank(self, node: &Node) -> u64 {
-        match self {
-            Self::FewestGpus => node.total_gpu_milli(),
-            Self::LeastAllocated => u64::MAX - node.cpu_milli,
-        }
-    }
 }
 
 /// The allocator, and its cluster.
@@ -54,6 +47,8 @@ pub struct Engine {
     /// The same as the replay counts it.
     cluster: Cluster,
     models: Vec<String>,
+    /// The models in the order in which the planner meets them, by place among `models`.
+    kinds: Vec<usize>,
     /// By place in the trace.
     nodes: Vec<ModelNode>,
     by_name: BTreeMap<NodeName, usize>,
@@ -83,6 +78,7 @@ impl Engine {
             without_gpus,
             cluster: Cluster::empty(rows, &models),
             models: models.names().map(str::to_owned).collect(),
+            kinds: in_order_of_appearance(rows, &models),
             by_name: nodes.iter().enumerate().map(|(at, node)| (node.name.clone(), at)).collect(),
             nodes,
             usage: Usage::default(),
@@ -100,8 +96,30 @@ impl Engine {
 
     fn place_without_gpus(&self, demand: &Demand) -> Option<Placement> {
         let fitting = self.cluster.nodes().iter().enumerate().filter(|(_, node)| node.fits(demand));
-        let best = fitting.min_by_key(|(at, node)| (self.without_gpus.rank(node), &self.nodes[*at].name));
+        let best =
+            fitting.min_by_key(|(at, node)| (self.rank_without_gpus(demand, node), &self.nodes[*at].name));
         best.map(|(node, _)| Placement { node, gpus: Vec::new() })
+    }
+
+    /// The lowest goes first.
+    fn rank_without_gpus(&self, demand: &Demand, node: &Node) -> i64 {
+        let rank = match self.without_gpus {
+            WithoutGpus::LeastRise => return self.rise(demand, node).steps(),
+            WithoutGpus::FewestGpus => node.total_gpu_milli(),
+            WithoutGpus::LeastAllocated => u64::MAX / 2 - node.cpu_milli,
+        };
+        i64::try_from(rank).unwrap_or(i64::MAX)
+    }
+
+    fn rise(&self, demand: &Demand, node: &Node) -> Rise {
+        // The planner numbers models as it meets them, and it has met them in this order.
+        let kind =
+            |at: usize| GpuType(self.kinds.iter().position(|kind| *kind == at).map_or(0, |kind| kind as u16));
+        let kind = node.model.positions().next().map_or(GpuType(0), kind);
+        let gpus: Vec<Gpu> = node.gpus.iter().map(|&left| Gpu { kind, left: GpuMilli::new(left) }).collect();
+        let potential = self.planner.expected();
+        let before = potential.of(&NodeView { cpu_milli: node.cpu_milli, gpus: &gpus });
+        potential.rise(before, &NodeView { cpu_milli: node.cpu_milli - demand.cpu_milli, gpus: &gpus })
     }
 
     fn pod(&self, demand: &Demand) -> PendingPod {
@@ -175,6 +193,16 @@ impl Placer for Engine {
         self.usage.remove(&self.results(demand, placement));
         self.tell(placement);
     }
+}
+
+fn in_order_of_appearance(rows: &[NodeRow], models: &Models) -> Vec<usize> {
+    let mut met = Vec::new();
+    for at in rows.iter().flat_map(|row| models.set(std::iter::once(row.model.as_str())).positions()) {
+        if !met.contains(&at) {
+            met.push(at);
+        }
+    }
+    met
 }
 
 fn class() -> DeviceClass {
