@@ -177,7 +177,10 @@ impl Interner {
         attributes.sort_unstable();
         let twice = attributes.windows(2).position(|pair| pair[0].0 == pair[1].0);
         irregular |= twice.is_some();
-        let kind = self.kind(driver, device);
+        let kind = match last {
+            Some(last) if product(&last.device) == product(device) => last.kind,
+            _ => self.kind(driver, device),
+        };
         CompiledDevice { device: Arc::clone(device), offer, kind, attributes: attributes.into(), irregular }
     }
 
@@ -214,6 +217,10 @@ impl Interner {
         self.offers.push(Arc::new(Offer { device: Arc::clone(device), capacity }));
         id
     }
+}
+
+fn product(device: &Device) -> Option<&Attribute> {
+    device.attributes.get(attribute::PRODUCT_NAME)
 }
 
 fn is_irregular(value: &Attribute) -> bool {

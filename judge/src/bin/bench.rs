@@ -59,7 +59,7 @@ fn main() -> anyhow::Result<()> {
             .with_context(|| format!("scenario {name}; `oracle scenario list` shows the names"))?;
         drop(text);
         match args.pending {
-            Some(pods) => show_batch(&bench::batch(&scenario, pods, Policy::Binpack), args.output)?,
+            Some(pods) => show_batch(&bench::batch(&scenario, pods, Policy::default()), args.output)?,
             None => measure(&scenario, mode(&scenario)?, &args, &name)?,
         }
     }
