@@ -113,7 +113,7 @@ fn whoever_waits_for_joined_devices_is_told_how_many_are_missing() {
 #[test]
 fn a_set_that_the_rest_of_the_pod_cannot_live_with_is_given_up_for_the_next() {
     let mut cluster = Cluster::new();
-    let color = |i: u32| Attribute::String(if i % 4 == 0 { "red" } else { "blue" }.into());
+    let color = |i: u32| Attribute::String(if i.is_multiple_of(4) { "red" } else { "blue" }.into());
     let gpus = (0..8).map(|i| gpu(&format!("gpu-{i}"), "80Gi").with("color", color(i)));
     cluster = cluster.node("node-a", gpus.collect());
     bridged(&mut cluster, "node-a");
@@ -203,12 +203,10 @@ proptest! {
         count in 2_u64..6,
     ) {
         let mut linked = vec![vec![false; 8]; 8];
-        let mut next = links.into_iter();
-        for a in 0..8 {
-            for b in a + 1..8 {
-                linked[a][b] = next.next().unwrap();
-                linked[b][a] = linked[a][b];
-            }
+        let pairs = (0..8).flat_map(|a| (a + 1..8).map(move |b| (a, b)));
+        for ((a, b), link) in pairs.zip(links) {
+            linked[a][b] = link;
+            linked[b][a] = link;
         }
         let mut cluster = eight();
         joined(&mut cluster, "node-a", |a, b| linked[a][b], |_| 0);
