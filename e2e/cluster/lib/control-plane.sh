@@ -41,7 +41,8 @@ END
 }
 
 apiserver_script() { # directory
-  # InternalIP first: otherwise logs and exec look the node's name up in a DNS that does not know it.
+  # InternalIP first: otherwise logs and exec look the node's name up in a DNS that does not know it. Without a grace
+  # period for watches, SIGTERM waits for whoever has one open, which is everybody: for a minute, the default time-out.
   cat >"$1/kube-apiserver.sh" <<END
 exec "$bin/kube-apiserver" --etcd-servers http://127.0.0.1:2379 \\
   --bind-address 0.0.0.0 --secure-port 443 --advertise-address ${address[$control_plane]} \\
@@ -53,7 +54,7 @@ exec "$bin/kube-apiserver" --etcd-servers http://127.0.0.1:2379 \\
   --authorization-mode Node,RBAC --enable-admission-plugins NodeRestriction --allow-privileged=true \\
   --kubelet-client-certificate "$pki/apiserver-kubelet.crt" --kubelet-client-key "$pki/apiserver-kubelet.key" \\
   --kubelet-certificate-authority "$pki/ca.crt" --kubelet-preferred-address-types InternalIP \\
-  --max-requests-inflight 3000 --max-mutating-requests-inflight 1500
+  --max-requests-inflight 3000 --max-mutating-requests-inflight 1500 --shutdown-watch-termination-grace-period 5s
 END
 }
 

@@ -172,7 +172,7 @@ tessera_runs() { # driver|controller, nodes...
 
 # The kubelet starts a container again that has ended; see crashLoopBackOff above.
 tessera_wait() { # driver|controller, nodes...
-  wait_for "a container $1 to run" 60 tessera_runs "$@"
+  wait_for "a container $1 to run" 180 tessera_runs "$@"
 }
 
 # Kills the containers of a part of Tessera as a crash would: by their IDs, since all machines run the same programs.

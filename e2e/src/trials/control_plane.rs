@@ -1,4 +1,4 @@
-//! Each component of the control plane killed and started again, with pods before and in the middle.
+//! Each component of the control plane ended and started again, with pods before and in the middle.
 
 use futures::future::try_join_all;
 use kube::api::{DeleteParams, PostParams};
@@ -11,9 +11,14 @@ use crate::inventory::DRIVER;
 use crate::runner::Outcome;
 
 const CONTROL_PLANE: &str = "control-plane";
-/// What is killed, and how many pods are created meanwhile.
-const KILLED: [(&[&str], usize); 3] =
-    [(&["kube-apiserver"], 4), (&["etcd"], 4), (&["kube-controller-manager", "kube-scheduler"], 30)];
+/// How what is ended, and how many pods are created meanwhile. An API server that is stopped serves those to their end who are
+/// connected, and nobody else.
+const ENDED: [(&str, &[&str], usize); 4] = [
+    ("stop", &["kube-apiserver"], 4),
+    ("kill", &["kube-apiserver"], 4),
+    ("kill", &["etcd"], 4),
+    ("kill", &["kube-controller-manager", "kube-scheduler"], 30),
+];
 
 pub(super) async fn restarted(bench: Bench) -> TrialOutcome {
     let hands = bench.hands()?;
@@ -23,11 +28,11 @@ pub(super) async fn restarted(bench: Bench) -> TrialOutcome {
     bench.template("share", DRIVER, json!({"memory": "2Gi", "cores": "2"})).await?;
     bench.holder("before", "share").await?;
     let mut running = vec![bench.holds("before").await?];
-    for (components, pods) in KILLED {
-        let names: Vec<_> = (0..pods).map(|number| format!("{}-{number}", components[0])).collect();
+    for (how, components, pods) in ENDED {
+        let names: Vec<_> = (0..pods).map(|number| format!("{how}-{}-{number}", components[0])).collect();
         let restart = async {
             for component in components {
-                hands.run(&["kill", CONTROL_PLANE, component]).await?;
+                hands.run(&[how, CONTROL_PLANE, component]).await?;
             }
             for component in components {
                 hands.run(&["start", CONTROL_PLANE, component]).await?;
