@@ -5,6 +5,9 @@
 //! two hand out one device twice: that is what shows that the trial can see it. With the policies the same load must never do
 //! so: the taint keeps kube-scheduler from the claims of the one half, the policy from those of the other.
 
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
@@ -27,6 +30,9 @@ use crate::runner::Outcome;
 const NODES: u32 = 2;
 const GPUS: u32 = 8;
 const PODS_AT_A_TIME: usize = 48;
+
+/// The longest time without any pod's end. kube-scheduler looks again after five minutes at pods that no event has brought back.
+const STALL: Duration = Duration::from_secs(330);
 
 /// Claims of one pod.
 const MOST_CLAIMS: u64 = 3;
@@ -93,13 +99,16 @@ struct Load<'a> {
     asked: usize,
     done: usize,
     denied: usize,
+    /// Pods that are there, and how many claims each has.
+    there: BTreeMap<String, usize>,
 }
 
 impl<'a> Load<'a> {
     fn new(bench: &'a Bench, hollow: &'a HollowNodes, claims: usize) -> Self {
         let seed = Random::fresh_seed();
         println!("    seed {seed}");
-        Self { bench, hollow, random: Random::new(seed), claims, pods: 0, asked: 0, done: 0, denied: 0 }
+        let (random, there) = (Random::new(seed), BTreeMap::new());
+        Self { bench, hollow, random, claims, pods: 0, asked: 0, done: 0, denied: 0, there }
     }
 
     async fn run(&mut self) -> anyhow::Result<()> {
@@ -109,25 +118,72 @@ impl<'a> Load<'a> {
         for _ in 0..PODS_AT_A_TIME {
             self.create().await?;
         }
+        let mut listed = Vec::new();
+        let mut last_end = Instant::now();
         while self.done < self.claims {
-            match events.next().await {
-                Some(Ok(watcher::Event::Apply(pod) | watcher::Event::InitApply(pod))) => {
-                    if pod.metadata.deletion_timestamp.is_none() && (is_bound(&pod) || is_denied(&pod)) {
-                        self.delete(&pod.name_any()).await?;
-                    }
-                }
-                Some(Ok(watcher::Event::Delete(pod))) => {
-                    self.done += claims_of(&pod);
-                    self.denied += if is_bound(&pod) { 0 } else { claims_of(&pod) };
-                    progress.at(self.done, || format!(", {} of them denied", self.denied));
-                    self.create().await?;
-                }
-                Some(Ok(_)) => {}
+            let left = STALL.saturating_sub(last_end.elapsed());
+            let Ok(event) = tokio::time::timeout(left, events.next()).await else {
+                return Err(self.stalled().await);
+            };
+            let before = self.done;
+            match event {
+                Some(Ok(watcher::Event::Apply(pod))) => self.look_at(&pod).await?,
+                Some(Ok(watcher::Event::Delete(pod))) => self.ended(&pod.name_any(), is_bound(&pod)).await?,
+                Some(Ok(watcher::Event::Init)) => listed.clear(),
+                Some(Ok(watcher::Event::InitApply(pod))) => listed.push(pod),
+                Some(Ok(watcher::Event::InitDone)) => self.compare(&std::mem::take(&mut listed)).await?,
                 Some(Err(error)) => println!("    the watch of the pods was interrupted: {error}"),
                 None => anyhow::bail!("the watch of the pods ended"),
             }
+            if self.done > before {
+                last_end = Instant::now();
+                progress.at(self.done, || format!(", {} of them denied", self.denied));
+            }
         }
         Ok(())
+    }
+
+    /// Deletes the pod once it is bound or denied.
+    async fn look_at(&self, pod: &Pod) -> anyhow::Result<()> {
+        match pod.metadata.deletion_timestamp.is_none() && (is_bound(pod) || is_denied(pod)) {
+            true => self.delete(&pod.name_any()).await,
+            false => Ok(()),
+        }
+    }
+
+    /// After a gap in the watch. Whether those that went in it had been bound is not known.
+    async fn compare(&mut self, pods: &[Pod]) -> anyhow::Result<()> {
+        let is_listed = |name: &&String| pods.iter().any(|pod| pod.name_any() == **name);
+        let gone: Vec<String> = self.there.keys().filter(|name| !is_listed(name)).cloned().collect();
+        for name in gone {
+            self.ended(&name, true).await?;
+        }
+        for pod in pods {
+            self.look_at(pod).await?;
+        }
+        Ok(())
+    }
+
+    /// Makes room for the next.
+    async fn ended(&mut self, name: &str, bound: bool) -> anyhow::Result<()> {
+        let Some(claims) = self.there.remove(name) else { return Ok(()) };
+        self.done += claims;
+        self.denied += if bound { 0 } else { claims };
+        self.create().await
+    }
+
+    async fn stalled(&self) -> anyhow::Error {
+        let pods = self.bench.pods().list(&Default::default()).await;
+        let states: Vec<String> = pods
+            .iter()
+            .flat_map(|pods| &pods.items)
+            .map(|pod| format!("{}: {}", pod.name_any(), json!(pod.status)))
+            .collect();
+        let known = self.there.len();
+        anyhow::anyhow!(
+            "no pod ended for {STALL:?}; {known} should be there, and are:\n{}",
+            states.join("\n")
+        )
     }
 
     /// A pod may be seen twice before it is seen to be gone.
@@ -156,8 +212,9 @@ impl<'a> Load<'a> {
             .collect();
         self.asked += claims.len();
         let (node_selector, tolerations) = self.hollow.placement();
+        let name = format!("pod-{}", self.pods);
         let pod = json!({
-            "metadata": {"name": format!("pod-{}", self.pods)},
+            "metadata": {"name": name},
             "spec": {
                 "nodeSelector": node_selector,
                 "tolerations": tolerations,
@@ -165,6 +222,8 @@ impl<'a> Load<'a> {
                 "resourceClaims": claims,
             },
         });
+        // Before it is created: its first event may come before the answer.
+        self.there.insert(name, claims.len());
         self.bench.pods().create(&PostParams::default(), &serde_json::from_value(pod)?).await?;
         Ok(())
     }
@@ -208,8 +267,4 @@ fn is_denied(pod: &Pod) -> bool {
     let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
     let messages = conditions.filter_map(|condition| condition.message.as_deref());
     messages.into_iter().any(|message| message.contains("only tessera-controller allocates"))
-}
-
-fn claims_of(pod: &Pod) -> usize {
-    pod.spec.as_ref().and_then(|spec| spec.resource_claims.as_ref()).map_or(0, Vec::len)
 }
