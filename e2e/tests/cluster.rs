@@ -31,10 +31,6 @@ async fn run(selection: &Selection, kubeconfig: &Path) -> anyhow::Result<Report>
     let cluster = Cluster::new(kube::Config::infer().await?, Operations::from_environment())?;
     let cluster = cluster.with_plugin(Plugin::beside_tests(kubeconfig)?);
     let cluster = cluster.with_sizes(Sizes::REAL.or_from_environment()?);
-    let mut trials = everything(&cluster, trials::on_real_cluster(&cluster))?;
-    // Whoever wants a real cluster soaked says for how long; it has not run often enough yet to be part of every run.
-    if std::env::var_os("TESSERA_SOAK_PODS").is_none() {
-        trials.retain(|trial| trial.name != "trial/soak");
-    }
+    let trials = everything(&cluster, trials::on_real_cluster(&cluster))?;
     Ok(Report::of(selection, trials).await)
 }

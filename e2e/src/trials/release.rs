@@ -89,7 +89,7 @@ pub(super) async fn removed(bench: Bench) -> TrialOutcome {
     bench.holds("waits").await?;
     unnoticed(&bench, &stays).await?;
     bench.delete(&["stays".to_owned(), "waits".to_owned()]).await?;
-    residue::nowhere(&bench).await?;
+    residue::nowhere(&bench, residue::PATIENCE).await?;
     Ok(Outcome::Held(vec![]))
 }
 

@@ -9,21 +9,21 @@ use crate::operations::Operations;
 use crate::runner::Outcome;
 
 /// Pods are gone only after their claims are unprepared, so there is next to nothing to wait for.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Nothing tells when a directory is empty, so it is looked at again and again.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 pub(super) async fn none(bench: Bench) -> TrialOutcome {
-    nowhere(&bench).await?;
+    nowhere(&bench, PATIENCE).await?;
     Ok(Outcome::Held(vec![]))
 }
 
-/// No node has anything of a claim, or soon has not any more.
-pub(super) async fn nowhere(bench: &Bench) -> anyhow::Result<()> {
+/// No node has anything of a claim, or has not any more within that time.
+pub(super) async fn nowhere(bench: &Bench, within: Duration) -> anyhow::Result<()> {
     let hands = bench.hands()?;
     for node in GpuInventory::read(&bench.client).await?.nodes() {
-        gone(hands, node).await?;
+        gone_within(hands, node, within).await?;
     }
     Ok(())
 }

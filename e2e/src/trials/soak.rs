@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use futures::StreamExt;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Event, Pod};
 use k8s_openapi::api::resource::v1::ResourceClaim;
-use kube::ResourceExt;
-use kube::api::{DeleteParams, PostParams};
+use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, ResourceExt};
 use serde_json::json;
 
 use self::harm::Harm;
@@ -36,7 +36,8 @@ const AT_A_TIME: usize = 40;
 /// The longest time without any pod's end: a retry of the kubelet's and the start of a component fit in several times.
 const STALL: Duration = Duration::from_secs(150);
 
-/// Time for the last claims to go.
+/// Time for the last claims to go, and what nodes have of them: a kubelet that was killed while a pod was deleted by force finds its
+/// claims when it looks for claims without pods, every 60 s.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// How much there is to soak.
@@ -76,10 +77,23 @@ async fn soak(bench: &Bench, seed: u64) -> TrialOutcome {
     // Whatever was seen, the cluster goes on with all of its components.
     harm.repair().await?;
     outcome?;
-    println!("    {} pods and {} kills", size.pods, harm.kills);
+    println!("    {} pods and {} kills; warnings: {}", size.pods, harm.kills, warnings(bench).await?);
     nothing_claimed(bench).await?;
-    residue::nowhere(bench).await?;
+    residue::nowhere(bench, PATIENCE).await?;
     Ok(Outcome::Held(vec![Figure { of: format!("soak of {} pods", size.pods), took: began.elapsed() }]))
+}
+
+/// How often each warning was given: what had to be tried again, and why.
+async fn warnings(bench: &Bench) -> anyhow::Result<String> {
+    let events: Api<Event> = Api::namespaced(bench.client.clone(), bench.namespace());
+    let mut times = BTreeMap::<String, i32>::new();
+    let all = events.list(&ListParams::default()).await?;
+    for event in all.into_iter().filter(|event| event.type_.as_deref() == Some("Warning")) {
+        let count = event.series.and_then(|series| series.count).or(event.count).unwrap_or(1);
+        *times.entry(event.reason.unwrap_or_default()).or_default() += count;
+    }
+    let each: Vec<_> = times.iter().map(|(reason, times)| format!("{reason} {times}")).collect();
+    Ok(each.join(", "))
 }
 
 /// The claims go with their pods.
