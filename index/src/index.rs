@@ -14,6 +14,7 @@ use tessera_api::quantity::Quantity;
 
 use crate::claims::{Books, ClaimEntry};
 use crate::convert::{self, AllocatedClaim, ConvertError, Fence};
+use crate::generated::{Generated, made_for};
 use crate::pods::PodEntry;
 use crate::scope::{self, Scope};
 use crate::taints::{self, TaintRule};
@@ -36,6 +37,7 @@ pub struct Index {
     pub(crate) claim_names: BTreeMap<ClaimKey, ClaimUid>,
     pub(crate) pods: BTreeMap<PodUid, PodEntry>,
     pub(crate) pods_by_claim: BTreeMap<ClaimKey, BTreeSet<PodUid>>,
+    pub(crate) generated: Generated,
     /// Pods with claims that wait for a node: all that planning looks at.
     pub(crate) unbound: BTreeSet<PodUid>,
     /// Bound pods of which a claim may not be where they are.
@@ -212,10 +214,9 @@ impl Index {
             pod.booked_on = old.booked_on;
             pod.booked_requests = old.booked_requests;
         }
+        self.name_claims(&mut pod);
+        self.list_by_claims(&pod);
         let uid = pod.uid.clone();
-        for name in pod.claims.iter().filter_map(|c| c.name.clone()) {
-            self.pods_by_claim.entry((pod.namespace.clone(), name)).or_default().insert(uid.clone());
-        }
         if pod.is_waiting() && !pod.claims.is_empty() {
             self.unbound.insert(uid.clone());
         } else {
@@ -255,6 +256,7 @@ impl Index {
         };
         let Some(entry) = self.claims.get_mut(&uid) else { return Ok(()) };
         let was_allocated = entry.observed.is_some();
+        let was_made_for = entry.object.as_deref().and_then(made_for);
         if !entry.observe(object)? {
             return Ok(());
         }
@@ -263,6 +265,7 @@ impl Index {
         }
         let key = (entry.claim.namespace.clone(), entry.claim.name.clone());
         self.claim_names.insert(key.clone(), uid.clone());
+        self.regenerate(&uid, was_made_for, made_for(object));
         self.settle_claim(&uid, &key);
         Ok(())
     }
@@ -290,13 +293,14 @@ impl Index {
     pub fn remove_claim(&mut self, object: &ResourceClaim) {
         let Some(uid) = object.metadata.uid.as_deref().and_then(|u| ClaimUid::new(u).ok()) else { return };
         let Some(entry) = self.claims.get_mut(&uid) else { return };
-        entry.object = None;
+        let was_made_for = entry.object.take().as_deref().and_then(made_for);
         entry.observed = None;
         entry.assumed = None;
         let key = (entry.claim.namespace.clone(), entry.claim.name.clone());
         if self.claim_names.get(&key) == Some(&uid) {
             self.claim_names.remove(&key);
         }
+        self.regenerate(&uid, was_made_for, None);
         self.settle_claim(&uid, &key);
     }
 
@@ -458,8 +462,15 @@ impl Index {
         }
     }
 
+    /// Has the pod found by the names of its claims.
+    pub(crate) fn list_by_claims(&mut self, pod: &PodEntry) {
+        for name in pod.claims.iter().filter_map(|c| c.name.clone()) {
+            self.pods_by_claim.entry((pod.namespace.clone(), name)).or_default().insert(pod.uid.clone());
+        }
+    }
+
     /// Forgets by which names the pod is found.
-    fn unlink(&mut self, pod: &PodEntry) {
+    pub(crate) fn unlink(&mut self, pod: &PodEntry) {
         for name in pod.claims.iter().filter_map(|c| c.name.clone()) {
             let key = (pod.namespace.clone(), name);
             if let Some(pods) = self.pods_by_claim.get_mut(&key) {
@@ -472,7 +483,7 @@ impl Index {
     }
 
     /// Books the pod's requests where it runs, or where its allocated claims will have it go.
-    fn rebook(&mut self, uid: &PodUid) {
+    pub(crate) fn rebook(&mut self, uid: &PodUid) {
         let Some(mut pod) = self.pods.remove(uid) else { return };
         let node = if pod.is_running() {
             pod.node.clone()

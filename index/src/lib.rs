@@ -20,6 +20,7 @@ pub mod convert;
 pub mod message;
 
 mod claims;
+mod generated;
 mod holdings;
 mod index;
 mod overcommit;

@@ -26,7 +26,7 @@ pub(crate) struct PodEntry {
     pub(crate) priority: i32,
     pub(crate) created: i64,
     pub(crate) nominated: Option<NodeName>,
-    /// Names of its claims in pod order; none where the claim of a template is not there yet.
+    /// Its claims in pod order.
     pub(crate) claims: Vec<ClaimRef>,
     pub(crate) scheduling: Arc<Scheduling>,
     /// A container of it has been there, so its devices may be in use. What kubelet has not reported yet is not seen.
@@ -48,6 +48,8 @@ pub(crate) struct ClaimRef {
     pub(crate) entry: String,
     /// The claim's name; none = not generated yet.
     pub(crate) name: Option<ClaimName>,
+    /// The pod itself says what the claim is called, or would if it were a name; otherwise see [`crate::generated`].
+    pub(crate) stated: bool,
     /// It is made from a template, so it has to be owned by the pod.
     pub(crate) generated: bool,
 }
@@ -138,6 +140,7 @@ fn claims(object: &Pod) -> Vec<ClaimRef> {
             claims.push(ClaimRef {
                 entry: entry.name.clone(),
                 name: ClaimName::new(name).ok(),
+                stated: true,
                 generated: false,
             });
             continue;
@@ -149,11 +152,12 @@ fn claims(object: &Pod) -> Vec<ClaimRef> {
                 claims.push(ClaimRef {
                     entry: entry.name.clone(),
                     name: ClaimName::new(name).ok(),
+                    stated: true,
                     generated: true,
                 });
             }
         } else {
-            claims.push(ClaimRef { entry: entry.name.clone(), name: None, generated: true });
+            claims.push(ClaimRef { entry: entry.name.clone(), name: None, stated: false, generated: true });
         }
     }
     claims

@@ -187,6 +187,106 @@ fn a_generated_claim_counts_only_for_the_pod_that_owns_it() {
     assert_eq!(fed.pending(), ["p"]);
 }
 
+/// A pod with a claim from a template, before its status names it.
+fn pod_from_template(name: &str) -> Value {
+    let mut pod = pod(name, &[]);
+    pod["spec"]["resourceClaims"] = json!([{"name": "gpu", "resourceClaimTemplateName": "t"}]);
+    pod
+}
+
+fn naming(mut pod: Value, claim: &str) -> Value {
+    pod["status"]["resourceClaimStatuses"] = json!([{"name": "gpu", "resourceClaimName": claim}]);
+    pod
+}
+
+/// The claim as kube-controller-manager makes it for the pod's entry `gpu`.
+fn made_for(mut claim: Value, pod: &str) -> Value {
+    claim["metadata"]["annotations"] = json!({"resource.kubernetes.io/pod-claim-name": "gpu"});
+    claim["metadata"]["ownerReferences"] = json!([
+        {"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": format!("uid-{pod}"), "controller": true},
+    ]);
+    claim
+}
+
+#[test]
+fn a_generated_claim_is_planned_before_the_pods_status_names_it() {
+    let made = made_for(claim("p-gpu-x", "gpu.tessera.dev"), "p");
+    let mut fed = Fed::with_gpu();
+    fed.pod(pod_from_template("p"));
+    fed.claim(made.clone());
+    assert_eq!(fed.pending(), ["p"], "the pod came first");
+
+    let mut fed = Fed::with_gpu();
+    fed.claim(made.clone());
+    fed.pod(pod_from_template("p"));
+    assert_eq!(fed.pending(), ["p"], "the claim came first");
+    fed.claim(allocated(made, 19));
+    assert_eq!(fed.pending(), [""; 0]);
+    assert_eq!(fed.cpu_used(), Quantity::from_integer(2), "the pod is expected where its claim is");
+    assert_eq!(fed.index.abandoned(), Vec::<ClaimUid>::new(), "a pod waits for it");
+    fed.pod(naming(pod_from_template("p"), "p-gpu-x"));
+    assert_eq!(fed.cpu_used(), Quantity::from_integer(2));
+    assert_eq!(fed.index.waiting().len(), 1);
+}
+
+#[test]
+fn claims_of_other_pods_entries_and_namespaces_are_not_taken_for_the_pods() {
+    let made = || made_for(claim("p-gpu-x", "gpu.tessera.dev"), "p");
+    let mut other_pod = made();
+    other_pod["metadata"]["ownerReferences"][0]["uid"] = "uid-of-the-pod-before".into();
+    let mut not_controlled = made();
+    not_controlled["metadata"]["ownerReferences"][0]["controller"] = false.into();
+    let mut other_entry = made();
+    other_entry["metadata"]["annotations"]["resource.kubernetes.io/pod-claim-name"] = "nic".into();
+    let mut other_namespace = made();
+    other_namespace["metadata"]["namespace"] = "elsewhere".into();
+    for not_the_pods in [other_pod, not_controlled, other_entry, other_namespace] {
+        let mut fed = Fed::with_gpu();
+        fed.pod(pod_from_template("p"));
+        fed.claim(not_the_pods);
+        assert_eq!(fed.pending(), [""; 0]);
+        fed.claim(made_for(claim("p-gpu-y", "gpu.tessera.dev"), "p"));
+        assert_eq!(fed.pending(), ["p"], "nor do they stand in the way of the pod's own");
+    }
+}
+
+#[test]
+fn of_two_claims_for_one_entry_the_pods_status_chooses() {
+    let mut fed = Fed::with_gpu();
+    fed.pod(pod_from_template("p"));
+    let one = made_for(claim("p-gpu-x", "gpu.tessera.dev"), "p");
+    fed.claim(one.clone());
+    fed.claim(made_for(claim("p-gpu-y", "gpu.tessera.dev"), "p"));
+    assert_eq!(fed.pending(), [""; 0]);
+    fed.claim(allocated(one, 19));
+    fed.pod(naming(pod_from_template("p"), "p-gpu-y"));
+    assert_eq!(fed.pending(), ["p"]);
+    assert_eq!(fed.index.abandoned(), [ClaimUid::new("uid-p-gpu-x").unwrap()], "what was allocated early goes back");
+}
+
+#[test]
+fn a_generated_claim_that_is_gone_again_is_not_waited_with() {
+    let mut fed = Fed::with_gpu();
+    fed.pod(pod_from_template("p"));
+    let made = fed.claim(allocated(made_for(claim("p-gpu-x", "gpu.tessera.dev"), "p"), 19));
+    assert_eq!(fed.cpu_used(), Quantity::from_integer(2));
+    fed.index.remove_claim(&made);
+    assert_eq!(fed.cpu_used(), Quantity::ZERO);
+    fed.claim(made_for(claim("p-gpu-y", "gpu.tessera.dev"), "p"));
+    assert_eq!(fed.pending(), ["p"], "the next one made for it counts alone");
+}
+
+#[test]
+fn a_bound_pod_is_tied_only_to_claims_that_its_status_names() {
+    let mut fed = Fed::with_gpu();
+    fed.claim(allocated(made_for(claim("p-gpu-x", "gpu.tessera.dev"), "p"), 19));
+    fed.pod(pod_from_template("p"));
+    fed.pod(on_node(pod_from_template("p"), "Pending"));
+    assert_eq!(fed.index.abandoned(), [ClaimUid::new("uid-p-gpu-x").unwrap()]);
+    fed.pod(naming(on_node(pod_from_template("p"), "Pending"), "p-gpu-x"));
+    assert_eq!(fed.index.abandoned(), Vec::<ClaimUid>::new());
+}
+
 #[test]
 fn a_claim_being_deleted_is_not_planned() {
     let mut fed = Fed::with_gpu();
