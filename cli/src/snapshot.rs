@@ -79,7 +79,7 @@ impl Snapshot {
         self.device_taint_rules.iter().for_each(|rule| index.apply_taint_rule(rule));
         self.resource_slices.iter().for_each(|slice| note(index.apply_slice(slice)));
         self.device_classes.iter().for_each(|class| note(index.apply_class(class.clone())));
-        self.nodes.iter().for_each(|node| note(index.apply_node(node)));
+        self.nodes.iter().for_each(|node| note(index.apply_node(node).map(drop)));
         self.resource_claims.iter().for_each(|claim| note(index.apply_claim(&Arc::new(claim.clone()))));
         self.pods.iter().for_each(|pod| index.apply_pod(pod));
         Picture { index, unusable }

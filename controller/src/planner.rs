@@ -3,6 +3,8 @@
 mod audit;
 mod effects;
 mod repair;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -122,8 +124,8 @@ impl Planner {
                 _ = audit.tick() => self.audit(),
                 change = changes.recv() => match change {
                     Some(change) => {
-                        cause = Some(change.at);
-                        self.apply(change);
+                        let at = change.at;
+                        cause = self.apply(change).then_some(at);
                     }
                     None => break,
                 },
@@ -157,7 +159,9 @@ impl Planner {
         self.listed.len() == Kind::ALL.len()
     }
 
-    fn apply(&mut self, change: Change) {
+    /// Gives whether planning may come to something else by it.
+    fn apply(&mut self, change: Change) -> bool {
+        let mut is_news = true;
         let applied = match change.what {
             What::Listed(kind) => {
                 self.listed.insert(kind);
@@ -165,7 +169,7 @@ impl Planner {
             }
             What::Applied(Object::Slice(slice)) => self.index.apply_slice(&slice),
             What::Applied(Object::Class(class)) => self.index.apply_class(Arc::unwrap_or_clone(class)),
-            What::Applied(Object::Node(node)) => self.index.apply_node(&node),
+            What::Applied(Object::Node(node)) => self.index.apply_node(&node).map(|news| is_news = news),
             What::Applied(Object::Claim(claim)) => self.index.apply_claim(&claim),
             What::Applied(Object::TaintRule(rule)) => {
                 self.index.apply_taint_rule(&rule);
@@ -193,6 +197,7 @@ impl Planner {
                 "an object cannot be used and is left out"
             );
         }
+        is_news
     }
 
     /// Plans and acts. `cause` is when the change arrived that this answers.

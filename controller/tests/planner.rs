@@ -24,6 +24,25 @@ async fn a_pending_pod_gets_its_claim_allocated() {
 }
 
 #[tokio::test]
+async fn a_generated_claim_is_allocated_before_the_pods_status_names_it_and_given_back_with_the_pod() {
+    let api = cluster(1);
+    let controller = Controller::start(&api);
+    let mut waiting = pod("p", &[]);
+    waiting["spec"]["resourceClaims"] = json!([{"name": "gpu", "resourceClaimTemplateName": "t"}]);
+    let mut made = claim("p-gpu-x", "19Gi");
+    made["metadata"]["annotations"] = json!({"resource.kubernetes.io/pod-claim-name": "gpu"});
+    made["metadata"]["ownerReferences"] = json!([
+        {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": waiting["metadata"]["uid"], "controller": true},
+    ]);
+    api.put("pods", waiting);
+    api.put("resourceclaims", made);
+    api.until("an allocation", |api| allocation(api, "p-gpu-x")).await;
+    api.delete("pods", "default", "p");
+    api.until("no allocation", |api| allocation(api, "p-gpu-x").is_none().then_some(())).await;
+    controller.stop().await;
+}
+
+#[tokio::test]
 async fn many_pods_at_once_never_take_more_than_there_is() {
     let api = cluster(3);
     for i in 0..20 {

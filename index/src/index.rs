@@ -176,16 +176,21 @@ impl Index {
         }
     }
 
-    /// A Node was made or changed.
+    /// A Node was made or changed. Gives whether in something that planning looks at: most changes of nodes are their
+    /// heartbeats.
     ///
     /// # Errors
     /// It cannot be read.
-    pub fn apply_node(&mut self, object: &ApiNode) -> Result<(), ConvertError> {
+    pub fn apply_node(&mut self, object: &ApiNode) -> Result<bool, ConvertError> {
         let node = convert::node(object)?;
-        self.unplanned.nodes.insert(node.name.clone());
         let entry = self.nodes.entry(node.name.clone()).or_default();
-        entry.node = Some(Arc::new(Node { used: entry.used.clone(), ..node }));
-        Ok(())
+        let node = Node { used: entry.used.clone(), ..node };
+        let is_news = entry.node.as_deref() != Some(&node);
+        if is_news {
+            self.unplanned.nodes.insert(node.name.clone());
+            entry.node = Some(Arc::new(node));
+        }
+        Ok(is_news)
     }
 
     /// A Node is gone.

@@ -261,7 +261,11 @@ fn of_two_claims_for_one_entry_the_pods_status_chooses() {
     fed.claim(allocated(one, 19));
     fed.pod(naming(pod_from_template("p"), "p-gpu-y"));
     assert_eq!(fed.pending(), ["p"]);
-    assert_eq!(fed.index.abandoned(), [ClaimUid::new("uid-p-gpu-x").unwrap()], "what was allocated early goes back");
+    assert_eq!(
+        fed.index.abandoned(),
+        [ClaimUid::new("uid-p-gpu-x").unwrap()],
+        "what was allocated early goes back"
+    );
 }
 
 #[test]
@@ -409,6 +413,41 @@ fn requests_are_booked_where_a_pod_runs_or_its_claims_will_have_it_go() {
     assert_eq!(fed.cpu_used(), Quantity::from_integer(2), "a change of the node does not lose it");
     fed.pod(on_node(pod("p", &["c"]), "Succeeded"));
     assert_eq!(fed.cpu_used(), Quantity::ZERO);
+}
+
+#[test]
+fn only_what_planning_looks_at_is_news_of_a_node() {
+    let node = json!({
+        "metadata": {"name": "node-a", "resourceVersion": "1", "labels": {"zone": "a"}},
+        "status": {
+            "allocatable": {"cpu": "8"},
+            "conditions": [{"type": "Ready", "status": "True", "lastHeartbeatTime": "2026-11-21T00:00:00Z"}],
+        },
+    });
+    let mut fed = Fed::new();
+    let mut is_news = |node: &Value| fed.index.apply_node(&read::<Node>(node.clone())).unwrap();
+    assert!(is_news(&node));
+    let mut heartbeat = node.clone();
+    heartbeat["metadata"]["resourceVersion"] = "2".into();
+    heartbeat["status"]["conditions"][0]["lastHeartbeatTime"] = "2026-11-21T00:05:00Z".into();
+    assert!(!is_news(&heartbeat));
+    let changes = [
+        ("/metadata/labels/zone", json!("b")),
+        ("/status/allocatable/cpu", json!("4")),
+        ("/status/conditions/0/status", json!("Unknown")),
+        ("/spec", json!({"unschedulable": true})),
+        ("/spec", json!({"taints": [{"key": "k", "effect": "NoSchedule"}]})),
+    ];
+    for (field, value) in changes {
+        let mut changed = node.clone();
+        changed["spec"] = json!({});
+        *changed.pointer_mut(field).unwrap() = value;
+        assert!(is_news(&changed), "{field}");
+        assert!(is_news(&node), "{field} as it was");
+    }
+    let gone = read::<Node>(node.clone());
+    fed.index.remove_node(&gone);
+    assert!(fed.index.apply_node(&gone).unwrap(), "a node of the same name as one that is gone");
 }
 
 #[test]

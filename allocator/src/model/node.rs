@@ -6,7 +6,7 @@ use tessera_api::names::NodeName;
 use tessera_api::quantity::Quantity;
 
 /// A node.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
     /// Its name.
     pub name: NodeName,
