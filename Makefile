@@ -43,7 +43,7 @@ soak: build ## The long trials on the cluster of stand-ins, in full: PODS=10000 
 	  $(CARGO) test --locked --package tessera-e2e --test simcluster -- two-allocators trial/soak
 
 .PHONY: e2e
-e2e: ## Run Tessera on a real Kubernetes 1.37 on this machine (root and Go; fake GPUs; 15 minutes the first time)
+e2e: ## Run Tessera on a real Kubernetes 1.37, or K8S=1.36, on this machine (root and Go; fake GPUs; 15 minutes the first time)
 	e2e/cluster/run.sh
 
 .PHONY: e2e-kind
