@@ -55,7 +55,7 @@ while [ "$SECONDS" -lt "$end" ]; do
     cat "$work/log"
     differs "$golden" first-fit
   }
-  for policy in binpack spread random; do
+  for policy in binpack spread random least-fragmentation; do
     replay "$golden" "$policy" || differs "$golden" "$policy"
   done
   cases=$((cases + $(wc -l <"$golden")))

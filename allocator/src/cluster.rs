@@ -344,6 +344,20 @@ impl Cluster {
         self.nodes[node].reach = Some(reach);
     }
 
+    /// What the node reaches, as if nothing were taken of it; with the places of it.
+    fn emptied(&self, node: NodeIndex) -> Option<Reach> {
+        let object = self.nodes[node].node.as_ref()?;
+        let pools = self.catalogue.gather(object, &self.features).ok()?;
+        let mut reach = Reach::new(pools, object, &self.interner, &Usage::default(), &self.features);
+        reach.places = Some(Places::new(&reach, &self.machines));
+        Some(reach)
+    }
+
+    /// What a search works with on the node, if nothing were taken of it; none where the node is gone or broken.
+    pub(crate) fn parts_emptied(&mut self, node: NodeIndex) -> Option<(Reach, &mut Interner, &Features)> {
+        Some((self.emptied(node)?, &mut self.interner, &self.features))
+    }
+
     /// The same, with the places of what it reaches.
     pub(crate) fn gather_places(&mut self, node: NodeIndex) {
         self.gather(node);

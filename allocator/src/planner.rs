@@ -2,6 +2,7 @@
 
 mod observe;
 mod place;
+mod reserve;
 mod shapes;
 
 use std::sync::Arc;

@@ -4,12 +4,14 @@
 mod builders;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use builders::*;
 use proptest::prelude::*;
 use serde_json::json;
-use tessera_allocator::model::{Attribute, Constraint, ConstraintKind, Device, PendingPod, Usage};
-use tessera_allocator::{Plan, Settings, plan};
+use tessera_allocator::model::{Attribute, Constraint, ConstraintKind, Device, PendingPod, PodClaim, Usage};
+use tessera_allocator::{Plan, Planner, Policy, Settings, plan};
+use tessera_api::names::{DeviceName, NodeName};
 
 fn devices() -> impl Strategy<Value = Vec<Device>> {
     let device = (8u32..96, 0i64..3);
@@ -26,7 +28,7 @@ fn pods() -> impl Strategy<Value = Vec<PendingPod>> {
     let claims = (
         prop::collection::vec(request, 1..3),
         any::<bool>(),
-        prop::sample::select(vec!["Binpack", "Spread"]),
+        prop::sample::select(vec!["Binpack", "Spread", "Random", "LeastFragmentation"]),
     );
     let one = (prop::collection::vec(claims, 1..3), -1i32..2, 0i64..3);
     prop::collection::vec(one, 1..12).prop_map(|pods| {
@@ -147,6 +149,35 @@ proptest! {
             let placed = plan.decisions.iter().any(|d| d.pod == pod.uid);
             let refused = plan.refusals.iter().any(|r| r.pod == pod.uid);
             prop_assert!(placed != refused, "{} placed {placed} refused {refused}", pod.name);
+        }
+    }
+
+    #[test]
+    fn one_more_device_never_makes_claims_not_fit_that_fitted(
+        before in devices(),
+        more in devices(),
+        pods in pods(),
+        at in any::<prop::sample::Index>(),
+        policy in prop::sample::select(vec![
+            Policy::FirstFit, Policy::Binpack, Policy::Spread, Policy::Random, Policy::LeastFragmentation,
+        ]),
+    ) {
+        let mut after = before.clone();
+        for (i, device) in more.into_iter().enumerate() {
+            let named = Device { name: DeviceName::new(format!("more-{i}")).unwrap(), ..device };
+            after.insert(at.index(after.len() + 1), named);
+        }
+        let [smaller, larger] = [before, after].map(|devices| cluster(vec![devices]));
+        for pod in &pods {
+            let claims: Vec<_> = pod.claims.iter().map(|claim| match claim {
+                PodClaim::Pending(claim) => Arc::clone(claim),
+                PodClaim::Allocated { .. } => unreachable!("none of these is"),
+            }).collect();
+            let fits = |cluster: &Cluster| {
+                let node = NodeName::new("node-0").unwrap();
+                Planner::of(&cluster.0, Default::default()).allocate_on(&node, &claims, policy, 1_000_000).is_ok()
+            };
+            prop_assert!(!fits(&smaller) || fits(&larger));
         }
     }
 }

@@ -187,7 +187,7 @@ impl Bench<'_> {
         self.begin();
         let claims = std::slice::from_ref(claim);
         if self.way == Way::Warm {
-            let settings = Settings { policy: Policy::FirstFit, steps_per_pod: STEPS, seed: 0 };
+            let settings = Settings { policy: Policy::FirstFit, steps_per_pod: STEPS, ..Settings::default() };
             return self.planner.plan(&[pod(claim)], settings).decisions.pop().map(|d| d.claims);
         }
         let mut nodes = self.scenario.nodes.iter();

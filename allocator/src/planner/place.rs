@@ -4,8 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use tessera_api::names::{ClaimName, ClaimUid};
+use tessera_api::reason::NodeReason;
 
 use super::Planner;
+use super::reserve::Reservation;
 use super::shapes::ShapeId;
 use crate::cluster::NodeIndex;
 use crate::explain::Explainer;
@@ -26,6 +28,7 @@ pub(super) fn plan(planner: &mut Planner, pods: &[PendingPod], settings: Setting
     order.sort_by_key(|p| (std::cmp::Reverse(p.priority), p.created, &p.namespace, &p.name, &p.uid));
     planner.observe(&order, settings.policy);
     let mut placing = Placing::new(planner, settings);
+    placing.youngest = pods.iter().map(|pod| pod.created).max().unwrap_or(i64::MIN);
     let mut plan = Plan::default();
     for pod in order {
         let mut steps = settings.steps_per_pod;
@@ -57,12 +60,18 @@ struct Placing<'p> {
     decided: BTreeMap<ClaimUid, Option<NodeSelector>>,
     /// What has been said to pods that have to wait, since the last decision.
     explained: Vec<Explained>,
+    /// When the last of the pods was created.
+    youngest: i64,
+    /// The node that is kept free for the first pod that has to wait.
+    reservation: Option<Reservation>,
 }
 
 /// An explanation that holds for every pod like this one.
 struct Explained {
     shape: ShapeId,
     scheduling: Arc<Scheduling>,
+    /// Whether a node is kept free for somebody else.
+    kept_off: bool,
     causes: Vec<Cause>,
 }
 
@@ -85,6 +94,8 @@ impl<'p> Placing<'p> {
             cpu_before: Vec::new(),
             decided: BTreeMap::new(),
             explained: Vec::new(),
+            youngest: i64::MIN,
+            reservation: None,
         }
     }
 
@@ -122,7 +133,25 @@ impl<'p> Placing<'p> {
             }
             in_vain.insert(node);
         }
-        Err(self.refuse(&place, shape))
+        let refusals = self.refuse(&place, shape);
+        self.reserve(&place, shape);
+        Err(refusals)
+    }
+
+    /// Keeps a node free for the pod, if it is the first that has to wait and there are others so young that they must not
+    /// overtake it.
+    fn reserve(&mut self, place: &ToPlace<'_>, shape: ShapeId) {
+        let Some(patience) = self.settings.patience.filter(|_| self.reservation.is_none()) else { return };
+        if self.youngest > place.pod.created.saturating_add(i64::from(patience)) {
+            self.reservation = self.planner.reserve(place, shape, patience, self.settings.steps_per_pod);
+            self.explained.clear();
+        }
+    }
+
+    /// Why the pod cannot go to a node, whatever its devices.
+    fn fault(&self, place: &ToPlace<'_>, index: NodeIndex, node: &Node) -> Option<NodeReason> {
+        let kept = self.reservation.as_ref().filter(|reservation| reservation.keeps_off(place, index));
+        predicate::fault(place.pod, &place.bounds, node).or_else(|| kept.map(Reservation::reason))
     }
 
     /// What is left to decide of a pod, after what this plan has decided before.
@@ -154,8 +183,7 @@ impl<'p> Placing<'p> {
     ) -> Option<NodeIndex> {
         let entry = self.planner.shapes.get(shape);
         let can_go = |node: &NodeIndex| {
-            !in_vain.contains(node)
-                && self.node(*node).is_some_and(|n| predicate::fault(place.pod, &place.bounds, n).is_none())
+            !in_vain.contains(node) && self.node(*node).is_some_and(|n| self.fault(place, *node, n).is_none())
         };
         // Room has been made there, and nowhere else.
         let nominated = place.pod.nominated.as_ref().and_then(|name| self.planner.cluster.node_index(name));
@@ -235,15 +263,19 @@ impl<'p> Placing<'p> {
             return place.refused(|_| Cause::NotDecided);
         }
         // What is particular to the pod makes its explanation particular.
+        let kept_off = self.reservation.as_ref().is_some_and(|kept| kept.keeps_off(place, kept.node));
         let is_common = place.bounds.is_empty() && place.pod.excluded.is_empty();
-        let is_like = |e: &&Explained| e.shape == shape && e.scheduling == place.pod.scheduling;
+        let is_like = |e: &&Explained| {
+            e.shape == shape && e.scheduling == place.pod.scheduling && e.kept_off == kept_off
+        };
         if let Some(known) = self.explained.iter().find(is_like).filter(|_| is_common) {
             return place.refused(|c| known.causes[c].clone());
         }
         let causes = self.explain(place, shape);
         let refusals = place.refused(|c| causes[c].clone());
         if is_common {
-            self.explained.push(Explained { shape, scheduling: Arc::clone(&place.pod.scheduling), causes });
+            let scheduling = Arc::clone(&place.pod.scheduling);
+            self.explained.push(Explained { shape, scheduling, kept_off, causes });
         }
         refusals
     }
@@ -271,9 +303,9 @@ impl<'p> Placing<'p> {
         index: NodeIndex,
         node: &Node,
     ) {
+        let fault = self.fault(place, index, node);
         let Planner { cluster, selections, shapes, .. } = &mut *self.planner;
         let entry = shapes.get_mut(shape);
-        let fault = predicate::fault(place.pod, &place.bounds, node);
         let failed = match entry.fits.answer(index) {
             fits::Answer::Failed(claim, failure) => Some((*claim, failure.as_ref())),
             _ => None,

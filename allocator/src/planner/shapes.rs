@@ -3,7 +3,7 @@
 use std::hash::{BuildHasher, Hash, Hasher};
 use std::sync::Arc;
 
-use crate::cluster::{Cluster, FastMap};
+use crate::cluster::{Cluster, FastMap, NodeIndex};
 use crate::fits::Fits;
 use crate::model::Claim;
 use crate::policy::Policy;
@@ -37,6 +37,8 @@ pub(super) struct ShapeEntry {
     pub(super) shape: Shape,
     policy: Policy,
     pub(super) fits: Fits,
+    /// On which nodes it would fit if nothing were taken, and of which [`Cluster::layout`] that is true.
+    pub(super) emptied: Option<(u64, Vec<NodeIndex>)>,
     hash: u64,
     asked: u64,
 }
@@ -87,7 +89,8 @@ impl Shapes {
             cluster.rank_by_cpu();
         }
         let id = ShapeId(self.clock);
-        let entry = ShapeEntry { shape, policy, fits: Fits::default(), hash, asked: self.clock };
+        let entry =
+            ShapeEntry { shape, policy, fits: Fits::default(), emptied: None, hash, asked: self.clock };
         self.entries.insert(id, entry);
         self.by_hash.entry(hash).or_default().push(id);
         id
