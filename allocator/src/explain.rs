@@ -2,7 +2,7 @@
 
 use tessera_api::names::NodeName;
 use tessera_api::quantity::Quantity;
-use tessera_api::reason::{Explanation, NodeReason, Reason};
+use tessera_api::reason::{Explanation, NearestMiss, NodeReason, Reason};
 
 use crate::capacity::Demand;
 use crate::cluster::{Interner, PoolState, Reach};
@@ -106,12 +106,41 @@ impl Count {
         on.require(alternative, self.wanted, &mut fates);
         let usable = fates.iter().filter(|(reason, _)| *reason == Reason::Together).count() as u64;
         self.served |= usable >= self.wanted.max(1);
+        self.near_miss(name, usable, &fates);
         for (reason, missing) in fates {
             match missing {
                 Some(missing) => self.explanation.count_short(reason, name, missing),
                 None => self.explanation.count(reason, name, 1),
             }
         }
+    }
+}
+
+impl Count {
+    /// What would have to change on the node for the request to be served there: the devices that come nearest to it.
+    fn near_miss(&mut self, node: &NodeName, usable: u64, fates: &[Fate]) {
+        let next = self.too_few_joined(fates).or_else(|| self.next_device(usable, fates));
+        if let Some((lacking, reason, missing)) = next {
+            let (node, wanted, reason) = (node.clone(), self.wanted, std::cmp::Reverse(reason));
+            self.explanation.near_miss(NearestMiss { lacking, reason, missing, node, wanted });
+        }
+    }
+
+    fn too_few_joined(&self, fates: &[Fate]) -> Option<(u64, Reason, Option<Quantity>)> {
+        let (reason, missing) =
+            fates.iter().find(|(reason, _)| matches!(reason, Reason::Scattered { .. }))?;
+        Some((u64::try_from(missing.as_ref()?.value()).ok()?, reason.clone(), None))
+    }
+
+    /// How many more devices would have to do, and what the last of those falls to that come nearest.
+    fn next_device(&self, usable: u64, fates: &[Fate]) -> Option<(u64, Reason, Option<Quantity>)> {
+        let lacking = self.wanted.checked_sub(usable).filter(|lacking| *lacking > 0)?;
+        let may_pass = fates.iter().filter(|(reason, _)| reason.may_pass());
+        let mut near: Vec<_> =
+            may_pass.map(|(reason, missing)| (std::cmp::Reverse(reason), missing)).collect();
+        near.sort_unstable();
+        let (reason, missing) = near.get(usize::try_from(lacking - 1).ok()?)?;
+        Some((lacking, reason.0.clone(), **missing))
     }
 }
 

@@ -499,3 +499,38 @@ fn a_capacity_without_a_domain_is_in_that_of_its_driver() {
     let plan = plan(&cluster.0, &[pod("p", vec![claim("c", vec![request])])], Settings::default());
     assert_eq!(plan.decisions.len(), 1, "{:?}", plan.refusals);
 }
+
+#[test]
+fn who_waits_is_told_the_node_on_which_the_least_would_have_to_change() {
+    let gpus = |count: usize| (0..count).map(|i| gpu(&format!("gpu-{i}"), "80Gi")).collect();
+    let mut cluster = Cluster::new().node("node-a", gpus(2)).node("node-b", gpus(3)).node("node-c", gpus(1));
+    cluster.use_share("node-a", "gpu-0", "41Gi", "0");
+    for (device, memory) in [("gpu-0", "80Gi"), ("gpu-1", "50Gi")] {
+        cluster.use_share("node-b", device, memory, "0");
+    }
+    let nearest = |cluster: &Cluster, count| {
+        let wanted = vec![request("gpu", count, &[("memory", "40Gi")])];
+        let waiting = decide(cluster, &[pod("p", vec![claim("c", wanted)])]);
+        let Cause::NoFit(explanation) = &waiting.refusals[0].cause else { panic!("{:?}", waiting.refusals) };
+        explanation.nearest_clause()
+    };
+    let of_two = nearest(&cluster, 2).unwrap();
+    assert_eq!(
+        of_two,
+        "nearest to a fit: node-a has 1 of 2 devices; the next: too little memory left (short by 1Gi)"
+    );
+    let of_three = nearest(&cluster, 3).unwrap();
+    assert_eq!(
+        of_three,
+        "nearest to a fit: node-b has 1 of 3 devices; the next: too little memory left (short by 40Gi)"
+    );
+    assert_eq!(nearest(&cluster, 4), None, "no node has so many");
+    for device in ["node-a/gpu-1", "node-b/gpu-2", "node-c/gpu-0"] {
+        let (node, device) = device.split_once('/').unwrap();
+        cluster.use_share(node, device, "60Gi", "0");
+    }
+    assert_eq!(
+        nearest(&cluster, 1).unwrap(),
+        "nearest to a fit: node-a: too little memory left (short by 1Gi)"
+    );
+}

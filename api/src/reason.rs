@@ -8,7 +8,7 @@ mod explanation;
 #[cfg(test)]
 mod tests;
 
-pub use explanation::{Explanation, MAX_EVENT_BYTES, Tally};
+pub use explanation::{Explanation, MAX_EVENT_BYTES, NearestMiss, Tally};
 
 use std::fmt;
 
@@ -142,6 +142,18 @@ pub enum NodeReason {
 }
 
 impl Reason {
+    /// Whether it may pass: once others give something back, or somebody takes a taint off.
+    pub fn may_pass(&self) -> bool {
+        matches!(
+            self,
+            Self::InUse
+                | Self::SharingDiffers { .. }
+                | Self::Short { .. }
+                | Self::CountersSpent
+                | Self::Tainted { .. }
+        )
+    }
+
     /// One stable word, for metrics and for programs that read explanations.
     pub fn code(&self) -> &'static str {
         match self {

@@ -19,6 +19,23 @@ const REMAINDER_BYTES: usize = 48;
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Explanation {
     tallies: BTreeMap<Reason, Tally>,
+    /// Boxed, since most of what holds an explanation is small.
+    nearest: Option<Box<NearestMiss>>,
+}
+
+/// The node on which the least would have to change for a fit. Ordered from near to far.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct NearestMiss {
+    /// How many more devices would have to do.
+    pub lacking: u64,
+    /// The test that the next of them falls to: of several that which comes last.
+    pub reason: std::cmp::Reverse<Reason>,
+    /// How much it is short of, where it is short of something.
+    pub missing: Option<Quantity>,
+    /// The node.
+    pub node: NodeName,
+    /// How many devices the request wants.
+    pub wanted: u64,
 }
 
 /// The devices that fell to one test.
@@ -69,8 +86,39 @@ impl Explanation {
         }
     }
 
+    /// Tells of a node that would do if less changed there than on any node told of before.
+    pub fn near_miss(&mut self, miss: NearestMiss) {
+        if self.nearest.as_ref().is_none_or(|nearest| miss < **nearest) {
+            self.nearest = Some(Box::new(miss));
+        }
+    }
+
+    /// The node on which the least would have to change.
+    pub fn nearest_miss(&self) -> Option<&NearestMiss> {
+        self.nearest.as_deref()
+    }
+
+    /// The same in words, as `nearest to a fit: node-a has 1 of 2 devices; the next: too little memory left (short by 9Gi)`.
+    /// None where the reasons say as much.
+    pub fn nearest_clause(&self) -> Option<String> {
+        let NearestMiss { lacking, reason, missing, node, wanted } = self.nearest.as_deref()?;
+        let is_only_node = self.tallies.values().all(|tally| tally.nodes.iter().eq([node]));
+        let is_said = *wanted == 1 || matches!(reason.0, Reason::Scattered { .. });
+        let is_only_device = *wanted == 1 && self.tallies.get(&reason.0)?.devices == 1;
+        if is_only_node && is_said || is_only_device {
+            return None;
+        }
+        let short = missing.map(|missing| format!(" (short by {missing})")).unwrap_or_default();
+        let there = match wanted.saturating_sub(*lacking) {
+            0 if *wanted == 1 => format!("{node}:"),
+            has => format!("{node} has {has} of {}; the next:", plural(*wanted, "device")),
+        };
+        Some(format!("nearest to a fit: {there} {}{short}", reason.0))
+    }
+
     /// Adds what another explanation counted.
     pub fn merge(&mut self, other: &Self) {
+        other.nearest.iter().for_each(|miss| self.near_miss((**miss).clone()));
         for (reason, theirs) in &other.tallies {
             let tally = self.tallies.entry(reason.clone()).or_default();
             tally.devices += theirs.devices;
@@ -96,7 +144,8 @@ impl Explanation {
     }
 
     /// One line for people: per reason, how many devices on how many nodes. Reasons nearest to a fit come first; what does
-    /// not go into `limit` bytes is counted at the end, so that the line is never cut within a word.
+    /// not go into `limit` bytes is counted at the end, so that the line is never cut within a word. Where there is room for it
+    /// the nearest miss comes last.
     pub fn render(&self, limit: usize) -> String {
         if self.is_empty() {
             return "no devices are published".to_owned();
@@ -111,6 +160,11 @@ impl Explanation {
             }
             line.push_str(separator);
             line.push_str(&clause);
+        }
+        if let Some(nearest) = self.nearest_clause().filter(|nearest| line.len() + 2 + nearest.len() <= limit)
+        {
+            line.push_str("; ");
+            line.push_str(&nearest);
         }
         line
     }
@@ -146,11 +200,13 @@ fn plural(count: u64, noun: &str) -> String {
 }
 
 impl Serialize for Explanation {
-    /// A list, nearest to a fit first: `[{"code", "message", "devices", "nodes", "leastMissing"?}]`.
+    /// A list, nearest to a fit first: `[{"code", "message", "devices", "nodes", "leastMissing"?, "nearest"?}]`; one of them has
+    /// the nearest miss, `{"node", "lacking", "wanted", "missing"?}`.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut list = serializer.serialize_seq(Some(self.tallies.len()))?;
         for (reason, tally) in self.tallies() {
-            list.serialize_element(&Row { reason, tally })?;
+            let nearest = self.nearest.as_deref().filter(|miss| miss.reason.0 == *reason);
+            list.serialize_element(&Row { reason, tally, nearest })?;
         }
         list.end()
     }
@@ -159,18 +215,36 @@ impl Serialize for Explanation {
 struct Row<'e> {
     reason: &'e Reason,
     tally: &'e Tally,
+    nearest: Option<&'e NearestMiss>,
+}
+
+impl Serialize for NearestMiss {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut miss = serializer.serialize_struct("NearestMiss", 3 + usize::from(self.missing.is_some()))?;
+        miss.serialize_field("node", &self.node)?;
+        miss.serialize_field("lacking", &self.lacking)?;
+        miss.serialize_field("wanted", &self.wanted)?;
+        if let Some(missing) = &self.missing {
+            miss.serialize_field("missing", missing)?;
+        }
+        miss.end()
+    }
 }
 
 impl Serialize for Row<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let missing = self.tally.least_missing;
-        let mut row = serializer.serialize_struct("Tally", if missing.is_some() { 5 } else { 4 })?;
+        let optional = usize::from(missing.is_some()) + usize::from(self.nearest.is_some());
+        let mut row = serializer.serialize_struct("Tally", 4 + optional)?;
         row.serialize_field("code", self.reason.code())?;
         row.serialize_field("message", &self.reason.to_string())?;
         row.serialize_field("devices", &self.tally.devices)?;
         row.serialize_field("nodes", &self.tally.nodes)?;
         if let Some(missing) = &missing {
             row.serialize_field("leastMissing", missing)?;
+        }
+        if let Some(nearest) = self.nearest {
+            row.serialize_field("nearest", nearest)?;
         }
         row.end()
     }

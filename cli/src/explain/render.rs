@@ -88,6 +88,7 @@ fn reason_lines(reasons: &Explanation, indent: &str) -> Vec<String> {
         }
         lines.push(format!("{indent}    {}", named.join(", ")));
     }
+    lines.extend(reasons.nearest_clause().map(|nearest| format!("{indent}{nearest}")));
     lines
 }
 
