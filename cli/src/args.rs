@@ -97,6 +97,8 @@ Examples:
 Files hold Pods, Deployments, StatefulSets, ReplicaSets and Jobs, with their ResourceClaims and ResourceClaimTemplates; also
 DeviceClasses, Nodes, ResourceSlices and DeviceTaintRules, to try what is not there yet. Other kinds are left out, with a note.
 Templates may also be in the cluster. Pods that wait in the cluster are planned too, first if they are of the same priority.
+LeastFragmentation goes by the requests that the controller has seen, which are in its memory only: here it begins with what is
+usual, so another node of those that fit may come out.
 
 What it does not look at: rules of kube-scheduler but readiness, cordons, taints, node selectors, required node affinity and
 resources; preemption; quotas, LimitRanges and other admission. Exit code 2: a pod does not fit.")]

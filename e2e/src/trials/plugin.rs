@@ -2,6 +2,7 @@
 
 use anyhow::Context as _;
 use serde_json::{Value, json};
+use tessera_api::config::{API_VERSION, KIND};
 
 use super::bench::{Bench, from_template};
 use super::placement::{allocated, told};
@@ -13,7 +14,20 @@ use crate::runner::Outcome;
 pub(super) async fn told_truly(bench: Bench) -> TrialOutcome {
     bench.node_with("h100", 2).await?;
     let plugin = bench.plugin()?.clone();
-    bench.template("share", DRIVER, json!({"memory": "30Gi", "cores": "30"})).await?;
+    // The controller knows more of the requests to come than the plugin; of what is full both know the same.
+    let placement = json!({"node": "Binpack", "device": "Binpack"});
+    let parameters = json!({"apiVersion": API_VERSION, "kind": KIND, "placement": placement});
+    let share =
+        json!({"deviceClassName": DRIVER, "capacity": {"requests": {"memory": "30Gi", "cores": "30"}}});
+    bench
+        .template_of(
+            "share",
+            json!({
+                "requests": [{"name": "gpu", "exactly": share}],
+                "config": [{"opaque": {"driver": DRIVER, "parameters": parameters}}],
+            }),
+        )
+        .await?;
     foretold(&bench, &plugin).await?;
     held(&bench, &plugin).await?;
     refused(&bench, &plugin).await?;
