@@ -45,6 +45,8 @@ fn fgd_and_best_fit_reproduce_the_published_columns_of_one_seed() {
 /// Every trace and seed: minutes without optimisation, so only in a release build (`make judge`).
 #[cfg(not(debug_assertions))]
 mod in_full {
+    use tessera_judge::placement::churn::Churn;
+
     use super::*;
 
     const TRACES: [&str; 5] = ["default", "cpu100", "gpushare40", "gpuspec10", "multigpu20"];
@@ -52,6 +54,12 @@ mod in_full {
     fn unallocated(policy: Policy, trace: &Trace, seed: u64) -> f64 {
         let replay = Replay { trace, policy, oracle_mix: false, without_gpus: WithoutGpus::LeastRise };
         100.0 - replay.fill(&trace.sequences[&seed]).unwrap().allocated(130).unwrap()
+    }
+
+    /// Means over the seeds, as goals are.
+    fn mean(trace: &Trace, of_seed: impl Fn(u64) -> f64) -> f64 {
+        trace.sequences.keys().map(|&seed| of_seed(seed)).sum::<f64>()
+            / f64::from(u32::try_from(trace.sequences.len()).unwrap())
     }
 
     #[test]
@@ -77,5 +85,27 @@ mod in_full {
                 assert!(ours < fgd, "{name} seed {seed}: {ours} against {fgd}");
             }
         }
+    }
+
+    /// By the arithmetic alone: the allocator takes many minutes for that.
+    #[test]
+    fn least_rise_leaves_less_than_fgd_where_pods_come_and_go() {
+        for name in ["default", "gpuspec10"] {
+            let trace = Trace::read(&data(), name).unwrap();
+            let unallocated = |policy| {
+                let without_gpus = WithoutGpus::LeastRise;
+                let replay = Replay { trace: &trace, policy, oracle_mix: false, without_gpus };
+                mean(&trace, |seed| 100.0 - replay.churn(Churn { load: 1.0, events: 120_000 }, seed).unwrap())
+            };
+            let (ours, fgd) = (unallocated(Policy::Arithmetic), unallocated(Policy::Fgd));
+            assert!(ours < fgd, "{name}: {ours} against {fgd}");
+        }
+    }
+
+    #[test]
+    fn least_fragmentation_meets_its_goal_on_the_default_trace() {
+        let trace = Trace::read(&data(), "default").unwrap();
+        let ours = mean(&trace, |seed| unallocated(Policy::LeastFragmentation, &trace, seed));
+        assert!(ours <= 3.80, "{ours}");
     }
 }

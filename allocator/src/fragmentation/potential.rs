@@ -33,7 +33,7 @@ const STRANDED: f64 = 0.2;
 const LOST: f64 = 0.4;
 
 /// How many requests more than one a request counts as, in F, for which there was no room.
-const REFUSED: f64 = 30.0;
+const REFUSED: f64 = 60.0;
 
 /// Smaller differences than this, in thousandths of a GPU, are none: then nodes fill up one after the other, in the order
 /// that settles ties, and those behind stay whole. FGD, too, owes much of its success to such rounding.
