@@ -9,9 +9,13 @@ use std::sync::Arc;
 use builders::*;
 use proptest::prelude::*;
 use serde_json::json;
-use tessera_allocator::model::{Attribute, Constraint, ConstraintKind, Device, PendingPod, PodClaim, Usage};
-use tessera_allocator::{Plan, Planner, Policy, Settings, plan};
+use tessera_allocator::model::{
+    Attribute, Claim, Constraint, ConstraintKind, Device, DeviceResult, Mode, PendingPod, PodClaim, Slice,
+    Usage,
+};
+use tessera_allocator::{Cause, Decision, Plan, Planner, Policy, Settings, plan};
 use tessera_api::names::{DeviceName, NodeName};
+use tessera_api::reason::Reason;
 
 fn devices() -> impl Strategy<Value = Vec<Device>> {
     let device = (8u32..96, 0i64..3);
@@ -180,4 +184,81 @@ proptest! {
             prop_assert!(!fits(&smaller) || fits(&larger));
         }
     }
+
+    #[test]
+    fn an_explanation_counts_each_device_once_and_never_so_many_that_would_do(
+        nodes in prop::collection::vec(devices(), 1..4),
+        pods in pods(),
+    ) {
+        let cluster = cluster(nodes);
+        // One pod, which nobody comes before.
+        let plan = plan(&cluster.0, &pods[..1], Settings::default());
+        let count = |slice: &Slice| slice.devices.len() as u64;
+        let published: u64 = cluster.0.slices.values().map(|slice| count(slice)).sum();
+        for refusal in &plan.refusals {
+            let Cause::NoFit(explanation) = &refusal.cause else { panic!("{refusal:?}") };
+            prop_assert_eq!(explanation.tallies().map(|(_, tally)| tally.devices()).sum::<u64>(), published);
+            let PodClaim::Pending(claim) = &pods[0].claims[0] else { panic!() };
+            let is_only_request = pods[0].claims.len() == 1 && claim.requests.len() == 1 && claim.constraints.is_empty();
+            let Mode::Exact(wanted) = claim.requests[0].alternatives[0].mode else { panic!() };
+            for (reason, tally) in explanation.tallies().filter(|_| is_only_request) {
+                prop_assert!(*reason != Reason::Together || tally.devices() < wanted * tally.nodes().len() as u64);
+            }
+        }
+    }
+
+    #[test]
+    fn exchanging_the_names_of_equal_devices_changes_nothing_but_names(
+        kinds in prop::collection::vec(prop::collection::vec((0_u32..2, 0_i64..2), 1..7), 1..3),
+        pods in pods(),
+        turn in 1_usize..6,
+        policy in prop::sample::select(vec!["FirstFit", "Binpack", "Spread", "LeastFragmentation"]),
+    ) {
+        let pods: Vec<PendingPod> = pods.into_iter().map(|pod| with_policy(pod, policy)).collect();
+        let policy = if policy == "FirstFit" { Policy::FirstFit } else { Policy::default() };
+        let outcome = |turn: usize| {
+            let cluster = cluster(kinds.iter().map(|kinds| named(kinds, turn)).collect());
+            let plan = plan(&cluster.0, &pods, Settings { policy, ..Settings::default() });
+            let kind = |result: &DeviceResult| {
+                let devices = &cluster.0.slices[result.device.pool.pool.as_str()].devices;
+                devices.iter().position(|device| device.name == result.device.device)
+            };
+            let decision = |d: &Decision| (
+                d.pod.clone(),
+                d.node.clone(),
+                d.claims.iter().flat_map(|c| &c.results).map(|r| (r.request.clone(), kind(r))).collect::<Vec<_>>(),
+            );
+            plan.decisions.iter().map(decision).collect::<Vec<_>>()
+        };
+        prop_assert_eq!(outcome(0), outcome(turn));
+    }
+}
+
+/// Devices of these kinds; those of one kind have exchanged their names by so many places.
+fn named(kinds: &[(u32, i64)], turn: usize) -> Vec<Device> {
+    let name = |at: usize| {
+        let equals: Vec<usize> = (0..kinds.len()).filter(|other| kinds[*other] == kinds[at]).collect();
+        let place = equals.iter().position(|other| *other == at).unwrap();
+        equals[(place + turn) % equals.len()]
+    };
+    let build = |(at, (memory, numa)): (usize, &(u32, i64))| {
+        gpu(&format!("gpu-{}", name(at)), &format!("{}Gi", 40 * (memory + 1)))
+            .with("numaNode", Attribute::Int(*numa))
+    };
+    kinds.iter().enumerate().map(build).collect()
+}
+
+/// The pod with another policy in each of its claims; with none for the settings to decide.
+fn with_policy(mut pod: PendingPod, policy: &str) -> PendingPod {
+    let claims = pod.claims.into_iter().map(|claim| {
+        let PodClaim::Pending(claim) = claim else { unreachable!("none of these is allocated") };
+        let bare = Claim { configs: Vec::new(), ..(*claim).clone() };
+        let claim = match policy {
+            "FirstFit" => bare,
+            _ => configured(bare, json!({"placement": {"node": policy, "device": policy}})),
+        };
+        PodClaim::Pending(Arc::new(claim))
+    });
+    pod.claims = claims.collect();
+    pod
 }

@@ -64,7 +64,12 @@ struct Placing<'p> {
     youngest: i64,
     /// The node that is kept free for the first pod that has to wait.
     reservation: Option<Reservation>,
+    /// For how many pods a node to keep free was looked for.
+    looked: u32,
 }
+
+/// Beyond so many pods for which no node would suffice, none is looked for: it goes over all nodes each time.
+const MAX_LOOKED: u32 = 16;
 
 /// An explanation that holds for every pod like this one.
 struct Explained {
@@ -96,6 +101,7 @@ impl<'p> Placing<'p> {
             explained: Vec::new(),
             youngest: i64::MIN,
             reservation: None,
+            looked: 0,
         }
     }
 
@@ -142,7 +148,9 @@ impl<'p> Placing<'p> {
     /// overtake it.
     fn reserve(&mut self, place: &ToPlace<'_>, shape: ShapeId) {
         let Some(patience) = self.settings.patience.filter(|_| self.reservation.is_none()) else { return };
-        if self.youngest > place.pod.created.saturating_add(i64::from(patience)) {
+        let is_overtaken = self.youngest > place.pod.created.saturating_add(i64::from(patience));
+        if is_overtaken && self.looked < MAX_LOOKED {
+            self.looked += 1;
             self.reservation = self.planner.reserve(place, shape, patience, self.settings.steps_per_pod);
             self.explained.clear();
         }
