@@ -217,7 +217,10 @@ impl Cluster {
             }
             // Whether a pod may go there is asked for each pod anew.
             Some(old) => self.layout += u64::from(old.labels != node.labels),
-            None => self.touch(index),
+            None => {
+                self.layout += 1;
+                self.touch(index);
+            }
         }
     }
 
@@ -253,6 +256,7 @@ impl Cluster {
         };
         self.nodes.push(entry);
         self.by_name.insert(node.name.clone(), self.nodes.len() - 1);
+        self.layout += 1;
         self.touch(self.nodes.len() - 1);
     }
 
@@ -342,20 +346,6 @@ impl Cluster {
             self.seen_by.entry(pool.id.clone()).or_default().insert(node);
         }
         self.nodes[node].reach = Some(reach);
-    }
-
-    /// What the node reaches, as if nothing were taken of it; with the places of it.
-    fn emptied(&self, node: NodeIndex) -> Option<Reach> {
-        let object = self.nodes[node].node.as_ref()?;
-        let pools = self.catalogue.gather(object, &self.features).ok()?;
-        let mut reach = Reach::new(pools, object, &self.interner, &Usage::default(), &self.features);
-        reach.places = Some(Places::new(&reach, &self.machines));
-        Some(reach)
-    }
-
-    /// What a search works with on the node, if nothing were taken of it; none where the node is gone or broken.
-    pub(crate) fn parts_emptied(&mut self, node: NodeIndex) -> Option<(Reach, &mut Interner, &Features)> {
-        Some((self.emptied(node)?, &mut self.interner, &self.features))
     }
 
     /// The same, with the places of what it reaches.

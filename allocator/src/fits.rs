@@ -170,29 +170,6 @@ pub(crate) fn search(
     Search { shape, reach, features, interner, selections: ground.selections, steps, seed, outlook }.run()
 }
 
-/// Whether a shape would fit on a node if nothing were taken of it.
-pub(crate) fn fits_emptied(
-    shape: &mut Shape,
-    ground: &mut Ground<'_>,
-    node: NodeIndex,
-    steps: &mut u64,
-) -> bool {
-    let outlook = outlook(shape, ground, node);
-    let Some((reach, interner, features)) = ground.cluster.parts_emptied(node) else { return false };
-    shape.meet_offers(reach.candidates.iter().map(|c| c.offer), interner, features);
-    let search = Search {
-        shape,
-        reach: &reach,
-        features,
-        interner,
-        selections: ground.selections,
-        steps,
-        seed: 0,
-        outlook,
-    };
-    matches!(search.run(), Ended::Found(_))
-}
-
 fn outlook<'p>(shape: &Shape, ground: &Ground<'p>, node: NodeIndex) -> Outlook<'p> {
     Outlook {
         potential: ground.forecast.potential(),

@@ -6,11 +6,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::fragmentation::{Learner, Potential, Request};
 use crate::model::PodUid;
 
+/// Pods that are known to have been counted, unless more of them wait.
+const MAX_COUNTED: usize = 100_000;
+
 /// What is expected of the requests to come.
 #[derive(Debug, Default)]
 pub(crate) struct Forecast {
     learner: Learner,
-    /// Pods that wait and have been counted.
+    /// Pods that have been counted. A pod that waits is not in every plan.
     counted: BTreeMap<PodUid, Counted>,
     /// How often the potential has changed, and one.
     generation: u64,
@@ -38,9 +41,11 @@ impl Forecast {
         !self.counted.contains_key(pod)
     }
 
-    /// Counts these pods, and forgets which pods were counted that do not wait any more.
+    /// Counts these pods. Where many are known, it forgets those that do not wait.
     pub(crate) fn observe(&mut self, new: BTreeMap<PodUid, Request>, waiting: &BTreeSet<&PodUid>) {
-        self.counted.retain(|pod, _| waiting.contains(pod));
+        if self.counted.len() > MAX_COUNTED {
+            self.counted.retain(|pod, _| waiting.contains(pod));
+        }
         for (pod, request) in new {
             self.generation += u64::from(self.learner.observe(request));
             self.counted.insert(pod, Counted { request, refused: false });

@@ -15,22 +15,18 @@ pub struct Settings {
     pub policy: Policy,
     /// For policies that draw lots.
     pub seed: u64,
-    /// For how many seconds younger pods may overtake one that waits: see [`plan`]. None = always.
-    pub patience: Option<u32>,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { steps_per_pod: 1_000_000, policy: Policy::default(), seed: 0, patience: Some(300) }
+        Self { steps_per_pod: 1_000_000, policy: Policy::default(), seed: 0 }
     }
 }
 
 /// Decides for each pod on which node its pending claims get which devices, or says why it has to wait.
 ///
 /// Pods are taken by priority, then age, then namespace and name; what one gets is gone for the next. All pending claims of
-/// a pod are placed on one node, or none is. The first pod that has to wait although a node would suffice once emptied is not
-/// starved by small ones: pods created more than [`Settings::patience`] after it leave alone the node on which the least is
-/// taken of those that would suffice (the reservation of EASY backfilling: Lifka, JSSPP'95). The same arguments give the same plan. Whoever plans again and again keeps a
+/// a pod are placed on one node, or none is. The same arguments give the same plan. Whoever plans again and again keeps a
 /// [`Planner`] instead.
 pub fn plan(snapshot: &Snapshot, pods: &[PendingPod], settings: Settings) -> Plan {
     Planner::of(snapshot, Features::default()).plan(pods, settings)

@@ -2,7 +2,6 @@
 
 mod observe;
 mod place;
-mod reserve;
 mod shapes;
 
 use std::sync::Arc;
@@ -85,6 +84,8 @@ impl Planner {
         if self.cluster.is_full() {
             self.forget();
             self.cluster.renumber();
+            // Types of GPU have other numbers now.
+            self.forecast = Forecast::default();
         }
     }
 

@@ -203,11 +203,6 @@ impl DeviceView<'_> {
     }
 }
 
-/// How much of what a node reaches is taken, on average.
-pub(crate) fn taken(ranking: &Ranking<'_>, shape: &Shape) -> Ppm {
-    NodeView { ranking, shape, chosen: &[] }.taken()
-}
-
 impl NodeView<'_> {
     fn devices(&self) -> impl Iterator<Item = DeviceView<'_>> {
         let (ranking, asked) = (self.ranking, &self.shape.alternatives[0]);

@@ -28,7 +28,7 @@ pub(crate) struct Shape {
     pub(crate) claims: Vec<ClaimShape>,
     /// All alternatives of all requests of all claims, one after the other.
     pub(crate) alternatives: Vec<AlternativeShape>,
-    /// CPU that the pod takes of its node, in thousandths of a core. 0 where no policy looks at it.
+    /// CPU that the pod takes of its node, in thousandths of a core, roughly. 0 where no policy looks at it.
     pub(crate) cpu_milli: u64,
 }
 

@@ -6,11 +6,10 @@ mod builders;
 use std::sync::Arc;
 
 use builders::*;
-use tessera_allocator::model::{Attribute, PendingPod, Scheduling, Selector};
+use tessera_allocator::model::{Attribute, Mode, PendingPod, PodClaim, Scheduling, Selector};
 use tessera_allocator::{Plan, Planner, Policy, Settings};
 
-const SETTINGS: Settings =
-    Settings { policy: Policy::LeastFragmentation, steps_per_pod: 1_000_000, seed: 0, patience: None };
+const SETTINGS: Settings = Settings { policy: Policy::LeastFragmentation, steps_per_pod: 1_000_000, seed: 0 };
 
 /// A pod with a share of one GPU, in percent, and so much CPU.
 fn share(name: &str, percent: u32, cpu: &str) -> PendingPod {
@@ -134,7 +133,7 @@ fn the_types_that_a_pod_names_are_spared_by_those_who_name_none() {
         .node("node-b", vec![typed("gpu-0", "T4")]);
     let picky = |i: usize| {
         let mut pod = share(&format!("picky-{i}"), 100, "1");
-        let tessera_allocator::model::PodClaim::Pending(claim) = &mut pod.claims[0] else { unreachable!() };
+        let PodClaim::Pending(claim) = &mut pod.claims[0] else { unreachable!() };
         let selector = Selector::new("device.attributes['gpu.tessera.dev'].productName == 'H100'");
         Arc::make_mut(claim).requests[0].alternatives[0].selectors.push(selector);
         pod
@@ -161,4 +160,72 @@ fn the_types_on_the_nodes_that_pods_select_count_as_named() {
     let mut planner = planner(&cluster);
     teach(&mut planner, (0..100).map(picky).chain(many(100, 100, "1")));
     assert_eq!(place(&planner.plan(&[share("p", 100, "1")], SETTINGS)), "node-b/gpu-0");
+}
+
+#[test]
+fn a_pod_that_is_not_in_every_plan_is_counted_once_all_the_same() {
+    let cluster = || {
+        let mut cluster = node(Cluster::new(), "node-a", 1);
+        use_percent(&mut cluster, "node-a", "gpu-0", 90);
+        cluster
+    };
+    let mut patient = planner(&cluster());
+    let mut hasty = planner(&cluster());
+    hasty.plan(&many(3, 60, "1"), SETTINGS);
+    for _ in 0..200 {
+        patient.plan(&many(3, 60, "1"), SETTINGS);
+        patient.plan(&[], SETTINGS);
+    }
+    teach(&mut patient, many(32, 20, "1"));
+    teach(&mut hasty, many(32, 20, "1"));
+    assert_eq!(patient.expected(), hasty.expected());
+}
+
+#[test]
+fn requests_that_nobody_can_ever_serve_change_nothing_of_what_is_expected() {
+    let with = |strange: Vec<PendingPod>| {
+        let mut planner = planner(&node(Cluster::new(), "node-a", 2));
+        teach(&mut planner, strange);
+        teach(&mut planner, many(40, 50, "8"));
+        format!("{:?}", planner.expected())
+    };
+    let count = |count: u64| {
+        let mut pod = share("strange", 100, "1m");
+        let PodClaim::Pending(claim) = &mut pod.claims[0] else { unreachable!() };
+        Arc::make_mut(claim).requests[0].alternatives[0].mode = Mode::Exact(count);
+        pod
+    };
+    let usual = with(Vec::new());
+    assert_eq!(with(vec![count(4_000_000_000)]), usual);
+    assert_eq!(with(vec![count(u64::MAX)]), usual);
+    let nowhere =
+        Scheduling { node_selector: [("gpu".to_owned(), "none".to_owned())].into(), ..Scheduling::default() };
+    let nowhere = PendingPod { scheduling: Arc::new(nowhere), ..share("strange", 100, "1m") };
+    assert_eq!(with(vec![nowhere]), usual);
+}
+
+#[test]
+fn pods_that_share_a_claim_ask_for_it_once() {
+    let cluster = || node(Cluster::new(), "node-a", 2);
+    let twice = || {
+        let mut pod = share("shared", 70, "1");
+        pod.claims.push(pod.claims[0].clone());
+        pod
+    };
+    let expected = |pod: PendingPod| {
+        let mut planner = planner(&cluster());
+        teach(&mut planner, [pod].into_iter().chain(many(40, 50, "8")));
+        format!("{:?}", planner.expected())
+    };
+    assert_eq!(expected(twice()), expected(share("shared", 70, "1")));
+}
+
+#[test]
+fn amounts_of_cpu_that_hardly_differ_are_one_shape() {
+    let nodes = (0..50).fold(Cluster::new(), |cluster, i| node(cluster, &format!("node-{i}"), 4));
+    let mut planner = planner(&nodes);
+    let pods: Vec<PendingPod> =
+        (0..100).map(|i| share(&format!("p{i}"), 30, &format!("{}m", 1000 + i))).collect();
+    let steps = planner.plan(&pods, SETTINGS).steps;
+    assert!(steps < 1000, "{steps} devices were looked at, where 100 shapes come to 20,000");
 }

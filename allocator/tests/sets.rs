@@ -179,6 +179,41 @@ fn the_planner_goes_by_the_topology_that_it_was_told_last() {
     assert_eq!(planned(Some(known)).len(), 2);
 }
 
+/// Sixteen GPUs, every two joined alike.
+fn switched(cluster: &mut Cluster, node: &str) {
+    let place = |_| Place { pcie_root: Some(0), numa_node: Some(0) };
+    let pair = |_, _| Pair { nvlinks: 4, pcie: PcieLevel::System };
+    let matrix = LinkMatrix::new(&(0..16).map(place).collect::<Vec<_>>(), pair).unwrap();
+    let name = |gpu: usize| DeviceName::new(format!("gpu-{gpu}")).unwrap();
+    let topology = PoolTopology::new((0..16).map(|gpu| (name(gpu), gpu)).collect(), Arc::new(matrix));
+    let mut pools = BTreeMap::clone(&cluster.0.topology);
+    pools.insert(device_id(node, "gpu-0").pool, Arc::new(topology));
+    cluster.0.topology = Arc::new(pools);
+}
+
+#[test]
+fn sets_that_can_stand_for_each_other_are_not_all_tried() {
+    let mut cluster = Cluster::new();
+    for node in ["node-a", "node-b", "node-c"] {
+        cluster = cluster.node(node, (0..16).map(|i| gpu(&format!("gpu-{i}"), "80Gi")).collect());
+        switched(&mut cluster, node);
+    }
+    let whole = |name, count| request(name, count, &[("memory", "80Gi"), ("cores", "100")]);
+    let two = || claim("p", vec![whole("eight", 8), whole("nine", 9)]);
+    let wanting = |topology: Value| pod("p", vec![configured(two(), json!({ "topology": topology }))]);
+    for (pod, most) in [
+        (pod("p", vec![two()]), 1_000),
+        (wanting(prefer("NVLink")), 1_000),
+        // What is required of sets is looked for among all of them, which are counted and not tried.
+        (wanting(require("NVLink")), 3 * 2 * 12_870),
+    ] {
+        let settings = Settings { policy: Policy::LeastFragmentation, ..Settings::default() };
+        let plan = plan(&cluster.0, &[pod], settings);
+        assert!(matches!(plan.refusals[0].cause, Cause::NoFit(_)), "{:?}", plan.refusals);
+        assert!(plan.steps < most, "{} of {most}", plan.steps);
+    }
+}
+
 /// Whether some set of `count` of the `free` GPUs has every two of them linked.
 fn exists(linked: &[Vec<bool>], free: &[usize], count: usize, set: &mut Vec<usize>) -> bool {
     if set.len() == count {
@@ -212,7 +247,7 @@ proptest! {
         joined(&mut cluster, "node-a", |a, b| linked[a][b], |_| 0);
         taken.iter().for_each(|gpu| cluster.use_share("node-a", &format!("gpu-{gpu}"), "80Gi", "100"));
         let free: Vec<usize> = (0..8).filter(|gpu| !taken.contains(gpu)).collect();
-        for policy in [Policy::FirstFit, Policy::Binpack] {
+        for policy in [Policy::FirstFit, Policy::Binpack, Policy::Spread, Policy::LeastFragmentation] {
             let devices = chosen(&cluster, policy, wants(count, require("NVLink")));
             prop_assert_eq!(!devices.is_empty(), exists(&linked, &free, count as usize, &mut Vec::new()));
             let numbers: Vec<usize> = devices.iter().map(|name| name["gpu-".len()..].parse().unwrap()).collect();

@@ -134,11 +134,6 @@ pub enum NodeReason {
     },
     /// The pod could not run there before, and it is not tried again yet.
     BackedOff,
-    /// A pod that has waited longer is to have it once enough of it is free.
-    KeptFree {
-        /// That pod, as `namespace/name`.
-        pod: String,
-    },
 }
 
 impl Reason {
@@ -195,7 +190,6 @@ impl NodeReason {
             Self::ResourceShort { .. } => "NodeResourceShort",
             Self::ClaimElsewhere { .. } => "ClaimElsewhere",
             Self::BackedOff => "NodeBackedOff",
-            Self::KeptFree { .. } => "NodeKeptFree",
         }
     }
 }
@@ -244,7 +238,6 @@ impl fmt::Display for NodeReason {
             Self::ResourceShort { resource } => write!(f, "node has too little {resource} left"),
             Self::ClaimElsewhere { claim } => write!(f, "claim {claim} is allocated elsewhere"),
             Self::BackedOff => f.write_str("the pod could not run there; tried again later"),
-            Self::KeptFree { pod } => write!(f, "kept free for pod {pod}, which has waited longer"),
         }
     }
 }

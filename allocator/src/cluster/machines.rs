@@ -81,6 +81,14 @@ impl Places {
         self.positions[candidate]
     }
 
+    /// Equal for candidates of one pool that are joined to all others alike; for those without a place only for the same.
+    pub(crate) fn twins(&self, pool: u32, candidate: usize) -> [u32; 2] {
+        let group = self.machine(pool).zip(self.positions[candidate]).and_then(|(machine, position)| {
+            machine.matrix().twins().iter().position(|twins| twins.contains(position))
+        });
+        group.map_or([0, candidate as u32], |group| [pool + 1, group as u32])
+    }
+
     /// The positions of those of the candidates that have one. All must be of one pool.
     pub(crate) fn set(&self, candidates: impl IntoIterator<Item = usize>) -> DeviceSet {
         candidates.into_iter().filter_map(|candidate| self.positions[candidate]).collect()

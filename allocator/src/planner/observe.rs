@@ -6,10 +6,13 @@ use std::sync::Arc;
 use super::Planner;
 use crate::cluster::{Cluster, NodeIndex, OfferId};
 use crate::fragmentation::{GpuMilli, GpuType, GpuTypes, Request};
-use crate::model::{PendingPod, PodClaim, Scheduling, cpu_milli_of};
+use crate::model::{Claim, PendingPod, PodClaim, Scheduling, cpu_milli_of};
 use crate::policy::{Policy, share};
 use crate::predicate;
 use crate::shape::{AlternativeShape, OfferDemand, Selections, Shape};
+
+/// Devices that one claim can hold at most (`AllocationResultsMaxSize`).
+const MAX_RESULTS: u32 = crate::search::MAX_RESULTS as u32;
 
 /// Answers to "on the nodes of which types of GPU" that are kept.
 const MAX_KEPT: usize = 64;
@@ -51,7 +54,9 @@ impl Planner {
             PodClaim::Pending(claim) => Some(Arc::clone(claim)),
             PodClaim::Allocated { .. } => None,
         });
-        let pending: Vec<_> = pending.collect();
+        let mut pending: Vec<Arc<Claim>> = pending.collect();
+        let mut known = BTreeSet::new();
+        pending.retain(|claim| known.insert(claim.uid.clone()));
         let cpu_milli = cpu_milli_of(&pod.scheduling.requests);
         let Self { cluster, selections, shapes, accepted, .. } = self;
         let shape = shapes.of(&pending, cpu_milli, cluster, selections, policy);
@@ -61,7 +66,11 @@ impl Planner {
         if let Some(of_nodes) = accepted.of_nodes(&pod.scheduling, cluster) {
             types.retain(|kind| of_nodes.contains(kind));
         }
-        let is_any = types.is_empty() || types.len() == accepted.types().len();
+        // What no claim can hold will never be served.
+        if types.is_empty() || gpus > MAX_RESULTS * pending.len() as u32 {
+            return None;
+        }
+        let is_any = types.len() == accepted.types().len();
         let types = if is_any { GpuTypes::ANY } else { GpuTypes::of(types) };
         Some(Request { cpu_milli, gpus, share, types })
     }
@@ -123,8 +132,9 @@ impl Accepted {
                 );
             }
             let (_, count, _) = *found.first()?;
-            gpus += count;
-            total += count * found.iter().map(|(_, _, share)| share).sum::<u64>() / found.len() as u64;
+            let share = found.iter().map(|(_, _, share)| share).sum::<u64>() / found.len() as u64;
+            gpus = gpus.saturating_add(count);
+            total = total.saturating_add(count.saturating_mul(share));
             types.retain(|kind| found.iter().any(|(accepted, _, _)| accepted == kind));
         }
         let share = u32::try_from(total.checked_div(gpus)?).unwrap_or(u32::MAX);
@@ -133,7 +143,11 @@ impl Accepted {
 
     /// The types on the nodes that the pod selects by their labels; none where it selects by none.
     fn of_nodes(&mut self, scheduling: &Arc<Scheduling>, cluster: &Cluster) -> Option<&BTreeSet<GpuType>> {
-        if scheduling.node_selector.is_empty() && scheduling.affinity.is_none() {
+        let affinity = scheduling.affinity.as_ref();
+        // Pods that are tied to one node each, as those of a DaemonSet, say nothing of types.
+        let is_tied =
+            affinity.is_some_and(|affinity| affinity.terms.iter().any(|term| !term.fields.is_empty()));
+        if is_tied || scheduling.node_selector.is_empty() && affinity.is_none() {
             return None;
         }
         let is_same = |known: &Scheduling| {

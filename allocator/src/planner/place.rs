@@ -4,10 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use tessera_api::names::{ClaimName, ClaimUid};
-use tessera_api::reason::NodeReason;
 
 use super::Planner;
-use super::reserve::Reservation;
 use super::shapes::ShapeId;
 use crate::cluster::NodeIndex;
 use crate::explain::Explainer;
@@ -28,7 +26,6 @@ pub(super) fn plan(planner: &mut Planner, pods: &[PendingPod], settings: Setting
     order.sort_by_key(|p| (std::cmp::Reverse(p.priority), p.created, &p.namespace, &p.name, &p.uid));
     planner.observe(&order, settings.policy);
     let mut placing = Placing::new(planner, settings);
-    placing.youngest = pods.iter().map(|pod| pod.created).max().unwrap_or(i64::MIN);
     let mut plan = Plan::default();
     for pod in order {
         let mut steps = settings.steps_per_pod;
@@ -36,7 +33,9 @@ pub(super) fn plan(planner: &mut Planner, pods: &[PendingPod], settings: Setting
             Ok(Some(decision)) => plan.decisions.push(decision),
             Ok(None) => {}
             Err(refusals) => {
-                placing.planner.forecast.refused(&pod.uid);
+                if refusals.iter().any(|refusal| lacks_room(&refusal.cause)) {
+                    placing.planner.forecast.refused(&pod.uid);
+                }
                 plan.refusals.extend(refusals);
             }
         }
@@ -44,6 +43,11 @@ pub(super) fn plan(planner: &mut Planner, pods: &[PendingPod], settings: Setting
     }
     placing.undo();
     plan
+}
+
+/// Whether the pod waits for room, and not for somebody to change something.
+fn lacks_room(cause: &Cause) -> bool {
+    matches!(cause, Cause::NoFit(explanation) if explanation.tallies().any(|(reason, _)| reason.may_pass()))
 }
 
 /// One plan in the making: what has been decided on top of the cluster.
@@ -60,23 +64,12 @@ struct Placing<'p> {
     decided: BTreeMap<ClaimUid, Option<NodeSelector>>,
     /// What has been said to pods that have to wait, since the last decision.
     explained: Vec<Explained>,
-    /// When the last of the pods was created.
-    youngest: i64,
-    /// The node that is kept free for the first pod that has to wait.
-    reservation: Option<Reservation>,
-    /// For how many pods a node to keep free was looked for.
-    looked: u32,
 }
-
-/// Beyond so many pods for which no node would suffice, none is looked for: it goes over all nodes each time.
-const MAX_LOOKED: u32 = 16;
 
 /// An explanation that holds for every pod like this one.
 struct Explained {
     shape: ShapeId,
     scheduling: Arc<Scheduling>,
-    /// Whether a node is kept free for somebody else.
-    kept_off: bool,
     causes: Vec<Cause>,
 }
 
@@ -99,9 +92,6 @@ impl<'p> Placing<'p> {
             cpu_before: Vec::new(),
             decided: BTreeMap::new(),
             explained: Vec::new(),
-            youngest: i64::MIN,
-            reservation: None,
-            looked: 0,
         }
     }
 
@@ -139,27 +129,7 @@ impl<'p> Placing<'p> {
             }
             in_vain.insert(node);
         }
-        let refusals = self.refuse(&place, shape);
-        self.reserve(&place, shape);
-        Err(refusals)
-    }
-
-    /// Keeps a node free for the pod, if it is the first that has to wait and there are others so young that they must not
-    /// overtake it.
-    fn reserve(&mut self, place: &ToPlace<'_>, shape: ShapeId) {
-        let Some(patience) = self.settings.patience.filter(|_| self.reservation.is_none()) else { return };
-        let is_overtaken = self.youngest > place.pod.created.saturating_add(i64::from(patience));
-        if is_overtaken && self.looked < MAX_LOOKED {
-            self.looked += 1;
-            self.reservation = self.planner.reserve(place, shape, patience, self.settings.steps_per_pod);
-            self.explained.clear();
-        }
-    }
-
-    /// Why the pod cannot go to a node, whatever its devices.
-    fn fault(&self, place: &ToPlace<'_>, index: NodeIndex, node: &Node) -> Option<NodeReason> {
-        let kept = self.reservation.as_ref().filter(|reservation| reservation.keeps_off(place, index));
-        predicate::fault(place.pod, &place.bounds, node).or_else(|| kept.map(Reservation::reason))
+        Err(self.refuse(&place, shape))
     }
 
     /// What is left to decide of a pod, after what this plan has decided before.
@@ -191,7 +161,8 @@ impl<'p> Placing<'p> {
     ) -> Option<NodeIndex> {
         let entry = self.planner.shapes.get(shape);
         let can_go = |node: &NodeIndex| {
-            !in_vain.contains(node) && self.node(*node).is_some_and(|n| self.fault(place, *node, n).is_none())
+            !in_vain.contains(node)
+                && self.node(*node).is_some_and(|n| predicate::fault(place.pod, &place.bounds, n).is_none())
         };
         // Room has been made there, and nowhere else.
         let nominated = place.pod.nominated.as_ref().and_then(|name| self.planner.cluster.node_index(name));
@@ -271,11 +242,8 @@ impl<'p> Placing<'p> {
             return place.refused(|_| Cause::NotDecided);
         }
         // What is particular to the pod makes its explanation particular.
-        let kept_off = self.reservation.as_ref().is_some_and(|kept| kept.keeps_off(place, kept.node));
         let is_common = place.bounds.is_empty() && place.pod.excluded.is_empty();
-        let is_like = |e: &&Explained| {
-            e.shape == shape && e.scheduling == place.pod.scheduling && e.kept_off == kept_off
-        };
+        let is_like = |e: &&Explained| e.shape == shape && e.scheduling == place.pod.scheduling;
         if let Some(known) = self.explained.iter().find(is_like).filter(|_| is_common) {
             return place.refused(|c| known.causes[c].clone());
         }
@@ -283,7 +251,7 @@ impl<'p> Placing<'p> {
         let refusals = place.refused(|c| causes[c].clone());
         if is_common {
             let scheduling = Arc::clone(&place.pod.scheduling);
-            self.explained.push(Explained { shape, scheduling, kept_off, causes });
+            self.explained.push(Explained { shape, scheduling, causes });
         }
         refusals
     }
@@ -311,7 +279,7 @@ impl<'p> Placing<'p> {
         index: NodeIndex,
         node: &Node,
     ) {
-        let fault = self.fault(place, index, node);
+        let fault = predicate::fault(place.pod, &place.bounds, node);
         let Planner { cluster, selections, shapes, .. } = &mut *self.planner;
         let entry = shapes.get_mut(shape);
         let failed = match entry.fits.answer(index) {

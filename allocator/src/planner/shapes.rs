@@ -3,7 +3,7 @@
 use std::hash::{BuildHasher, Hash, Hasher};
 use std::sync::Arc;
 
-use crate::cluster::{Cluster, FastMap, NodeIndex};
+use crate::cluster::{Cluster, FastMap};
 use crate::fits::Fits;
 use crate::model::Claim;
 use crate::policy::Policy;
@@ -37,8 +37,6 @@ pub(super) struct ShapeEntry {
     pub(super) shape: Shape,
     policy: Policy,
     pub(super) fits: Fits,
-    /// On which nodes it would fit if nothing were taken, and of which [`Cluster::layout`] that is true.
-    pub(super) emptied: Option<(u64, Vec<NodeIndex>)>,
     hash: u64,
     asked: u64,
 }
@@ -85,12 +83,11 @@ impl Shapes {
         self.make_room(cluster.nodes.len());
         let mut shape = Shape::new(claims, cluster, selections, policy);
         if shape.looks_ahead() {
-            shape.cpu_milli = cpu_milli;
+            shape.cpu_milli = coarse(cpu_milli);
             cluster.rank_by_cpu();
         }
         let id = ShapeId(self.clock);
-        let entry =
-            ShapeEntry { shape, policy, fits: Fits::default(), emptied: None, hash, asked: self.clock };
+        let entry = ShapeEntry { shape, policy, fits: Fits::default(), hash, asked: self.clock };
         self.entries.insert(id, entry);
         self.by_hash.entry(hash).or_default().push(id);
         id
@@ -117,10 +114,18 @@ impl ShapeEntry {
     fn is_of(&self, claims: &[Arc<Claim>], cpu_milli: u64, policy: Policy) -> bool {
         let own = self.shape.claims.iter().map(|c| &c.claim);
         self.policy == policy
-            && (self.shape.cpu_milli == cpu_milli || !self.shape.looks_ahead())
+            && (self.shape.cpu_milli == coarse(cpu_milli) || !self.shape.looks_ahead())
             && own.len() == claims.len()
             && own.zip(claims).all(|(a, b)| asks_the_same(a, b))
     }
+}
+
+/// Rounded up to four binary digits: amounts of CPU that differ by less make no shapes of their own, or every recommendation of
+/// a vertical autoscaler would.
+fn coarse(cpu_milli: u64) -> u64 {
+    let digits = 64 - cpu_milli.leading_zeros();
+    let step = 1 << digits.saturating_sub(4);
+    cpu_milli.checked_next_multiple_of(step).unwrap_or(cpu_milli)
 }
 
 fn asks_the_same(a: &Arc<Claim>, b: &Arc<Claim>) -> bool {

@@ -1,9 +1,14 @@
 //! The search for the devices of a request among which it matters how they are joined: whole sets of one machine, the best
 //! first, for as long as what comes after them does not fit.
 
+use std::collections::BTreeSet;
+
 use super::{At, MAX_RESULTS, Progress, Run, Stop};
 use crate::cluster::{Machine, Places, Reach};
 use crate::topology::{DeviceSet, SetRequest, Wishes};
+
+/// After so many sets devices are tried one by one, unless something is required of them together.
+const MAX_SETS: usize = 64;
 
 impl Run<'_> {
     /// The size of the sets that an alternative gets; none where its devices are chosen one by one.
@@ -57,12 +62,24 @@ impl Run<'_> {
             wishes: resolved.wishes,
         };
         let mut sets = machine.chooser().sets(&request);
+        let mut failed = BTreeSet::new();
+        let mut given = 0;
         while let Some(choice) = sets.next(self.search.steps).map_err(|_| Stop::OutOfSteps)? {
+            // The order was a wish, and the search device by device knows more of what cannot be.
+            if given == MAX_SETS && !self.must_be_joined(at.place) {
+                return self.one_by_one(at, count as u64);
+            }
+            given += 1;
             let is_in = |i: &usize| places.position(*i).is_some_and(|at| choice.devices.contains(at));
             let devices: Vec<usize> = usable.iter().copied().filter(is_in).collect();
+            let signature = self.symmetry.as_ref().map(|symmetry| symmetry.signature(&devices));
+            if signature.is_some_and(|signature| failed.contains(&signature)) {
+                continue;
+            }
             if self.take_set(at, &devices, 0)? {
                 return Ok(true);
             }
+            failed.extend(signature);
         }
         Ok(false)
     }

@@ -83,6 +83,12 @@ impl Symmetry {
         self.kinds[a] == self.kinds[b] && self.devices[a] == self.devices[b] && hash(a) == hash(b)
     }
 
+    /// What is the same of two sets of devices if each device of the one can stand for one of the other.
+    pub(super) fn signature(&self, devices: &[usize]) -> Hash {
+        let of_device = |&i: &usize| mix(self.devices[i], self.groups[self.group_of[i]].hash);
+        devices.iter().map(of_device).fold(0, Hash::wrapping_add)
+    }
+
     /// The state of everything that decides how the search goes on within the claim.
     pub(super) fn hash(&self, state: &State<'_>, claim: usize) -> Hash {
         let mut hash = mix(self.total, state.results(claim) as u128);
@@ -126,7 +132,7 @@ impl Symmetry {
 /// Numbers what candidates have in common, whatever is taken of them and without their counters.
 fn own_kinds(shape: &Shape, reach: &Reach, state: &State<'_>, verdicts: &[Verdict]) -> Vec<u32> {
     let count = reach.candidates.len();
-    // Who is joined to whom is particular to each device.
+    // Then twins can stand for each other, which are joined to every other device alike.
     let must_be_joined =
         (0..shape.alternatives.len()).any(|place| shape.alternatives[place].must_be_joined());
     let mut known: BTreeMap<Vec<u32>, u32> = BTreeMap::new();
@@ -139,7 +145,7 @@ fn own_kinds(shape: &Shape, reach: &Reach, state: &State<'_>, verdicts: &[Verdic
         let held = (0..shape.claims.len()).flat_map(|claim| state.held(claim));
         key.extend(held.map(|held| held.value(i).number()));
         if must_be_joined {
-            key.push(i as u32);
+            key.extend(reach.places.as_ref().map_or([i as u32, 0], |places| places.twins(candidate.pool, i)));
         }
         let next = known.len() as u32;
         match known.get(&key) {

@@ -7,6 +7,8 @@ use serde_json::{Value, json};
 use super::*;
 
 fn planner() -> Planner {
+    // With all packages built together rustls has two providers to choose from.
+    drop(rustls::crypto::ring::default_provider().install_default());
     let nobody = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
     let client = Client::try_from(nobody).unwrap();
     Planner::new(client, "test", Settings::default(), Metrics::new(&mut Registry::default()))
