@@ -229,3 +229,14 @@ fn amounts_of_cpu_that_hardly_differ_are_one_shape() {
     let steps = planner.plan(&pods, SETTINGS).steps;
     assert!(steps < 1000, "{steps} devices were looked at, where 100 shapes come to 20,000");
 }
+
+#[test]
+fn where_nobody_could_use_the_rest_anyway_halves_still_share_a_gpu() {
+    let mut cluster = node(Cluster::new(), "node-a", 8);
+    cluster.put_node("node-a", |node| {
+        node.allocatable.insert("cpu".to_owned(), quantity("1"));
+    });
+    use_percent(&mut cluster, "node-a", "gpu-3", 50);
+    let plan = planner(&cluster).plan(&[share("p", 50, "0")], SETTINGS);
+    assert_eq!(place(&plan), "node-a/gpu-3");
+}

@@ -1,5 +1,5 @@
-//! Where the least becomes useless to the requests that are expected. Of two devices for which that comes to the same, the one
-//! that fewer claims hold: they disturb each other least.
+//! Where the least becomes useless to the requests that are expected. Of two devices for which that comes to the same, as where
+//! a node has no CPU for others anyway, the one of which less is left, and then the one that fewer claims hold.
 
 use super::{DeviceView, NodeView, Rank, Rule};
 
@@ -10,7 +10,8 @@ impl Rule for LeastFragmentation {
         let picture = device.ranking.picture();
         let share = picture.share(device.ranking, device.asked, device.candidate);
         let rise = picture.rise(&device.ranking.outlook, &[(device.candidate, share)]);
-        Some((rise.steps(), i64::from(device.tasks())))
+        let left = i64::from(picture.left(device.candidate).thousandths());
+        Some((rise.steps(), (left << 32) + i64::from(device.tasks())))
     }
 
     fn node(&self, node: &NodeView<'_>) -> Rank {

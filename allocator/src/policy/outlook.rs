@@ -60,6 +60,11 @@ impl Picture {
         }
     }
 
+    /// What is left of a candidate.
+    pub(super) fn left(&self, candidate: usize) -> GpuMilli {
+        self.places[candidate].map_or(GpuMilli::NONE, |place| self.gpus[place].left)
+    }
+
     /// How much the potential rises when so much of these candidates is taken.
     pub(super) fn rise(&self, outlook: &Outlook<'_>, taken: &[(usize, GpuMilli)]) -> Rise {
         let only = match taken {
