@@ -12,7 +12,7 @@
 //!   devices that can stand for each other.
 //!
 //! Errors surface as upstream's do: a selector that fails counts only on a device that upstream would have reached. So nothing is
-//! counted beforehand where an error is possible.
+//! counted beforehand, and no device is passed over for its equal, where an error is possible.
 
 mod held;
 mod prepare;
