@@ -261,7 +261,7 @@ impl AlternativeShape {
         };
         let tolerated = !features.taints || device.untolerated_taint(&self.request.tolerations).is_none();
         let gated = device.binding.is_some() && !features.binding_conditions;
-        let usable = !device.foreign && device.unsupported.is_none() && tolerated && !gated;
+        let usable = device.is_ours() && tolerated && !gated;
         OfferAnswer { demand, usable }
     }
 }

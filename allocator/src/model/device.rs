@@ -252,6 +252,11 @@ impl Toleration {
 }
 
 impl Device {
+    /// Whether we may hand it out at all: it is behind our fence, and nothing of it is beyond this version.
+    pub(crate) fn is_ours(&self) -> bool {
+        !self.foreign && self.unsupported.is_none()
+    }
+
     /// A device without attributes, capacities or taints, usable from wherever its slice is.
     pub fn new(name: DeviceName) -> Self {
         Self {

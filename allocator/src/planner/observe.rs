@@ -9,10 +9,8 @@ use crate::fragmentation::{GpuMilli, GpuType, GpuTypes, Request};
 use crate::model::{Claim, PendingPod, PodClaim, Scheduling, cpu_milli_of};
 use crate::policy::{Policy, share};
 use crate::predicate;
+use crate::search::MAX_RESULTS;
 use crate::shape::{AlternativeShape, OfferDemand, Selections, Shape};
-
-/// Devices that one claim can hold at most (`AllocationResultsMaxSize`).
-const MAX_RESULTS: u32 = crate::search::MAX_RESULTS as u32;
 
 /// Answers to "on the nodes of which types of GPU" that are kept.
 const MAX_KEPT: usize = 64;
@@ -67,7 +65,7 @@ impl Planner {
             types.retain(|kind| of_nodes.contains(kind));
         }
         // What no claim can hold will never be served.
-        if types.is_empty() || gpus > MAX_RESULTS * pending.len() as u32 {
+        if types.is_empty() || gpus as usize > MAX_RESULTS * pending.len() {
             return None;
         }
         let is_any = types.len() == accepted.types().len();
@@ -88,9 +86,8 @@ impl Accepted {
             let Some(reach) = cluster.reach(node) else { continue };
             for (candidate, found) in reach.candidates.iter().enumerate() {
                 let compiled = found.compiled();
-                let is_ours = !compiled.device.foreign && compiled.device.unsupported.is_none();
                 let (kind, offer) = (compiled.kind, compiled.offer);
-                if is_ours && known.insert((kind, offer)) {
+                if compiled.device.is_ours() && known.insert((kind, offer)) {
                     self.samples.push(Sample { node, candidate, kind, offer });
                 }
             }

@@ -34,7 +34,7 @@ impl Picture {
         let (mut gpus, mut places) = (Vec::with_capacity(count), Vec::with_capacity(count));
         for candidate in 0..count {
             let compiled = ranking.reach.candidates[candidate].compiled();
-            let is_ours = !compiled.device.foreign && compiled.device.unsupported.is_none();
+            let is_ours = compiled.device.is_ours();
             places.push(is_ours.then_some(gpus.len()));
             if is_ours {
                 gpus.push(Gpu { kind: compiled.kind, left: left(ranking, candidate) });
