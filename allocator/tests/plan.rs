@@ -9,10 +9,10 @@ use std::sync::Arc;
 use builders::*;
 use serde_json::json;
 use tessera_allocator::model::{
-    Attribute, Claim, Constraint, ConstraintKind, Device, Mode, NodeSelector, NodeTaint, PendingPod,
-    PodClaim, PodToleration, Selector, Toleration, TolerationOperator,
+    Attribute, Claim, Constraint, Mode, NodeSelector, NodeTaint, PendingPod, PodClaim, PodToleration,
+    Selector, Toleration, TolerationOperator,
 };
-use tessera_allocator::{Cause, Failure, Plan, Planner, Policy, Settings, Unallocated, plan};
+use tessera_allocator::{Cause, Plan, Policy, Settings, plan};
 use tessera_api::names::{ClaimName, ClaimUid, NodeName};
 use tessera_api::reason::{NodeReason, Reason};
 
@@ -469,24 +469,6 @@ fn a_constraint_binds_the_alternative_that_it_names_and_no_other() {
 }
 
 #[test]
-fn an_error_on_a_device_that_upstream_would_not_have_reached_refuses_nothing() {
-    let selecting = |name: &str| {
-        let mut request = request(name, 1, &[("memory", "1Gi")]);
-        let expression = "device.attributes['gpu.tessera.dev'].x == 1";
-        request.alternatives[0].selectors.push(tessera_allocator::model::Selector::new(expression));
-        request
-    };
-    let with_x = gpu("gpu-0", "80Gi").with("x", Attribute::Int(1));
-    let mut cluster = Cluster::new().node("node-0", vec![with_x, gpu("gpu-1", "80Gi")]);
-    // The fuller device, which packing prefers, is the one on which the selector fails.
-    cluster.use_share("node-0", "gpu-1", "1Gi", "1");
-    for requests in [vec![selecting("a")], vec![selecting("a"), selecting("b")]] {
-        let plan = plan(&cluster.0, &[pod("p", vec![claim("c", requests)])], Settings::default());
-        assert_eq!(plan.decisions.len(), 1, "{:?}", plan.refusals);
-    }
-}
-
-#[test]
 fn a_capacity_without_a_domain_is_in_that_of_its_driver() {
     let mut cluster = Cluster::new().node("node-0", vec![gpu("gpu-0", "80Gi")]);
     let mut other = slice("node-0", vec![gpu("gpu-0", "80Gi")]);
@@ -533,25 +515,4 @@ fn who_waits_is_told_the_node_on_which_the_least_would_have_to_change() {
         nearest(&cluster, 1).unwrap(),
         "nearest to a fit: node-a: too little memory left (short by 1Gi)"
     );
-}
-
-#[test]
-fn the_equal_of_a_device_that_failed_is_tried_where_it_may_be_an_error() {
-    let gpus =
-        (0..3).map(|i| gpu(&format!("gpu-{i}"), "80Gi").with("model", Attribute::String("L40S".into())));
-    let cluster =
-        Cluster::new().node("node-a", gpus.map(|device| Device { shared: false, ..device }).collect());
-    let mut all = request("all", 1, &[]);
-    all.alternatives[0].mode = Mode::All;
-    let mut claim = claim(
-        "c",
-        vec![request("one", 1, &[]), first_available("rest", vec![all, request("other", 1, &[])])],
-    );
-    let kind = ConstraintKind::Distinct("gpu.tessera.dev/model".to_owned());
-    claim.constraints.push(Constraint { requests: Vec::new(), kind });
-    let mut planner = Planner::of(&cluster.0, Default::default());
-    let node = NodeName::new("node-a").unwrap();
-    // Beside GPU 0 the first of all is in use; beside GPU 1 it is not, and contradicts the constraint.
-    let answer = planner.allocate_on(&node, &[Arc::new(claim)], Policy::FirstFit, 1_000_000);
-    assert!(matches!(answer, Err(Unallocated::Failed(Failure::AllAgainstConstraint(_)))), "{answer:?}");
 }

@@ -70,32 +70,42 @@ impl Run<'_> {
         Ok(self.wanted(place))
     }
 
-    /// Finds out what "all" means on this node.
+    /// Finds out what "all" means on this node: pool by pool, since a device of one pool may give an error before the next
+    /// pool turns out to be broken.
     fn count_all(&mut self, claim: usize, place: usize) -> Result<(), Stop> {
-        let failed = |failure| Stop::Failed(claim, failure);
         let reach = self.search.reach;
-        if let Some(pool) = reach.pools.iter().find(|p| p.state != PoolState::Complete) {
-            let name = pool.id.pool.to_string();
-            return Err(failed(match pool.state {
-                PoolState::Incomplete => Failure::AllButPoolIncomplete(name),
-                _ => Failure::AllButPoolInvalid(name),
-            }));
-        }
         let at = At { claim, request: 0, place };
-        for i in 0..reach.candidates.len() {
-            self.check_steps()?;
-            if !self.selects(at, i)? {
-                continue;
+        let mut candidates = (0..reach.candidates.len()).peekable();
+        for (p, pool) in reach.pools.iter().enumerate() {
+            let name = || pool.id.pool.to_string();
+            match pool.state {
+                PoolState::Complete => {}
+                PoolState::Incomplete => {
+                    return Err(Stop::Failed(claim, Failure::AllButPoolIncomplete(name())));
+                }
+                PoolState::Invalid => return Err(Stop::Failed(claim, Failure::AllButPoolInvalid(name()))),
             }
-            let answer = self.search.shape.alternatives[place].on(reach.candidates[i].offer);
-            match answer.map(|answer| &answer.demand) {
-                // Only what the device has in all counts here: one that is merely full stays in the set and makes "all" fail.
-                Some(OfferDemand::Takes(_, true)) => self.all[place].push(i),
-                Some(OfferDemand::Error(error)) => return Err(failed(Failure::Capacity(error.clone()))),
-                _ => {}
+            while let Some(i) = candidates.next_if(|&i| reach.candidates[i].pool as usize == p) {
+                self.check_steps()?;
+                if self.is_of_all(at, i)? {
+                    self.all[place].push(i);
+                }
             }
         }
         Ok(())
+    }
+
+    fn is_of_all(&mut self, at: At, i: usize) -> Progress {
+        if !self.selects(at, i)? {
+            return Ok(false);
+        }
+        let answer = self.search.shape.alternatives[at.place].on(self.search.reach.candidates[i].offer);
+        match answer.map(|answer| &answer.demand) {
+            // Only what the device has in all counts here: one that is merely full stays in the set and makes "all" fail.
+            Some(OfferDemand::Takes(_, true)) => Ok(true),
+            Some(OfferDemand::Error(error)) => Err(Stop::Failed(at.claim, Failure::Capacity(error.clone()))),
+            _ => Ok(false),
+        }
     }
 
     /// What class and request say about a candidate, asked once.

@@ -1,0 +1,80 @@
+//! Errors surface where upstream's do: on what its search comes upon, and on nothing else.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod builders;
+
+use std::sync::Arc;
+
+use builders::*;
+use tessera_allocator::model::{Attribute, Claim, Constraint, ConstraintKind, Device, Mode, Selector};
+use tessera_allocator::{Failure, Planner, Policy, Settings, Unallocated, plan};
+use tessera_api::names::{NodeName, PoolName};
+
+fn allocate(cluster: &Cluster, claim: Claim) -> Result<(), Unallocated> {
+    let mut planner = Planner::of(&cluster.0, Default::default());
+    let node = NodeName::new("node-a").unwrap();
+    planner.allocate_on(&node, &[Arc::new(claim)], Policy::FirstFit, 1_000_000).map(drop)
+}
+
+#[test]
+fn an_error_on_a_device_that_upstream_would_not_have_reached_refuses_nothing() {
+    let selecting = |name: &str| {
+        let mut request = request(name, 1, &[("memory", "1Gi")]);
+        let expression = "device.attributes['gpu.tessera.dev'].x == 1";
+        request.alternatives[0].selectors.push(Selector::new(expression));
+        request
+    };
+    let with_x = gpu("gpu-0", "80Gi").with("x", Attribute::Int(1));
+    let mut cluster = Cluster::new().node("node-0", vec![with_x, gpu("gpu-1", "80Gi")]);
+    // The fuller device, which packing prefers, is the one on which the selector fails.
+    cluster.use_share("node-0", "gpu-1", "1Gi", "1");
+    for requests in [vec![selecting("a")], vec![selecting("a"), selecting("b")]] {
+        let plan = plan(&cluster.0, &[pod("p", vec![claim("c", requests)])], Settings::default());
+        assert_eq!(plan.decisions.len(), 1, "{:?}", plan.refusals);
+    }
+}
+
+#[test]
+fn the_equal_of_a_device_that_failed_is_tried_where_it_may_be_an_error() {
+    let gpus =
+        (0..3).map(|i| gpu(&format!("gpu-{i}"), "80Gi").with("model", Attribute::String("L40S".into())));
+    let cluster =
+        Cluster::new().node("node-a", gpus.map(|device| Device { shared: false, ..device }).collect());
+    let mut all = request("all", 1, &[]);
+    all.alternatives[0].mode = Mode::All;
+    let mut claim = claim(
+        "c",
+        vec![request("one", 1, &[]), first_available("rest", vec![all, request("other", 1, &[])])],
+    );
+    let kind = ConstraintKind::Distinct("gpu.tessera.dev/model".to_owned());
+    claim.constraints.push(Constraint { requests: Vec::new(), kind });
+    // Beside GPU 0 the first of all is in use; beside GPU 1 it is not, and contradicts the constraint.
+    let answer = allocate(&cluster, claim);
+    assert!(matches!(answer, Err(Unallocated::Failed(Failure::AllAgainstConstraint(_)))), "{answer:?}");
+}
+
+#[test]
+fn of_all_devices_one_that_gives_an_error_comes_before_a_later_pool_that_is_broken() {
+    let mut cluster = Cluster::new().node("node-a", vec![gpu("gpu-0", "80Gi")]);
+    let twins = ["gpu-0", "gpu-0"].map(|name| gpu(name, "80Gi")).to_vec();
+    let all_of = |expression: &str| {
+        let mut all = request("all", 1, &[]);
+        all.alternatives[0].mode = Mode::All;
+        all.alternatives[0].selectors.push(Selector::new(expression));
+        claim("c", vec![all])
+    };
+    let broken = |pool: &str| {
+        let mut slice = slice("node-a", twins.clone());
+        slice.name = pool.to_owned();
+        slice.pool.pool = PoolName::new(pool).unwrap();
+        Arc::new(slice)
+    };
+    cluster.0.slices.insert("later".to_owned(), broken("node-b"));
+    let answer = allocate(&cluster, all_of("device.nothing"));
+    assert!(matches!(answer, Err(Unallocated::Failed(Failure::Selector(_)))), "{answer:?}");
+    let answer = allocate(&cluster, all_of("true"));
+    assert!(matches!(answer, Err(Unallocated::Failed(Failure::AllButPoolInvalid(_)))), "{answer:?}");
+    cluster.0.slices.insert("earlier".to_owned(), broken("a-pool"));
+    let answer = allocate(&cluster, all_of("device.nothing"));
+    assert!(matches!(answer, Err(Unallocated::Failed(Failure::AllButPoolInvalid(_)))), "{answer:?}");
+}
