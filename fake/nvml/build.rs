@@ -5,13 +5,15 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::{env, fs};
 
+use tessera_intercept_symbols::{Library, TABLE};
+
 fn main() {
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libnvidia-ml.so.1");
     println!("cargo::rerun-if-changed=src");
-    let names = fs::read_to_string("src/symbols.txt").expect("src/symbols.txt is readable");
     let defined = defined_functions(Path::new("src"));
     let mut stubs = String::new();
-    for name in names.lines().map(str::trim).filter(|name| !name.is_empty() && !defined.contains(*name)) {
+    let nvml = TABLE.iter().filter(|symbol| symbol.library() == Library::Nvml);
+    for name in nvml.map(|symbol| symbol.symbol.text).filter(|name| !defined.contains(*name)) {
         // The C calling conventions of Linux let a function ignore arguments that it does not know.
         writeln!(
             stubs,

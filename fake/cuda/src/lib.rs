@@ -11,7 +11,7 @@
 //! | `memory`, `pool`, `vmm`, `array` | memory that is taken from the world's GPU, against all processes of the world, and given back when the process dies. Nothing is behind it: copies check their bounds, take their time and move no bytes |
 //! | `timeline`, `stream`, `event`, `launch` | work takes modelled time, one kernel after the other on a GPU; synchronising really waits (times the world's `time.scale`) |
 //! | `module` | any image is a module and has any function; one named `..._for_250us` takes that long |
-//! | `resolve` | `cuGetProcAddress`, by name, version and default stream, from the table of CUDA 12.9 |
+//! | `resolve` | `cuGetProcAddress`, by name, version and default stream, as a driver of the world's CUDA version (11.7 to 13.5) answers |
 //!
 //! Everything else that NVIDIA's library exports answers `CUDA_ERROR_NOT_SUPPORTED`. NULL where a pointer must be answers
 //! `CUDA_ERROR_INVALID_VALUE`, handles that are none `CUDA_ERROR_INVALID_HANDLE` or `_CONTEXT`; nothing crashes.
@@ -37,7 +37,7 @@ mod stream;
 mod timeline;
 mod vmm;
 
-/// Functions that are not modelled, and the table of all.
+/// Functions that are not modelled, and where all are.
 mod symbols {
     include!(concat!(env!("OUT_DIR"), "/symbols.rs"));
 }

@@ -2,25 +2,12 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
+use tessera_intercept_symbols::{Missing, Symbol, Version, resolve};
+
 use crate::abi::{Answer, In, Out, export};
 use crate::driver;
 use crate::status::Status;
-use crate::symbols::TABLE;
-
-/// A form of a function.
-pub(crate) struct Entry {
-    /// Its name without version and variant.
-    pub(crate) base: &'static str,
-    /// The CUDA version that brought it.
-    pub(crate) version: c_int,
-    /// For the per-thread default stream.
-    pub(crate) per_thread: bool,
-    /// It.
-    pub(crate) function: unsafe extern "C" fn(),
-}
-
-/// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`.
-const PER_THREAD: u64 = 2;
+use crate::symbols::ADDRESSES;
 
 /// `CUdriverProcAddressQueryResult`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,33 +17,37 @@ enum Found {
     TooNew = 2,
 }
 
-/// The form of a function that a program built for that CUDA version expects; the one for the per-thread default stream
-/// where flags ask for it and there is one. The empty name is `cuGetProcAddress` itself.
-fn find(name: &str, version: c_int, flags: u64, driver: c_int) -> Result<*const c_void, Found> {
-    let (name, version) = if name.is_empty() { ("cuGetProcAddress", driver) } else { (name, version) };
-    let known = || TABLE.iter().filter(|entry| entry.base == name && entry.version <= driver);
-    if known().next().is_none() {
-        return Err(Found::NoSuchName);
+impl From<Missing> for Found {
+    fn from(why: Missing) -> Self {
+        match why {
+            Missing::NoSuchName => Self::NoSuchName,
+            Missing::TooNew => Self::TooNew,
+        }
     }
-    let newest = |per_thread: bool| {
-        let fitting = known().filter(|entry| entry.per_thread == per_thread && entry.version <= version);
-        fitting.max_by_key(|entry| entry.version)
-    };
-    let special = if flags & PER_THREAD != 0 { newest(true) } else { None };
-    special.or_else(|| newest(false)).map(|entry| entry.function as *const c_void).ok_or(Found::TooNew)
+}
+
+/// A CUDA version of the boundary; there is none below 0.
+fn version(number: c_int) -> Version {
+    Version(number.try_into().unwrap_or(0))
+}
+
+/// Where a function is.
+fn address(symbol: &Symbol) -> *const c_void {
+    let at = ADDRESSES.binary_search_by_key(&symbol.symbol.text, |(name, _)| name);
+    ADDRESSES[at.expect("invariant: written from the same table")].1 as *const c_void
 }
 
 fn get(
     name: In<c_char>,
     function: Out<*const c_void>,
-    version: c_int,
+    asked: c_int,
     flags: u64,
 ) -> Answer<Result<(), Found>> {
     function.check()?;
-    let driver = driver::cuda_number()?;
-    match find(name.text()?, version, flags, driver) {
-        Ok(address) => function.set(address).map(Ok),
-        Err(found) => function.set(std::ptr::null()).map(|()| Err(found)),
+    let driver = version(driver::cuda_number()?);
+    match resolve(name.text()?, version(asked), flags, driver) {
+        Ok(symbol) => function.set(address(symbol)).map(Ok),
+        Err(why) => function.set(std::ptr::null()).map(|()| Err(why.into())),
     }
 }
 
@@ -78,6 +69,3 @@ export! {
         Ok(())
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -11,6 +11,7 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::structs::device::FieldId;
 use nvml_wrapper_sys::bindings::{NvmlLib, field_id, nvmlMemory_v2_t};
 use tessera_fake_world::{artifact, shipped};
+use tessera_intercept_symbols as symbols;
 
 use node::Node;
 
@@ -18,9 +19,6 @@ const UNINITIALIZED: u32 = 1;
 const INVALID_ARGUMENT: u32 = 2;
 const NOT_SUPPORTED: u32 = 3;
 const VERSION_MISMATCH: u32 = 25;
-
-/// Every function that the bindings of `nvml-wrapper-sys` know.
-const NAMES: &str = include_str!("../src/symbols.txt");
 
 /// Any NVML function, called with more arguments than the longest takes: the C conventions allow it.
 type AnyFunction = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize, usize, usize) -> u32;
@@ -53,7 +51,8 @@ impl Library {
 }
 
 fn functions() -> impl Iterator<Item = &'static str> {
-    NAMES.lines().filter(|name| !name.is_empty())
+    let nvml = symbols::TABLE.iter().filter(|symbol| symbol.library() == symbols::Library::Nvml);
+    nvml.map(|symbol| symbol.symbol.text)
 }
 
 #[test]
