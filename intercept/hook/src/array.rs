@@ -153,43 +153,36 @@ fn destroy_mipmapped(array: Handle) {
 }
 
 hooks! {
-    Cuda c"cuArrayCreate" 2000
     fn cuArrayCreate(out: *mut Handle, description: *const Flat32) |real| {
         // SAFETY: the program's own call.
         unsafe { create(out, description, 1, || real(out, description), destroy) }
     }
 
-    Cuda c"cuArrayCreate" 3020
     fn cuArrayCreate_v2(out: *mut Handle, description: *const Flat) |real| {
         // SAFETY: the program's own call.
         unsafe { create(out, description, 1, || real(out, description), destroy) }
     }
 
-    Cuda c"cuArray3DCreate" 2000
     fn cuArray3DCreate(out: *mut Handle, description: *const Solid32) |real| {
         // SAFETY: the program's own call.
         unsafe { create(out, description, 1, || real(out, description), destroy) }
     }
 
-    Cuda c"cuArray3DCreate" 3020
     fn cuArray3DCreate_v2(out: *mut Handle, description: *const Solid) |real| {
         // SAFETY: the program's own call.
         unsafe { create(out, description, 1, || real(out, description), destroy) }
     }
 
-    Cuda c"cuMipmappedArrayCreate" 5000
     fn cuMipmappedArrayCreate(out: *mut Handle, description: *const Solid, levels: c_uint) |real| {
         // SAFETY: the program's own call.
         unsafe { create(out, description, levels, || real(out, description, levels), destroy_mipmapped) }
     }
 
-    Cuda c"cuArrayDestroy" 2000
     fn cuArrayDestroy(array: Handle) |real| {
         // SAFETY: the program's own call.
         discharged(Kind::Array, array as u64, || unsafe { real(array) })
     }
 
-    Cuda c"cuMipmappedArrayDestroy" 5000
     fn cuMipmappedArrayDestroy(array: Handle) |real| {
         // SAFETY: the program's own call.
         discharged(Kind::Array, array as u64, || unsafe { real(array) })

@@ -37,7 +37,6 @@ fn release(device: Device, real: impl FnOnce() -> c_int, resets: bool) -> c_int 
 }
 
 hooks! {
-    Cuda c"cuCtxDestroy" 2000
     fn cuCtxDestroy(context: Handle) |real| {
         // SAFETY: the program's own call.
         let result = unsafe { real(context) };
@@ -47,7 +46,6 @@ hooks! {
         result
     }
 
-    Cuda c"cuCtxDestroy" 4000
     fn cuCtxDestroy_v2(context: Handle) |real| {
         // SAFETY: the program's own call.
         let result = unsafe { real(context) };
@@ -57,7 +55,6 @@ hooks! {
         result
     }
 
-    Cuda c"cuDevicePrimaryCtxRetain" 7000
     fn cuDevicePrimaryCtxRetain(out: *mut Handle, device: Device) |real| {
         // SAFETY: the program's own call.
         let result = unsafe { real(out, device) };
@@ -73,25 +70,21 @@ hooks! {
         result
     }
 
-    Cuda c"cuDevicePrimaryCtxRelease" 7000
     fn cuDevicePrimaryCtxRelease(device: Device) |real| {
         // SAFETY: the program's own call.
         release(device, || unsafe { real(device) }, false)
     }
 
-    Cuda c"cuDevicePrimaryCtxRelease" 11000
     fn cuDevicePrimaryCtxRelease_v2(device: Device) |real| {
         // SAFETY: the program's own call.
         release(device, || unsafe { real(device) }, false)
     }
 
-    Cuda c"cuDevicePrimaryCtxReset" 7000
     fn cuDevicePrimaryCtxReset(device: Device) |real| {
         // SAFETY: the program's own call.
         release(device, || unsafe { real(device) }, true)
     }
 
-    Cuda c"cuDevicePrimaryCtxReset" 11000
     fn cuDevicePrimaryCtxReset_v2(device: Device) |real| {
         // SAFETY: the program's own call.
         release(device, || unsafe { real(device) }, true)

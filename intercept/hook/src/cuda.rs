@@ -3,6 +3,8 @@
 use core::ffi::{CStr, c_int, c_uint, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering};
 
+use tessera_intercept_symbols as symbols;
+
 use crate::elf::Library;
 use crate::route::Of;
 
@@ -38,8 +40,8 @@ struct Helper {
 }
 
 impl Helper {
-    const fn new(symbol: &'static CStr) -> Self {
-        Self { symbol, address: AtomicUsize::new(0) }
+    const fn new(symbol: &str) -> Self {
+        Self { symbol: symbols::get(symbol).symbol.c, address: AtomicUsize::new(0) }
     }
 
     fn address(&self) -> Option<usize> {
@@ -54,12 +56,12 @@ impl Helper {
     }
 }
 
-static CTX_GET_DEVICE: Helper = Helper::new(c"cuCtxGetDevice");
-static CTX_GET_CURRENT: Helper = Helper::new(c"cuCtxGetCurrent");
-static DEVICE_GET_UUID: Helper = Helper::new(c"cuDeviceGetUuid");
-static POINTER_GET_ATTRIBUTE: Helper = Helper::new(c"cuPointerGetAttribute");
-static PRIMARY_GET_STATE: Helper = Helper::new(c"cuDevicePrimaryCtxGetState");
-static MEM_FREE: Helper = Helper::new(c"cuMemFree_v2");
+static CTX_GET_DEVICE: Helper = Helper::new("cuCtxGetDevice");
+static CTX_GET_CURRENT: Helper = Helper::new("cuCtxGetCurrent");
+static DEVICE_GET_UUID: Helper = Helper::new("cuDeviceGetUuid");
+static POINTER_GET_ATTRIBUTE: Helper = Helper::new("cuPointerGetAttribute");
+static PRIMARY_GET_STATE: Helper = Helper::new("cuDevicePrimaryCtxGetState");
+static MEM_FREE: Helper = Helper::new("cuMemFree_v2");
 
 /// Forgets where the helpers are: the driver was loaded anew.
 pub(crate) fn forget_helpers() {

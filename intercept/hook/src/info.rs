@@ -26,7 +26,6 @@ unsafe fn adjust<T: Copy + TryFrom<u64>>(out: *mut T, bytes: impl FnOnce(T) -> u
 }
 
 hooks! {
-    Cuda c"cuMemGetInfo" 3020
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) |real| {
         // SAFETY: the program's own call.
         let result = unsafe { real(free, total) };
@@ -41,7 +40,6 @@ hooks! {
         result
     }
 
-    Cuda c"cuMemGetInfo" 2000
     fn cuMemGetInfo(free: *mut c_uint, total: *mut c_uint) |real| {
         // SAFETY: the program's own call.
         let result = unsafe { real(free, total) };
@@ -56,7 +54,6 @@ hooks! {
         result
     }
 
-    Cuda c"cuDeviceTotalMem" 3020
     fn cuDeviceTotalMem_v2(bytes: *mut usize, device: Device) |real| {
         // SAFETY: the program's own call.
         let result = unsafe { real(bytes, device) };
@@ -68,7 +65,6 @@ hooks! {
         result
     }
 
-    Cuda c"cuDeviceTotalMem" 2000
     fn cuDeviceTotalMem(bytes: *mut c_uint, device: Device) |real| {
         // SAFETY: the program's own call.
         let result = unsafe { real(bytes, device) };

@@ -41,7 +41,6 @@ fn counted(result: c_int) -> c_int {
 }
 
 hooks! {
-    Cuda c"cuLaunchKernel" 4000
     fn cuLaunchKernel(
         function: Handle, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint,
         block_z: c_uint, shared: c_uint, stream: Handle, parameters: *mut *mut c_void, extra: *mut *mut c_void,
@@ -54,7 +53,6 @@ hooks! {
         })
     }
 
-    Cuda c"cuLaunchKernel" 7000
     fn cuLaunchKernel_ptsz(
         function: Handle, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint,
         block_z: c_uint, shared: c_uint, stream: Handle, parameters: *mut *mut c_void, extra: *mut *mut c_void,
@@ -67,7 +65,6 @@ hooks! {
         })
     }
 
-    Cuda c"cuLaunchKernelEx" 11060
     fn cuLaunchKernelEx(
         config: *const c_void, function: Handle, parameters: *mut *mut c_void, extra: *mut *mut c_void,
     ) |real| {
@@ -75,7 +72,6 @@ hooks! {
         counted(unsafe { real(config, function, parameters, extra) })
     }
 
-    Cuda c"cuLaunchKernelEx" 11060
     fn cuLaunchKernelEx_ptsz(
         config: *const c_void, function: Handle, parameters: *mut *mut c_void, extra: *mut *mut c_void,
     ) |real| {

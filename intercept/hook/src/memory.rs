@@ -55,7 +55,6 @@ fn pitched(
 }
 
 hooks! {
-    Cuda c"cuMemAlloc" 3020
     fn cuMemAlloc_v2(out: *mut Pointer, bytes: usize) |real| {
         charged(
             bytes as u64,
@@ -69,7 +68,6 @@ hooks! {
     }
 
     // The form of CUDA 2, with pointers and sizes of 32 bits.
-    Cuda c"cuMemAlloc" 2000
     fn cuMemAlloc(out: *mut c_uint, bytes: c_uint) |real| {
         charged(
             bytes.into(),
@@ -82,7 +80,6 @@ hooks! {
         )
     }
 
-    Cuda c"cuMemAllocManaged" 6000
     fn cuMemAllocManaged(out: *mut Pointer, bytes: usize, flags: c_uint) |real| {
         charged(
             bytes as u64,
@@ -95,7 +92,6 @@ hooks! {
         )
     }
 
-    Cuda c"cuMemAllocPitch" 3020
     fn cuMemAllocPitch_v2(
         out: *mut Pointer, pitch: *mut usize, width: usize, height: usize, element: c_uint,
     ) |real| {
@@ -110,7 +106,6 @@ hooks! {
         )
     }
 
-    Cuda c"cuMemAllocPitch" 2000
     fn cuMemAllocPitch(
         out: *mut c_uint, pitch: *mut c_uint, width: c_uint, height: c_uint, element: c_uint,
     ) |real| {
@@ -125,13 +120,11 @@ hooks! {
         )
     }
 
-    Cuda c"cuMemFree" 3020
     fn cuMemFree_v2(pointer: Pointer) |real| {
         // SAFETY: the program's own call.
         discharged(Kind::Pointer, pointer, || unsafe { real(pointer) })
     }
 
-    Cuda c"cuMemFree" 2000
     fn cuMemFree(pointer: c_uint) |real| {
         // SAFETY: the program's own call.
         discharged(Kind::Pointer, pointer.into(), || unsafe { real(pointer) })

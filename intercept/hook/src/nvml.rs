@@ -63,7 +63,6 @@ fn seen(device: Device, total: u64, free: u64) -> (u64, u64, u64) {
 }
 
 hooks! {
-    Nvml c"nvmlDeviceGetMemoryInfo" 0
     fn nvmlDeviceGetMemoryInfo(device: Device, memory: *mut MemoryInfo) |real| {
         // SAFETY: the program's own call.
         let result = unsafe { real(device, memory) };
@@ -77,7 +76,6 @@ hooks! {
         result
     }
 
-    Nvml c"nvmlDeviceGetMemoryInfo_v2" 0
     fn nvmlDeviceGetMemoryInfo_v2(device: Device, memory: *mut MemoryInfo2) |real| {
         // SAFETY: the program's own call.
         let result = unsafe { real(device, memory) };

@@ -42,37 +42,31 @@ fn take(bytes: usize, out: *mut Pointer, real: impl FnOnce() -> c_int, free: imp
 }
 
 hooks! {
-    Cuda c"cuMemAllocAsync" 11020
     fn cuMemAllocAsync(out: *mut Pointer, bytes: usize, stream: Handle) |real| {
         // SAFETY: the program's own call.
         take(bytes, out, || unsafe { real(out, bytes, stream) }, cuda::free)
     }
 
-    Cuda c"cuMemAllocAsync" 11020
     fn cuMemAllocAsync_ptsz(out: *mut Pointer, bytes: usize, stream: Handle) |real| {
         // SAFETY: the program's own call.
         take(bytes, out, || unsafe { real(out, bytes, stream) }, cuda::free)
     }
 
-    Cuda c"cuMemAllocFromPoolAsync" 11020
     fn cuMemAllocFromPoolAsync(out: *mut Pointer, bytes: usize, pool: Handle, stream: Handle) |real| {
         // SAFETY: the program's own call.
         take(bytes, out, || unsafe { real(out, bytes, pool, stream) }, cuda::free)
     }
 
-    Cuda c"cuMemAllocFromPoolAsync" 11020
     fn cuMemAllocFromPoolAsync_ptsz(out: *mut Pointer, bytes: usize, pool: Handle, stream: Handle) |real| {
         // SAFETY: the program's own call.
         take(bytes, out, || unsafe { real(out, bytes, pool, stream) }, cuda::free)
     }
 
-    Cuda c"cuMemFreeAsync" 11020
     fn cuMemFreeAsync(pointer: Pointer, stream: Handle) |real| {
         // SAFETY: the program's own call.
         discharged(Kind::Pointer, pointer, || unsafe { real(pointer, stream) })
     }
 
-    Cuda c"cuMemFreeAsync" 11020
     fn cuMemFreeAsync_ptsz(pointer: Pointer, stream: Handle) |real| {
         // SAFETY: the program's own call.
         discharged(Kind::Pointer, pointer, || unsafe { real(pointer, stream) })

@@ -189,13 +189,16 @@ unsafe fn hand_out(name: *const c_char, out: *mut *mut c_void, result: c_int) ->
 }
 
 hooks! {
-    Cuda c"cuGetProcAddress" 11030
     fn cuGetProcAddress(name: *const c_char, out: *mut *mut c_void, version: c_int, flags: u64) |real| {
         // SAFETY: the program's own call.
         unsafe { hand_out(name, out, real(name, out, version, flags)) }
     }
 
-    Cuda c"cuGetProcAddress" 12000
+    fn cuGetProcAddress_ptsz(name: *const c_char, out: *mut *mut c_void, version: c_int, flags: u64) |real| {
+        // SAFETY: the program's own call.
+        unsafe { hand_out(name, out, real(name, out, version, flags)) }
+    }
+
     fn cuGetProcAddress_v2(
         name: *const c_char, out: *mut *mut c_void, version: c_int, flags: u64, status: *mut c_int,
     ) |real| {
@@ -203,7 +206,6 @@ hooks! {
         unsafe { hand_out(name, out, real(name, out, version, flags, status)) }
     }
 
-    Cuda c"cuGetProcAddress" 12000
     fn cuGetProcAddress_v2_ptsz(
         name: *const c_char, out: *mut *mut c_void, version: c_int, flags: u64, status: *mut c_int,
     ) |real| {

@@ -3,6 +3,9 @@
 use core::ffi::{CStr, c_int};
 use core::sync::atomic::{AtomicUsize, Ordering};
 
+use tessera_intercept_symbols as symbols;
+use tessera_intercept_symbols::Symbol;
+
 use crate::elf::Library;
 
 /// The library that a function is of.
@@ -58,18 +61,27 @@ pub(crate) struct Hook(pub(crate) *const ());
 unsafe impl Sync for Hook {}
 
 impl Route {
-    /// A route; nothing is looked up yet.
-    pub(crate) const fn new(
-        of: Of,
-        symbol: &'static CStr,
-        base: &'static CStr,
-        version: c_int,
-        hook: Hook,
-    ) -> Self {
-        let name = symbol.to_bytes();
-        let per_thread = name.len() > 5 && matches!(name.last_chunk(), Some(b"_ptsz" | b"_ptds"));
-        let (real, handed_out) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Self { of, symbol, base, version, per_thread, hook, real, handed_out }
+    /// The route to a function; nothing is looked up yet. `sizes` are those of the hook's parameters: a hook that does not
+    /// take what the function takes does not compile.
+    pub(crate) const fn new(function: Symbol, sizes: &[usize], hook: Hook) -> Self {
+        assert!(
+            takes(function.parameters.as_bytes(), sizes),
+            "the hook does not take what the function takes"
+        );
+        let of = match function.library() {
+            symbols::Library::Cuda => Of::Cuda,
+            symbols::Library::Nvml => Of::Nvml,
+        };
+        Self {
+            of,
+            symbol: function.symbol.c,
+            base: function.base.c,
+            version: function.version.0.cast_signed(),
+            per_thread: function.variant.is_some(),
+            hook,
+            real: AtomicUsize::new(0),
+            handed_out: AtomicUsize::new(0),
+        }
     }
 
     /// The address of the real function; `None` where the library is not loaded or has no such function.
@@ -108,6 +120,21 @@ impl Route {
     }
 }
 
+/// Whether parameters of those sizes are passed as the table says.
+const fn takes(parameters: &[u8], sizes: &[usize]) -> bool {
+    let mut same = parameters.len() == sizes.len();
+    let mut at = 0;
+    while same && at < sizes.len() {
+        same = match parameters[at] {
+            b'p' | b'h' | b'l' => sizes[at] == 8,
+            b'i' | b'f' => sizes[at] <= 4,
+            _ => true,
+        };
+        at += 1;
+    }
+    same
+}
+
 /// All routes.
 pub(crate) fn all() -> impl Iterator<Item = &'static Route> {
     let groups: [&'static [&'static Route]; 9] = [
@@ -124,35 +151,25 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Route> {
     groups.into_iter().flatten().copied()
 }
 
-/// Defines hooks: exported under the name of the driver's function, with the real one at hand. A hook whose real function is
-/// not there answers what its library answers for that.
+/// Defines hooks: exported under the name of the driver's function, with the real one at hand. What form of which function
+/// that is, the table of symbols says. A hook whose real function is not there answers what its library answers for that.
 macro_rules! hooks {
-    ($($of:ident $base:literal $version:literal
-       fn $name:ident($($argument:ident: $type:ty),* $(,)?) |$real:ident| $body:block)*) => {
+    ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) |$real:ident| $body:block)*) => {
         $(
             #[expect(non_snake_case, reason = "called what the function is called")]
             mod $name {
                 use super::*;
 
                 pub(super) static ROUTE: $crate::route::Route = $crate::route::Route::new(
-                    $crate::route::Of::$of,
-                    {
-                        const NAME: &core::ffi::CStr =
-                            match core::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
-                                Ok(name) => name,
-                                Err(_) => panic!("a name has no NUL"),
-                            };
-                        NAME
-                    },
-                    $base,
-                    $version,
+                    const { tessera_intercept_symbols::get(stringify!($name)) },
+                    &[$(size_of::<$type>()),*],
                     $crate::route::Hook($name as *const ()),
                 );
 
                 #[unsafe(no_mangle)]
                 unsafe extern "C" fn $name($($argument: $type),*) -> core::ffi::c_int {
                     type Real = unsafe extern "C" fn($($type),*) -> core::ffi::c_int;
-                    let Some(address) = ROUTE.real() else { return $crate::cuda::absent($crate::route::Of::$of) };
+                    let Some(address) = ROUTE.real() else { return $crate::cuda::absent(ROUTE.of) };
                     // SAFETY: the address is that of the function with this name, whose type this is.
                     let $real: Real = unsafe { core::mem::transmute::<usize, Real>(address) };
                     $body

@@ -143,7 +143,6 @@ fn release(handle: u64) {
 }
 
 hooks! {
-    Cuda c"cuMemCreate" 10020
     fn cuMemCreate(
         out: *mut u64, bytes: usize, properties: *const Properties, flags: c_ulonglong,
     ) |real| {
@@ -171,7 +170,6 @@ hooks! {
         OUT_OF_MEMORY
     }
 
-    Cuda c"cuMemRelease" 10020
     fn cuMemRelease(handle: u64) |real| {
         // SAFETY: the program's own call.
         let result = unsafe { real(handle) };
@@ -181,7 +179,6 @@ hooks! {
         result
     }
 
-    Cuda c"cuMemMap" 10020
     fn cuMemMap(pointer: Pointer, bytes: usize, offset: usize, handle: u64, flags: c_ulonglong) |real| {
         // SAFETY: the program's own call.
         let result = unsafe { real(pointer, bytes, offset, handle, flags) };
@@ -191,7 +188,6 @@ hooks! {
         result
     }
 
-    Cuda c"cuMemUnmap" 10020
     fn cuMemUnmap(pointer: Pointer, bytes: usize) |real| {
         // SAFETY: the program's own call.
         let result = unsafe { real(pointer, bytes) };
@@ -201,7 +197,6 @@ hooks! {
         result
     }
 
-    Cuda c"cuMemRetainAllocationHandle" 11000
     fn cuMemRetainAllocationHandle(out: *mut u64, address: *mut c_void) |real| {
         // SAFETY: the program's own call.
         let result = unsafe { real(out, address) };

@@ -2,7 +2,10 @@
 
 mod container;
 
+use std::fs;
+
 use container::{GIB, Node, can_contain, libraries};
+use tessera_intercept_symbols::{Library, PER_THREAD_STREAM, RELEASES, Symbol, TABLE, Version, resolve};
 
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 const REFUSED: i64 = 2;
@@ -60,17 +63,49 @@ fn an_emptied_environment_changes_nothing() {
     assert_eq!(lines[1]["takenBytes"], GIB, "{lines:?}");
 }
 
+/// What a program can ask `cuGetProcAddress` for: name, version, flags.
+type Query = (String, Version, u64);
+
+/// A query for each form of each function of each release, and then those of a CUDA runtime.
+fn queries() -> Vec<Query> {
+    /// `CU_GET_PROC_ADDRESS_LEGACY_STREAM`
+    const LEGACY_STREAM: u64 = 1;
+    let cuda = TABLE.iter().filter(|symbol| symbol.library() == Library::Cuda);
+    let of_form = |form: &Symbol| {
+        let flags = form.variant.map_or(LEGACY_STREAM, |_| PER_THREAD_STREAM);
+        (form.base.text.to_owned(), form.version, flags)
+    };
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/data/cudart-12.9-proc-queries.txt");
+    let text = fs::read_to_string(file).unwrap_or_else(|error| panic!("{file}: {error}"));
+    let of_runtime = |line: &str| {
+        let (name, rest) = line.split_once(' ').expect("a name, maybe empty");
+        let (version, flags) = rest.split_once(" fl=").expect("a version and flags");
+        (name.to_owned(), Version(version.parse().expect("a number")), flags.parse().expect("a number"))
+    };
+    cuda.map(of_form).chain(text.lines().map(of_runtime)).collect()
+}
+
 #[test]
-fn the_runtimes_queries_get_the_form_they_asked_for() {
-    if !can_contain("the_runtimes_queries_get_the_form_they_asked_for") {
+fn every_query_at_every_version_gets_the_form_that_it_asks_for() {
+    if !can_contain("every_query_at_every_version_gets_the_form_that_it_asks_for") {
         return;
     }
-    let node = Node::new();
-    let table = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fake/cuda/src/symbols.txt");
-    let lines = node.contain(&[&node.share("claim-0", 0, GIB)]).run_c("queries", false, &[table]);
-    let (hooked, all) = (&lines[0]["hooked"], &lines[0]["queries"]);
-    assert_eq!(lines[0]["wrong"], 0, "{:?}", &lines[1..]);
-    assert!(all.as_u64() > Some(600), "{all}");
-    let hooks = container::exported().iter().filter(|name| name.starts_with("cu")).count();
-    assert_eq!(hooked, hooks, "every hook is handed out, and nothing else");
+    let queries = queries();
+    for driver in [Version(11_040)].iter().chain(RELEASES) {
+        let answers = queries.iter().map(|(name, version, flags)| resolve(name, *version, *flags, *driver));
+        let answers: Vec<_> = answers.map(|found| found.map_or("-", |symbol| symbol.symbol.text)).collect();
+        let line = |((name, version, flags), symbol): (&Query, &&str)| {
+            let name = if name.is_empty() { "." } else { name };
+            format!("{name} {} {flags} {symbol}\n", version.0)
+        };
+        let node = Node::with_cuda(*driver);
+        let table = node.path().join("queries.txt");
+        fs::write(&table, queries.iter().zip(&answers).map(line).collect::<String>()).expect("written");
+        let container = node.contain(&[&node.share("claim-0", 0, GIB)]);
+        let lines = container.run_c("queries", false, &[table.to_str().expect("text")]);
+        assert_eq!(lines[0]["wrong"], 0, "CUDA {driver}: {:?}", &lines[1..]);
+        assert_eq!(lines[0]["queries"], queries.len(), "CUDA {driver}");
+        let hooks = answers.iter().filter(|symbol| container::exported().contains(**symbol)).count();
+        assert_eq!(lines[0]["hooked"], hooks, "CUDA {driver}: every hook is handed out, and nothing else");
+    }
 }

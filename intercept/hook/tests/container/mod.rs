@@ -20,6 +20,7 @@ use tessera_fake_world::{artifact, shipped};
 use tessera_intercept_abi::{
     ComputePolicy, GRANTS_TMPFS_INODES, Grant, LEDGER_LEN, LEDGER_TMPFS_INODES, LedgerReport, Text, ledger,
 };
+use tessera_intercept_symbols::Version;
 
 pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const GIB: u64 = 1 << 30;
@@ -40,9 +41,12 @@ pub(crate) fn inspect(tool: &str, arguments: &[&str]) -> String {
 }
 
 /// The names that the library exports.
-pub(crate) fn exported() -> BTreeSet<String> {
-    let symbols = inspect("nm", &["--dynamic", "--defined-only"]);
-    symbols.lines().filter_map(|line| line.split(' ').nth(2)).map(str::to_owned).collect()
+pub(crate) fn exported() -> &'static BTreeSet<String> {
+    static NAMES: OnceLock<BTreeSet<String>> = OnceLock::new();
+    NAMES.get_or_init(|| {
+        let symbols = inspect("nm", &["--dynamic", "--defined-only"]);
+        symbols.lines().filter_map(|line| line.split(' ').nth(2)).map(str::to_owned).collect()
+    })
 }
 
 /// The probe.
@@ -227,9 +231,20 @@ const LEDGER: usize = 1;
 impl Node {
     /// A node with eight H100.
     pub(crate) fn new() -> Self {
+        Self::with_world(shipped::H100_8_NVSWITCH)
+    }
+
+    /// The same with a driver for that version of CUDA.
+    pub(crate) fn with_cuda(version: Version) -> Self {
+        let (theirs, world) = ("cuda: \"13.0\"", shipped::H100_8_NVSWITCH);
+        assert!(world.contains(theirs), "the world is for another version");
+        Self::with_world(&world.replace(theirs, &format!("cuda: \"{version}\"")))
+    }
+
+    fn with_world(world: &str) -> Self {
         let directory = TempDir::new().expect("a directory");
         // The world's time costs only waiting.
-        let world = format!("{}\ntime: {{scale: 0.0, launchNanos: 0}}\n", shipped::H100_8_NVSWITCH);
+        let world = format!("{world}\ntime: {{scale: 0.0, launchNanos: 0}}\n");
         fs::write(directory.path().join("world.yaml"), &world).expect("written");
         let parsed = tessera_fake_world::World::parse(&world, "test").expect("a world");
         let uuids = parsed.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();

@@ -1,5 +1,5 @@
-/* Asks cuGetProcAddress for every form of every function in a table (base, version, variant, symbol), as it is handed out
- * here and by the driver itself, and checks that a hook comes exactly in place of the symbol it is named after. */
+/* Makes every query of a table (name or ".", version, flags, symbol or "-") of cuGetProcAddress, and checks that what comes is
+ * the symbol, or the hook that is named after it; or nothing. */
 #define _GNU_SOURCE
 #include <link.h>
 #include "driver.h"
@@ -29,23 +29,25 @@ static int is_drivers(void *address) {
 }
 
 int main(int argc, char **argv) {
-    char line[256], base[128], variant[16], symbol[128];
-    int version, queries = 0, hooked = 0, wrong = 0;
+    char line[256], name[128], symbol[128];
+    int version, flags, queries = 0, hooked = 0, wrong = 0;
     FILE *table = fopen(argv[1], "r");
     get_proc ask = (get_proc)dlsym(driver(), "cuGetProcAddress_v2");
     begin();
     if (!table) return 2;
     char report[65536] = "";
     while (fgets(line, sizeof line, table)) {
-        if (sscanf(line, "%127s %d %15s %127s", base, &version, variant, symbol) != 4 || base[0] == '#') continue;
-        void *found = 0, *own = real(symbol);
-        int status, result = ask(base, &found, version, variant[0] == '-' ? 1 : 2, &status);
+        if (sscanf(line, "%127s %d %d %127s", name, &version, &flags, symbol) != 4) continue;
+        if (!strcmp(name, ".")) name[0] = 0;
+        int none = !strcmp(symbol, "-");
+        void *found = 0, *own = none ? 0 : real(symbol);
+        int status, result = ask(name, &found, version, flags, &status);
         queries++;
         int hook = found && !is_drivers(found);
-        void *by_name = dlsym(driver(), symbol);
+        void *by_name = none ? 0 : dlsym(driver(), symbol);
         hooked += hook;
         /* Handed out as by dlsym: both the hook of that very symbol, or both the driver's own. */
-        if (result || !own || found != by_name || (!hook && found != own)) {
+        if (result || (!own && !none) || found != by_name || (!hook && found != own)) {
             wrong++;
             if (strlen(report) < 60000)
                 sprintf(report + strlen(report), "{\"symbol\":\"%s\",\"result\":%d,\"hook\":%d}\n", symbol, result, hook);
