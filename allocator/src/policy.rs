@@ -25,13 +25,13 @@ pub enum Policy {
     /// Upstream's order: nodes by name, pools by driver and name, devices as published.
     FirstFit,
     /// The fullest first, so that whole devices and nodes stay free.
-    #[default]
     Binpack,
     /// The emptiest first, so that neighbours disturb each other least.
     Spread,
     /// Any, by lot: the seed and the pod decide.
     Random,
     /// Where the least becomes useless to the requests that are expected: see [`fragmentation`](crate::fragmentation).
+    #[default]
     LeastFragmentation,
 }
 

@@ -80,8 +80,7 @@ pub struct Compute {
     pub priority: Option<ComputePriority>,
 }
 
-/// The parameters that hold for one request: merged, checked to be supported, defaults filled in. The default placement is
-/// [`PlacementPolicy::Binpack`] in this version (ADR 71).
+/// The parameters that hold for one request: merged, checked to be supported, defaults filled in.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct EffectiveConfig {
     /// Which node.
@@ -185,8 +184,8 @@ impl GpuConfig {
 
     fn filled_in(&self) -> EffectiveConfig {
         EffectiveConfig {
-            node: self.placement.node.unwrap_or(PlacementPolicy::Binpack),
-            device: self.placement.device.unwrap_or(PlacementPolicy::Binpack),
+            node: self.placement.node.unwrap_or(PlacementPolicy::LeastFragmentation),
+            device: self.placement.device.unwrap_or(PlacementPolicy::LeastFragmentation),
             topology: self.topology.clone().unwrap_or_default(),
             memory_percent: self.memory.percent,
             oversubscribe: self.memory.oversubscribe.unwrap_or(false),

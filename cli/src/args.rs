@@ -220,7 +220,7 @@ pub enum PolicyName {
     Spread,
     /// Any, by lot.
     Random,
-    /// Where the least becomes useless to the requests that are expected.
+    /// Where the least becomes useless to the requests that are expected: the default.
     LeastFragmentation,
 }
 

@@ -195,10 +195,13 @@ fn what_is_enforced_is_accepted() {
 }
 
 #[test]
-fn a_request_without_configs_is_packed_and_not_capped() {
+fn a_request_without_configs_keeps_gpus_usable_and_is_not_capped() {
     let effective = effective_config(&[], &request("gpu")).expect("nothing is wrong");
     assert_eq!(effective, EffectiveConfig::default());
-    assert_eq!((effective.node, effective.device), (PlacementPolicy::Binpack, PlacementPolicy::Binpack));
+    assert_eq!(
+        (effective.node, effective.device),
+        (PlacementPolicy::LeastFragmentation, PlacementPolicy::LeastFragmentation)
+    );
     assert_eq!((effective.compute_policy, effective.sharing), (ComputePolicy::None, Sharing::Intercept));
 }
 
