@@ -8,6 +8,7 @@ mod control_plane;
 mod controller;
 mod controller_crash;
 mod controller_deployment;
+mod counters;
 mod crowd;
 mod deleted_early;
 mod driver_crash;
@@ -164,6 +165,7 @@ pub fn all(cluster: &Cluster) -> Vec<Trial<'static>> {
         trial!(cluster, "ruined-ledgers", tampering::ledgers),
         trial!(cluster, "stripped-finalizer", stripped::counted),
         trial!(cluster, "misplaced", misplaced::repaired),
+        trial!(cluster, "counters", counters::bound),
         trial!(cluster, "plugin", plugin::told_truly),
         trial!(cluster, "soak", soak::survived),
     ]
