@@ -21,6 +21,8 @@ pub mod event {
     pub const NOT_PUBLISHED: &str = "GpuNotPublished";
     /// A GPU stopped working or vanished.
     pub const UNHEALTHY: &str = "GpuUnhealthy";
+    /// A process of a pod holds memory of a GPU that no ledger accounts for.
+    pub const MEMORY_UNACCOUNTED: &str = "GpuMemoryUnaccounted";
 }
 
 /// Names of metrics, without the `_total` that counters get when exposed.
@@ -37,6 +39,26 @@ pub mod metric {
     pub const CLAIMS_PREPARED: &str = "tessera_claims_prepared";
     /// Gauge: claims that are prepared on the node and that the API does not have so any more.
     pub const CLAIMS_ORPHANED: &str = "tessera_claims_orphaned";
+    /// Gauge per share: bytes of GPU memory that its containers may take.
+    pub const SHARE_MEMORY_LIMIT: &str = "tessera_share_memory_limit_bytes";
+    /// Gauge per share: bytes that its living processes hold.
+    pub const SHARE_MEMORY_USED: &str = "tessera_share_memory_used_bytes";
+    /// Gauge per share: the most bytes that were held at one time.
+    pub const SHARE_MEMORY_PEAK: &str = "tessera_share_memory_peak_bytes";
+    /// Counter per share: requests for memory that the limit refused.
+    pub const SHARE_MEMORY_REFUSALS: &str = "tessera_share_memory_refusals";
+    /// Gauge per share: percent of the GPU's compute; 0 = best effort.
+    pub const SHARE_CORES: &str = "tessera_share_cores_percent";
+    /// Counter per share: kernel launches.
+    pub const SHARE_LAUNCHES: &str = "tessera_share_kernel_launches";
+    /// Gauge per share: living processes that have used the GPU.
+    pub const SHARE_PROCESSES: &str = "tessera_share_processes";
+    /// Gauge per share: 1 while its ledger can be read, 0 where its containers have ruined it.
+    pub const SHARE_LEDGER_READABLE: &str = "tessera_share_ledger_readable";
+    /// Gauge per GPU: processes of pods that hold memory which no ledger accounts for.
+    pub const UNACCOUNTED_PROCESSES: &str = "tessera_gpu_unaccounted_processes";
+    /// Gauge per GPU: bytes that they hold beyond what is accounted for.
+    pub const UNACCOUNTED_MEMORY: &str = "tessera_gpu_unaccounted_memory_bytes";
     /// Counter by `outcome`: allocations written, refused and given up.
     pub const ALLOCATIONS: &str = "tessera_allocations";
     /// Histogram: seconds from the watch event that made room to the allocation written.

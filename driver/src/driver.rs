@@ -44,6 +44,7 @@ use crate::{
         mounts::Mounts,
         shares::ShareFiles,
     },
+    usage::{Ledgers, audit::UsageAudit, collector::ShareCollector, process::ProcFs},
 };
 
 /// Where the driver works.
@@ -71,6 +72,8 @@ pub struct Settings {
     pub stock_drain: Duration,
     /// What to do with GPUs that somebody else hands out too.
     pub on_other_allocator: OnOtherAllocator,
+    /// A `/proc` that shows the machine's processes.
+    pub proc: PathBuf,
 }
 
 /// What the driver works with: the seams to the world outside.
@@ -111,11 +114,13 @@ impl Driver {
         let begun = Instant::now();
         let Settings { node: node_name, kubelet_root, pod_uid, cdi_dir, state_dir, .. } = settings;
         let Edges { client, gpus, mounts } = edges;
-        let (pool, metrics) = (PoolName::of_node(&node_name), Arc::new(Metrics::default()));
+        let pool = PoolName::of_node(&node_name);
         let sockets = SocketPaths::new(&kubelet_root, DRIVER_NAME, pod_uid.as_deref())?;
 
         let paths = StatePaths::new(state_dir);
         let journal = Arc::new(JournalStore::new(paths.clone()));
+        let ledgers = Ledgers::new(paths.clone(), journal.watch());
+        let metrics = Arc::new(Metrics::default().of_shares(ShareCollector(ledgers.clone())));
         let library = InstalledLibrary::install(&settings.intercept_library, &paths, &journal, &*mounts)?;
         let base = Arc::new(BaseSpec::new(SpecStore::new(&cdi_dir), settings.driver_root));
         let files = ShareFiles::new(paths.clone(), mounts);
@@ -127,8 +132,12 @@ impl Driver {
         let (hardware_sender, hardware) = watch::channel(Arc::default());
         let (health_sender, health) = watch::channel(Arc::default());
         let (news_sender, news) = mpsc::unbounded_channel();
-        let outlets = Outlets { hardware: hardware_sender, health: health_sender, news: news_sender };
         let stop = CancellationToken::new();
+        let processes = ProcFs::new(settings.proc);
+        let usage =
+            UsageAudit::new(ledgers, Arc::clone(&gpus), processes, Arc::clone(&metrics), news_sender.clone());
+        tokio::spawn(usage.run(stop.clone()));
+        let outlets = Outlets { hardware: hardware_sender, health: health_sender, news: news_sender };
         let on_other = settings.on_other_allocator;
         let others = other_allocators::watch(client.clone(), &node_name, on_other, stop.clone());
         let inlets = Inlets { journal: journal.watch(), others };

@@ -10,10 +10,11 @@
 //!
 //! Tasks and channels:
 //!
-//! * thread `gpus` ([`inventory`]): the only one that asks the hardware; sends `HardwareState` and `HealthReport` on watch channels.
+//! * thread `gpus` ([`inventory`]): looks at the hardware; sends `HardwareState` and `HealthReport` on watch channels.
 //! * task of [`other_allocators`]: watches the Node and its slices for others that hand out the GPUs, which are then not published.
 //! * task `publisher`: the only writer of this node's ResourceSlices; reads `HardwareState` and a watch of the slices.
 //! * task [`audit`]: compares the journal with the API's claims; tells the publisher which GPUs orphaned claims have.
+//! * task of [`usage`]: reads ledgers and compares them with what NVML says of processes; asks the hardware for nothing else.
 //! * two gRPC servers ([`kubelet`]); each claim of a call is a task of its own ([`prepare`]) that the call does not cancel.
 //! * the journal ([`state::journal`]) is shared by those tasks, and by other instances of the driver, under one lock.
 //!
@@ -38,3 +39,4 @@ pub mod report;
 pub mod run;
 pub mod slices;
 pub mod state;
+pub mod usage;

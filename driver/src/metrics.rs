@@ -11,7 +11,9 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram, info::Info},
     registry::Registry,
 };
-use tessera_api::labels::metric;
+use tessera_api::{labels::metric, names::GpuUuid};
+
+use crate::usage::collector::ShareCollector;
 
 /// What the kubelet asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
@@ -52,6 +54,12 @@ struct VerbLabel {
     verb: SliceWrite,
 }
 
+/// `uuid` as in NVIDIA's exporters.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct GpuLabel {
+    uuid: String,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ReasonLabel {
     reason: String,
@@ -73,6 +81,8 @@ pub struct Metrics {
     slice_writes: Family<VerbLabel, Counter>,
     slice_failures: Counter,
     registered: Gauge,
+    unaccounted_processes: Family<GpuLabel, Gauge>,
+    unaccounted_bytes: Family<GpuLabel, Gauge>,
 }
 
 /// From a quarter of a millisecond to over a minute: most calls take a millisecond or two, and some wait up to 40 s.
@@ -95,6 +105,8 @@ impl Default for Metrics {
             slice_writes: Family::default(),
             slice_failures: Counter::default(),
             registered: Gauge::default(),
+            unaccounted_processes: Family::default(),
+            unaccounted_bytes: Family::default(),
         };
         metrics.register();
         metrics
@@ -158,6 +170,23 @@ impl Metrics {
             "1 while the kubelet knows the driver",
             self.registered.clone(),
         );
+        registry.register(
+            metric::UNACCOUNTED_PROCESSES,
+            "Processes of pods that hold memory of the GPU which no ledger accounts for",
+            self.unaccounted_processes.clone(),
+        );
+        registry.register(
+            metric::UNACCOUNTED_MEMORY,
+            "Bytes of the GPU's memory that processes of pods hold beyond what ledgers account for",
+            self.unaccounted_bytes.clone(),
+        );
+    }
+
+    /// The same, with what shares take of GPUs.
+    #[must_use]
+    pub fn of_shares(mut self, shares: ShareCollector) -> Self {
+        self.registry.register_collector(Box::new(shares));
+        self
     }
 
     /// All metrics in the OpenMetrics text format.
@@ -216,6 +245,17 @@ impl Metrics {
     /// The slices could not be brought in line.
     pub fn slice_failed(&self) {
         self.slice_failures.inc();
+    }
+
+    /// So many processes of pods hold so many bytes of each GPU that no ledger accounts for; none of any other GPU.
+    pub fn unaccounted(&self, by_gpu: &BTreeMap<&GpuUuid, (usize, u64)>) {
+        self.unaccounted_processes.clear();
+        self.unaccounted_bytes.clear();
+        for (gpu, (processes, bytes)) in by_gpu {
+            let label = GpuLabel { uuid: gpu.to_string() };
+            self.unaccounted_processes.get_or_create(&label).set(count(*processes));
+            self.unaccounted_bytes.get_or_create(&label).set(i64::try_from(*bytes).unwrap_or(i64::MAX));
+        }
     }
 
     /// Whether the kubelet knows us.

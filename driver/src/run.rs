@@ -75,6 +75,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         mode,
         stock_drain: Duration::from_secs(stock_drain_seconds.into()),
         on_other_allocator: other_allocators,
+        proc: "/proc".into(),
     };
     let edges = Edges { client: client(kubeconfig).await?, gpus, mounts: Arc::new(KernelMounts) };
     let mut driver = Driver::start(settings, edges).await?;

@@ -1,7 +1,7 @@
 //! A machine whose GPUs the test sets.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeMap, VecDeque},
     sync::{Arc, Condvar, Mutex},
     time::Duration,
 };
@@ -45,6 +45,7 @@ pub fn gpu(number: u32) -> Gpu {
 struct State {
     inventory: Option<Inventory>,
     events: VecDeque<HealthEvent>,
+    processes: BTreeMap<GpuUuid, Vec<GpuProcess>>,
 }
 
 /// The machine. Clones are the same one.
@@ -78,6 +79,11 @@ impl Machine {
         });
     }
 
+    /// These processes hold memory of a GPU.
+    pub fn hold(&self, number: u32, processes: &[GpuProcess]) {
+        self.change(|state| drop(state.processes.insert(uuid(number), processes.to_vec())));
+    }
+
     fn change(&self, change: impl FnOnce(&mut State)) {
         change(&mut self.shared.0.lock().expect("no panic"));
         self.shared.1.notify_all();
@@ -95,7 +101,7 @@ impl GpuLibrary for Machine {
     }
 
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, LibraryError> {
-        Err(LibraryError::Lost { gpu: gpu.clone() })
+        Ok(self.shared.0.lock().expect("no panic").processes.get(gpu).cloned().unwrap_or_default())
     }
 
     fn recovery_action(&self, _: &GpuUuid) -> Result<Option<RecoveryAction>, LibraryError> {

@@ -74,6 +74,7 @@ impl Node {
             mode: Mode::Managed,
             stock_drain: Duration::from_secs(600),
             on_other_allocator: OnOtherAllocator::Refuse,
+            proc: self.path("proc"),
         }
     }
 

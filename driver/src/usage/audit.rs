@@ -1,0 +1,218 @@
+//! Compares, slowly and for ever, what NVML says that processes of pods hold with what ledgers say.
+//!
+//! A process that does without the library has no slot in any ledger; one whose ledger was rewritten holds more than its slot
+//! says. Neither is stopped by this: it is found, and the operator of the node is told.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use tessera_api::{labels::event, names::GpuUuid};
+use tessera_gpu::{GpuLibrary, GpuProcess};
+use tokio::{sync::mpsc, time::sleep};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Ledgers, ShareUse,
+    process::{HostProcess, ProcFs},
+};
+use crate::{events::NodeNews, metrics::Metrics, report::chain};
+
+/// Between rounds: soon enough to be of use, and a few calls to NVML per GPU in use.
+const EVERY: Duration = Duration::from_secs(30);
+
+/// What a process may hold beyond its slot: contexts and the code of kernels, which its grant need not charge. NVML has 0.3 to
+/// 0.6 GiB of them for one process of today's frameworks.
+const TOLERANCE_BYTES: u64 = 1 << 30;
+
+/// The audit of one node's GPUs in use.
+pub struct UsageAudit {
+    ledgers: Ledgers,
+    gpus: Arc<dyn GpuLibrary>,
+    processes: ProcFs,
+    metrics: Arc<Metrics>,
+    news: mpsc::UnboundedSender<NodeNews>,
+    /// What the last round found.
+    suspected: BTreeSet<Suspect>,
+    /// What the operator was told of, as long as it lasts.
+    told: BTreeSet<Suspect>,
+}
+
+impl std::fmt::Debug for UsageAudit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("UsageAudit").field("told", &self.told).finish_non_exhaustive()
+    }
+}
+
+/// One process on one GPU.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Suspect {
+    gpu: GpuUuid,
+    pid: u32,
+    start_ticks: u64,
+}
+
+/// A process that holds more than is accounted for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unaccounted {
+    /// The GPU.
+    pub gpu: GpuUuid,
+    /// The process, as the machine numbers it.
+    pub pid: u32,
+    /// Who it is.
+    pub process: HostProcess,
+    /// The pod that it belongs to.
+    pub pod_uid: String,
+    /// Bytes that NVML says it holds; none where NVML does not say.
+    pub held_bytes: Option<u64>,
+    /// Bytes that ledgers have for it; none where it is in none.
+    pub accounted_bytes: Option<u64>,
+}
+
+impl Unaccounted {
+    /// Bytes beyond what is accounted for.
+    #[must_use]
+    pub fn excess_bytes(&self) -> u64 {
+        self.held_bytes.unwrap_or(0).saturating_sub(self.accounted_bytes.unwrap_or(0))
+    }
+
+    fn suspect(&self) -> Suspect {
+        Suspect { gpu: self.gpu.clone(), pid: self.pid, start_ticks: self.process.start_ticks }
+    }
+
+    fn note(&self) -> String {
+        let Self { gpu, pid, process, pod_uid, held_bytes, accounted_bytes } = self;
+        let held = held_bytes.map_or("an unknown amount".to_owned(), mebibytes);
+        let why = match accounted_bytes {
+            None => "is in no ledger: it does not use Tessera's library".to_owned(),
+            Some(bytes) => format!("has {} in its ledger: somebody has rewritten it", mebibytes(*bytes)),
+        };
+        format!(
+            "process {pid} ({}) of the pod with UID {pod_uid} holds {held} of {gpu} and {why}. Its limit does not hold; \
+             find the pod with `kubectl get pods -A -o json | jq '.items[].metadata | select(.uid == \"{pod_uid}\")'`",
+            process.name
+        )
+    }
+}
+
+fn mebibytes(bytes: u64) -> String {
+    format!("{} MiB", bytes >> 20)
+}
+
+impl UsageAudit {
+    /// Compares `ledgers` with what `gpus` says of the processes that `processes` shows.
+    #[must_use]
+    pub fn new(
+        ledgers: Ledgers,
+        gpus: Arc<dyn GpuLibrary>,
+        processes: ProcFs,
+        metrics: Arc<Metrics>,
+        news: mpsc::UnboundedSender<NodeNews>,
+    ) -> Self {
+        let (suspected, told) = Default::default();
+        Self { ledgers, gpus, processes, metrics, news, suspected, told }
+    }
+
+    /// Audits until `stop`.
+    pub async fn run(self, stop: CancellationToken) {
+        let mut audit = self;
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = sleep(EVERY) => {}
+            }
+            // A library that hangs must hang nothing else.
+            let round = tokio::task::spawn_blocking(move || {
+                audit.round();
+                audit
+            });
+            tokio::select! {
+                () = stop.cancelled() => return,
+                done = round => match done {
+                    Ok(after) => audit = after,
+                    Err(error) => {
+                        tracing::error!(%error, "the audit of what processes hold ended");
+                        return;
+                    }
+                },
+            }
+        }
+    }
+
+    /// One comparison of everything.
+    pub fn round(&mut self) {
+        let shares = self.ledgers.read();
+        let gpus: BTreeSet<_> = shares.iter().map(|share| share.gpu.clone()).collect();
+        let mut found = Vec::new();
+        for gpu in gpus {
+            match self.gpus.processes(&gpu) {
+                Ok(processes) => found.extend(unaccounted(&gpu, &processes, &shares, &self.processes)),
+                Err(error) => {
+                    tracing::debug!(%gpu, error = %chain(&error), "what processes hold is not known");
+                }
+            }
+        }
+        self.tell(&found);
+    }
+
+    /// Twice in a row, since a process begins and ends in between looking at it and at its ledger.
+    fn tell(&mut self, found: &[Unaccounted]) {
+        let now: BTreeSet<Suspect> = found.iter().map(Unaccounted::suspect).collect();
+        let certain: Vec<_> = found.iter().filter(|f| self.suspected.contains(&f.suspect())).collect();
+        let mut by_gpu: BTreeMap<&GpuUuid, (usize, u64)> = BTreeMap::new();
+        for finding in &certain {
+            let (processes, bytes) = by_gpu.entry(&finding.gpu).or_default();
+            *processes += 1;
+            *bytes = bytes.saturating_add(finding.excess_bytes());
+        }
+        self.metrics.unaccounted(&by_gpu);
+        self.told.retain(|suspect| now.contains(suspect));
+        for finding in certain {
+            if self.told.insert(finding.suspect()) {
+                let note = finding.note();
+                tracing::warn!("{note}");
+                // Nobody hears it any more where the driver stops.
+                let _ = self.news.send(NodeNews { reason: event::MEMORY_UNACCOUNTED, note });
+            }
+        }
+        self.suspected = now;
+    }
+}
+
+/// The processes of pods on one GPU that hold more than `shares` account for. Others than pods' are not ours to judge.
+fn unaccounted(
+    gpu: &GpuUuid,
+    processes: &[GpuProcess],
+    shares: &[ShareUse],
+    proc: &ProcFs,
+) -> Vec<Unaccounted> {
+    let of_gpu = || shares.iter().filter(|share| share.gpu == *gpu);
+    // What a ruined ledger says of its processes nobody knows; that it is ruined is a metric of its own, and so is nothing new.
+    let all_readable = of_gpu().all(|share| share.taken.is_ok());
+    let judge = |held: &GpuProcess| {
+        let process = proc.process(held.pid)?;
+        let pod_uid = process.pod_uid.clone()?;
+        let slots = of_gpu().filter_map(|share| share.taken.as_ref().ok()).flat_map(|taken| &taken.processes);
+        let own = slots.filter(|slot| {
+            (slot.pid, slot.pid_namespace, slot.start_ticks)
+                == (process.own_pid, process.pid_namespace, process.start_ticks)
+        });
+        let accounted_bytes = own.map(|slot| slot.used_bytes).reduce(u64::saturating_add);
+        let finding = Unaccounted {
+            gpu: gpu.clone(),
+            pid: held.pid,
+            process,
+            pod_uid,
+            held_bytes: held.bytes,
+            accounted_bytes,
+        };
+        let is_found = match accounted_bytes {
+            None => all_readable,
+            Some(_) => finding.excess_bytes() > TOLERANCE_BYTES,
+        };
+        is_found.then_some(finding)
+    };
+    processes.iter().filter_map(judge).collect()
+}

@@ -1,0 +1,123 @@
+//! Who a process of this machine is.
+
+use std::{
+    fmt, fs,
+    path::{Path, PathBuf},
+};
+
+/// A process, as the machine sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostProcess {
+    /// Its id in its own PID namespace.
+    pub own_pid: u32,
+    /// Inode of that namespace.
+    pub pid_namespace: u64,
+    /// Its start in clock ticks since boot.
+    pub start_ticks: u64,
+    /// The kernel's name for it: the first 15 bytes of its program's.
+    pub name: String,
+    /// The UID of the pod that it belongs to; none where it belongs to none.
+    pub pod_uid: Option<String>,
+}
+
+impl fmt::Display for HostProcess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({} in its own namespace)", self.name, self.own_pid)
+    }
+}
+
+/// A `/proc` that shows the machine's processes: of a container that shares the machine's PID namespace (`hostPID`).
+#[derive(Clone, Debug)]
+pub struct ProcFs(PathBuf);
+
+impl ProcFs {
+    /// The one mounted at `root`.
+    #[must_use]
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self(root.into())
+    }
+
+    /// The process with this id; none where it is gone or cannot be seen from here.
+    #[must_use]
+    pub fn process(&self, pid: u32) -> Option<HostProcess> {
+        let directory = self.0.join(pid.to_string());
+        let status = fs::read_to_string(directory.join("status")).ok()?;
+        let own_pid = line(&status, "NSpid:")?.split_whitespace().last()?.parse().ok()?;
+        let name = line(&status, "Name:")?.trim().to_owned();
+        let start_ticks = start_ticks(&fs::read_to_string(directory.join("stat")).ok()?)?;
+        let cgroup = fs::read_to_string(directory.join("cgroup")).unwrap_or_default();
+        let pid_namespace = namespace(&directory.join("ns/pid"))?;
+        Some(HostProcess { own_pid, pid_namespace, start_ticks, name, pod_uid: pod_uid(&cgroup) })
+    }
+}
+
+fn line<'s>(status: &'s str, key: &str) -> Option<&'s str> {
+    status.lines().find_map(|line| line.strip_prefix(key))
+}
+
+/// Field 22. The second field is the program's name in brackets, which may hold anything.
+fn start_ticks(stat: &str) -> Option<u64> {
+    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+}
+
+/// The inode that `pid:[4026531836]` names.
+fn namespace(link: &Path) -> Option<u64> {
+    let target = fs::read_link(link).ok()?;
+    target.to_str()?.strip_prefix("pid:[")?.strip_suffix(']')?.parse().ok()
+}
+
+/// The pod in a path that the kubelet made: `pod<uid>`, with `_` for `-` where systemd makes the groups.
+fn pod_uid(cgroup: &str) -> Option<String> {
+    const UID: usize = 36;
+    let of_part = |part: &str| {
+        let after = &part[part.rfind("pod")? + 3..];
+        let uid = after.get(..UID)?.replace('_', "-");
+        let is_uid = uid.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
+        (is_uid && uid.matches('-').count() == 4).then_some(uid)
+    };
+    cgroup.split(['/', '\n']).find_map(of_part)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UID: &str = "1f0c2d3e-9a41-4c3b-8e55-0d6f2b1a4c77";
+
+    #[test]
+    fn the_pod_is_found_whoever_makes_the_groups() {
+        let systemd = UID.replace('-', "_");
+        for group in [
+            format!("0::/kubepods/burstable/pod{UID}/4f2a"),
+            format!(
+                "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{systemd}.slice/cri-containerd-4f.scope"
+            ),
+            format!("0::/../../pod{UID}/4f2a"),
+            format!("12:memory:/user.slice\n11:cpu:/kubepods/besteffort/pod{UID}/4f2a\n"),
+        ] {
+            assert_eq!(pod_uid(&group).as_deref(), Some(UID), "{group}");
+        }
+        for group in ["0::/system.slice/containerd.service", "0::/podman/abc", "0::/pod1234", ""] {
+            assert_eq!(pod_uid(group), None, "{group}");
+        }
+    }
+
+    #[test]
+    fn this_process_is_found_as_the_kernel_knows_it() {
+        let this = ProcFs::new("/proc").process(std::process::id()).expect("it lives");
+        assert!(this.start_ticks > 0 && this.pid_namespace > 0, "{this:?}");
+        assert_eq!(ProcFs::new("/proc").process(this.own_pid), Some(this));
+    }
+
+    #[test]
+    fn a_program_may_be_called_anything() {
+        let stat = "4711 (a) S 1 (b) R 1 4711 4711 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 987654 0 0";
+        assert_eq!(start_ticks(stat), Some(987_654));
+    }
+
+    #[test]
+    fn who_is_gone_is_nobody() {
+        let empty = tempfile::tempdir().expect("a directory");
+        assert_eq!(ProcFs::new(empty.path()).process(1), None);
+    }
+}

@@ -1,0 +1,240 @@
+//! What shares take, as metrics; and processes that take more than their ledgers say.
+
+mod stand_in;
+
+use std::{
+    fs::{self, File},
+    mem::offset_of,
+    os::unix::fs::{FileExt, symlink},
+    path::PathBuf,
+};
+
+use nix::{
+    fcntl::{FcntlArg, fcntl},
+    libc,
+};
+use stand_in::{
+    kubelet::Kubelet,
+    node::{Node, share_id, uid},
+};
+use tessera_api::names::{ClaimDeviceName, ClaimUid};
+use tessera_driver::driver::Driver;
+use tessera_gpu::GpuProcess;
+use tessera_intercept_abi::{
+    LedgerPage, SlotPage,
+    ledger::{HEADER_LEN, LOCK_OFFSET, SLOT_LEN, SLOT_LIVE, Total},
+};
+
+const MIB: u64 = 1 << 20;
+
+/// A little more than the driver waits between two looks.
+const AUDITED_EVERY: std::time::Duration = std::time::Duration::from_secs(31);
+
+/// The ledger of a claim's only share, as the claim's processes write it.
+struct Ledger(File);
+
+impl Ledger {
+    fn of(node: &Node, claim: &str) -> Self {
+        let file = File::options().read(true).write(true).open(path(node, claim)).expect("a ledger");
+        Self(file)
+    }
+
+    fn word(&self, at: usize, value: u64) {
+        self.0.write_all_at(&value.to_le_bytes(), at as u64).expect("written");
+    }
+
+    /// A process takes a slot and so many bytes.
+    fn process(&self, slot: usize, pid: u32, bytes: u64) {
+        let at = HEADER_LEN + slot * SLOT_LEN;
+        self.word(at + offset_of!(SlotPage, start_ticks), u64::from(pid) * 10);
+        self.word(at + offset_of!(SlotPage, pid_namespace), NAMESPACE);
+        self.word(at + offset_of!(SlotPage, used_bytes), bytes);
+        self.word(at + offset_of!(SlotPage, launches), 7);
+        self.word(at, u64::from(SLOT_LIVE) | u64::from(pid) << 32);
+    }
+
+    /// The slot's process lives, as long as what is returned does.
+    fn lives(node: &Node, claim: &str, slot: usize) -> File {
+        let own = Self::of(node, claim).0;
+        let lock = libc::flock {
+            l_type: libc::F_WRLCK as libc::c_short,
+            l_whence: libc::SEEK_SET as libc::c_short,
+            l_start: (LOCK_OFFSET + slot as u64) as libc::off_t,
+            l_len: 1,
+            l_pid: 0,
+        };
+        fcntl(&own, FcntlArg::F_OFD_SETLK(&lock)).expect("locked");
+        own
+    }
+}
+
+fn path(node: &Node, claim: &str) -> PathBuf {
+    let claim_uid = ClaimUid::new(uid(claim)).expect("a UID");
+    let share = ClaimDeviceName::of_result(&claim_uid, 0, Some(&share_id(claim, 0))).expect("a name");
+    node.paths().ledger(&share)
+}
+
+const NAMESPACE: u64 = 4_026_531_836;
+const POD: &str = "1f0c2d3e-9a41-4c3b-8e55-0d6f2b1a4c77";
+
+/// The machine shows a process, which started at ten times its number, in that control group.
+fn show(node: &Node, pid: u32, cgroup: &str) {
+    let directory = node.path("proc").join(pid.to_string());
+    fs::create_dir_all(directory.join("ns")).expect("made");
+    let start = u64::from(pid) * 10;
+    let write = |name: &str, text: String| fs::write(directory.join(name), text).expect("written");
+    write("status", format!("Name:\tpython\nNSpid:\t99{pid}\t{pid}\n"));
+    write("stat", format!("99{pid} (python) S 1 1 1 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 {start} 0 0"));
+    write("cgroup", format!("0::{cgroup}\n"));
+    symlink(format!("pid:[{NAMESPACE}]"), directory.join("ns/pid")).expect("linked");
+}
+
+fn of_pod() -> String {
+    format!("/kubepods/burstable/pod{POD}/4f2a")
+}
+
+fn holds(pid: u32, mebibytes: u64) -> GpuProcess {
+    GpuProcess { pid, bytes: Some(mebibytes * MIB) }
+}
+
+fn lines<'t>(metrics: &'t str, name: &str) -> Vec<&'t str> {
+    let of_family =
+        |line: &&str| line.starts_with(&format!("{name}{{")) || line.starts_with(&format!("{name} "));
+    metrics.lines().filter(of_family).collect()
+}
+
+/// The values of a metric of the only share.
+fn value(driver: &Driver, name: &str) -> Vec<String> {
+    let metrics = driver.metrics().render();
+    lines(&metrics, name).iter().map(|line| line.rsplit(' ').next().expect("a value").to_owned()).collect()
+}
+
+async fn with_share(node: &Node) -> Driver {
+    let driver = node.start().await;
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    kubelet.prepare(node.allocate("a", &[(0, 2, 30)])).await.expect("prepared");
+    driver
+}
+
+#[tokio::test]
+async fn each_share_says_what_it_may_take_and_what_its_living_processes_hold() {
+    let node = Node::with_gpus(1);
+    let driver = with_share(&node).await;
+    let ledger = Ledger::of(&node, "a");
+    ledger.process(0, 100, 300 * MIB);
+    ledger.process(5, 101, 700 * MIB);
+    ledger.word(offset_of!(LedgerPage, peak_bytes), 1200 * MIB);
+    ledger.word(offset_of!(LedgerPage, refused), 3);
+    ledger.word(offset_of!(LedgerPage, past_launches), 10);
+    let total = Total { used_bytes: 1000 * MIB, slot: 5, change: 1 };
+    ledger.word(offset_of!(LedgerPage, total), total.pack());
+    let alive = Ledger::lives(&node, "a", 0);
+
+    assert_eq!(value(&driver, "tessera_share_memory_limit_bytes"), [(2048 * MIB).to_string()]);
+    assert_eq!(value(&driver, "tessera_share_cores_percent"), ["30"]);
+    assert_eq!(value(&driver, "tessera_share_memory_used_bytes"), [(300 * MIB).to_string()]);
+    assert_eq!(value(&driver, "tessera_share_memory_peak_bytes"), [(1200 * MIB).to_string()]);
+    assert_eq!(value(&driver, "tessera_share_processes"), ["1"]);
+    assert_eq!(value(&driver, "tessera_share_memory_refusals_total"), ["3"]);
+    assert_eq!(value(&driver, "tessera_share_kernel_launches_total"), ["24"]);
+    let metrics = driver.metrics().render();
+    let limit = lines(&metrics, "tessera_share_memory_limit_bytes");
+    for label in
+        [r#"namespace="ns""#, r#"resourceclaim="a""#, r#"uuid="GPU-00000000-0000-0000-0000-000000000000""#]
+    {
+        assert!(limit[0].contains(label), "{label} is not in {limit:?}");
+    }
+    drop(alive);
+    assert_eq!(value(&driver, "tessera_share_memory_used_bytes"), ["0"]);
+    driver.stop().await;
+}
+
+#[tokio::test]
+async fn a_ledger_that_its_tenant_ruined_is_said_to_be_and_harms_nothing() {
+    let node = Node::with_gpus(1);
+    let driver = with_share(&node).await;
+    assert_eq!(value(&driver, "tessera_share_ledger_readable"), ["1"]);
+    let ledger = path(&node, "a");
+    let ruins: [&dyn Fn(); 4] = [
+        &|| fs::write(&ledger, "").expect("written"),
+        &|| fs::write(&ledger, vec![0xff; 1 << 20]).expect("written"),
+        &|| {
+            fs::remove_file(&ledger).expect("removed");
+            symlink("/dev/zero", &ledger).expect("linked");
+        },
+        &|| fs::remove_file(&ledger).expect("removed"),
+    ];
+    for ruin in ruins {
+        ruin();
+        assert_eq!(value(&driver, "tessera_share_ledger_readable"), ["0"]);
+        assert!(value(&driver, "tessera_share_memory_used_bytes").is_empty());
+        assert_eq!(value(&driver, "tessera_share_memory_limit_bytes"), [(2048 * MIB).to_string()]);
+    }
+    driver.stop().await;
+}
+
+#[tokio::test]
+async fn a_share_that_is_gone_has_no_metrics() {
+    let node = Node::with_gpus(1);
+    let driver = node.start().await;
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    let claim = node.allocate("a", &[(0, 2, 30)]);
+    kubelet.prepare(claim.clone()).await.expect("prepared");
+    kubelet.unprepare(claim).await.expect("unprepared");
+    assert!(value(&driver, "tessera_share_memory_limit_bytes").is_empty());
+    driver.stop().await;
+}
+
+/// Lets the driver compare once.
+async fn audit() {
+    tokio::time::pause();
+    tokio::time::advance(AUDITED_EVERY).await;
+    tokio::time::resume();
+}
+
+/// Notes of the events on the Node that say that memory is not accounted for.
+fn told(node: &Node) -> Vec<String> {
+    let of_memory = |event: &serde_json::Value| event["reason"] == "GpuMemoryUnaccounted";
+    let events = node.api.events();
+    let notes = events.iter().filter(|event| of_memory(event)).map(|event| event["note"].to_string());
+    notes.collect()
+}
+
+#[tokio::test]
+async fn a_process_of_a_pod_that_no_ledger_has_is_told_of_once() {
+    let node = Node::with_gpus(1);
+    let driver = with_share(&node).await;
+    let ledger = Ledger::of(&node, "a");
+    ledger.process(0, 100, 300 * MIB);
+    ledger.process(1, 101, 300 * MIB);
+    let _alive = [0, 1].map(|slot| Ledger::lives(&node, "a", slot));
+    for pid in [100, 101, 102] {
+        show(&node, pid, &of_pod());
+    }
+    show(&node, 103, "/system.slice/dcgm.service");
+    // Accounted for, with a context on top; more than that; in no ledger; nobody's; not to be seen from here.
+    let holding = [holds(100, 900), holds(101, 1500), holds(102, 64), holds(103, 700), holds(104, 700)];
+    node.machine.hold(0, &holding);
+
+    let metric = "tessera_gpu_unaccounted_processes";
+    audit().await;
+    while value(&driver, metric) != ["2"] {
+        audit().await;
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(value(&driver, "tessera_gpu_unaccounted_memory_bytes"), [((1200 + 64) * MIB).to_string()]);
+    node.api.wait_for("two events", |_| (told(&node).len() == 2).then_some(())).await;
+    let notes = told(&node).join("\n");
+    for part in ["process 101", "process 102", "64 MiB", "in no ledger", "300 MiB in its ledger", POD] {
+        assert!(notes.contains(part), "{part} is not in {notes}");
+    }
+
+    // It is said once, for as long as it lasts.
+    node.machine.hold(0, &holding[..1]);
+    while !value(&driver, metric).is_empty() {
+        audit().await;
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(told(&node).len(), 2);
+    driver.stop().await;
+}
