@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::fmt;
+use std::time::Duration;
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
@@ -24,6 +25,9 @@ pub(super) struct User {
 const fn user(name: &'static str) -> User {
     User { name, group: None, node: None }
 }
+
+/// Between questions whether a right is in force.
+const ASK_EVERY: Duration = Duration::from_millis(100);
 
 /// A node that there is not: what the driver says about it disturbs nobody.
 pub(super) const NODE: &str = "policies-node";
@@ -100,6 +104,7 @@ impl Desk {
             let request =
                 Request::new(bindings).create(&PostParams::default(), binding.to_string().into())?;
             bench.client.request::<Value>(request).await?;
+            rights_in_force(bench).await?;
         }
         let (made, differences) = Default::default();
         Ok(Self { client: bench.client.clone(), namespace: bench.namespace().to_owned(), made, differences })
@@ -239,6 +244,29 @@ impl Desk {
             _ => format!("/apis/resource.k8s.io/v1/namespaces/{namespace}/{resource}"),
         }
     }
+}
+
+/// API servers learn of bindings by a watch of their own. Nothing tells when, so they are asked, for as long as anything may take.
+async fn rights_in_force(bench: &Bench) -> anyhow::Result<()> {
+    let may_edit = json!({"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": {
+        "user": EDITOR.name,
+        "resourceAttributes": {
+            "namespace": bench.namespace(), "verb": "create", "group": "resource.k8s.io", "resource": "resourceclaims",
+        },
+    }});
+    let reviews = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+    let asked = async {
+        let mut ticks = tokio::time::interval(ASK_EVERY);
+        loop {
+            ticks.tick().await;
+            let ask = Request::new(reviews).create(&PostParams::default(), may_edit.to_string().into())?;
+            if bench.client.request::<Value>(ask).await?["status"]["allowed"] == true {
+                return Ok::<_, anyhow::Error>(());
+            }
+        }
+    };
+    let asked = tokio::time::timeout(PATIENCE, asked).await;
+    asked.map_err(|_| anyhow::anyhow!("{EDITOR} has no rights after {PATIENCE:?}"))?
 }
 
 /// The stand-ins have none: there everybody may do everything that no policy denies.
