@@ -1,6 +1,6 @@
 //! Which part of the requests can use a GPU, by what is left of it and of its node.
 
-use super::request::{GpuType, NodeView, Request};
+use super::request::{GpuMilli, GpuType, NodeView, Request};
 
 /// The classes of a mix, laid out for the question "to which part of them is this a fragment?".
 ///
@@ -11,7 +11,7 @@ use super::request::{GpuType, NodeView, Request};
 pub(super) struct Usable {
     /// The distinct amounts of CPU that requests for one GPU ask for, ascending.
     cpu: Vec<u64>,
-    /// Their distinct shares, ascending.
+    /// Their distinct shares, or as many as do, ascending.
     shares: Vec<u32>,
     /// Types that some request names, ascending; a table for each, and then one for all other types.
     types: Vec<GpuType>,
@@ -20,6 +20,9 @@ pub(super) struct Usable {
     useless: Vec<f64>,
     several: Vec<(Request, f64)>,
 }
+
+/// Tenants choose shares, and tables grow with them. With a step of 16 thousandths nothing that matters is lost.
+const MOST_SHARES: usize = 64;
 
 /// A type that no request names stands for all such.
 const NO_NAMED_TYPE: GpuType = GpuType(u16::MAX);
@@ -30,7 +33,7 @@ impl Usable {
         let single: Vec<(Request, f64)> = parts.iter().copied().filter(|(r, _)| r.gpus == 1).collect();
         let several = parts.iter().copied().filter(|(r, _)| r.gpus > 1).collect();
         let cpu = distinct(single.iter().map(|(request, _)| request.cpu_milli));
-        let shares = distinct(single.iter().map(|(request, _)| request.share.thousandths()));
+        let shares = few(distinct(single.iter().map(|(request, _)| request.share.thousandths())));
         let is_named = |kind: &GpuType| {
             single.iter().any(|(r, _)| r.types.contains(*kind) != r.types.contains(NO_NAMED_TYPE))
         };
@@ -49,7 +52,8 @@ impl Usable {
         let mut table = vec![0.0; rows * columns];
         for (request, part) in single.iter().filter(|(request, _)| request.types.contains(kind)) {
             let row = self.cpu.partition_point(|&cpu| cpu <= request.cpu_milli);
-            let column = self.shares.partition_point(|&share| share <= request.share.thousandths());
+            // The first that satisfies it: itself, unless there are too many.
+            let column = self.shares.partition_point(|&share| share < request.share.thousandths()) + 1;
             table[row * columns + column] += part;
         }
         for row in 0..rows {
@@ -91,6 +95,17 @@ fn fragment(request: &Request, node: &NodeView<'_>) -> f64 {
     }
     let fits = number >= request.gpus && node.cpu_milli >= request.cpu_milli;
     f64::from(if fits { all - usable } else { all })
+}
+
+/// At most [`MOST_SHARES`] of these, ascending: where there are more, the largest of each of so many ranges of equal length.
+fn few(shares: Vec<u32>) -> Vec<u32> {
+    if shares.len() <= MOST_SHARES {
+        return shares;
+    }
+    let length = GpuMilli::WHOLE.thousandths().div_ceil(MOST_SHARES as u32);
+    let is_last = |pair: &[u32]| pair[0].div_ceil(length) != pair[1].div_ceil(length);
+    let last = shares.last().copied();
+    shares.windows(2).filter(|pair| is_last(pair)).map(|pair| pair[0]).chain(last).collect()
 }
 
 fn distinct<T: Ord>(values: impl Iterator<Item = T>) -> Vec<T> {
@@ -150,6 +165,20 @@ mod tests {
         let one = (0_u64..20, 1_u32..4, 1_u32..=10, types)
             .prop_map(|(cpu, gpus, share, types)| request(cpu * 1000, gpus, share * 100, types));
         prop::collection::vec((one, 0.01_f64..1.0), 1..12)
+    }
+
+    #[test]
+    fn tables_stay_small_whatever_shares_tenants_think_of_and_err_by_a_little_at_most() {
+        let parts: Vec<_> = (1..=1000).map(|share| (request(0, 1, share, GpuTypes::ANY), 0.001)).collect();
+        let usable = Usable::new(&parts);
+        assert!(usable.shares.len() <= MOST_SHARES, "{} shares", usable.shares.len());
+        for left in [1, 15, 16, 17, 500, 999, 1000] {
+            let gpus = [gpu(0, left)];
+            let node = NodeView { cpu_milli: 0, gpus: &gpus };
+            let exact: f64 = parts.iter().map(|(request, part)| part * fragment(request, &node)).sum();
+            let error = (usable.fragments(&node) - exact) / f64::from(left);
+            assert!((-1e-9..=0.016).contains(&error), "{error} of {left}");
+        }
     }
 
     proptest! {
