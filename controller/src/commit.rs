@@ -21,7 +21,7 @@ use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
 use tessera_api::names::DELETE_PROTECTION_FINALIZER;
 use tessera_api::quantity::Quantity;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::fault;
 use crate::leadership::Tenure;
@@ -76,12 +76,18 @@ pub enum CommitError {
     },
 }
 
+/// A claim's leave to send. Kept between its writes, for otherwise the second write of the first claim of a burst would queue behind
+/// the first writes of all others, and nobody would have an allocation before everybody has a finalizer.
+#[derive(Default)]
+struct Turn<'w>(Option<SemaphorePermit<'w>>);
+
 /// Writes claims.
 #[derive(Clone)]
 pub struct Writer {
     client: Client,
     tenure: Tenure,
-    /// One is held while a request is under way, not between sendings: writes that get no answer do not hold up others.
+    /// One is held while a request is under way, and from one write of a claim to its next. Not while a write that got no
+    /// answer waits to be sent again: that does not hold up others.
     slots: Arc<Semaphore>,
 }
 
@@ -109,16 +115,18 @@ impl Writer {
         allocation: &AllocationResult,
     ) -> Result<ResourceClaim, CommitError> {
         fault::point_async("allocation-decided").await;
-        let mut version = claim.resource_version();
+        let (mut version, mut turn) = (claim.resource_version(), Turn::default());
         if !claim.finalizers().iter().any(|f| f == DELETE_PROTECTION_FINALIZER) {
             let mut finalizers = claim.finalizers().to_vec();
             finalizers.push(DELETE_PROTECTION_FINALIZER.to_owned());
             let patch = json!({"metadata": {"resourceVersion": version, "finalizers": finalizers}});
-            version = self.patch(claim, Part::Object, patch).await?.resource_version();
+            version = self.patch(claim, Part::Object, patch, &mut turn).await?.resource_version();
             fault::point_async("finalizer-written").await;
         }
         let patch = json!({"metadata": {"resourceVersion": version}, "status": {"allocation": allocation}});
-        let written = match self.patch(claim, Part::Status, patch).await {
+        let written = self.patch(claim, Part::Status, patch, &mut turn).await;
+        drop(turn);
+        let written = match written {
             // An earlier sending of it was carried out after all.
             Err(CommitError::Conflict { now: Some(now), .. }) if difference(allocation, &now).is_none() => {
                 *now
@@ -155,17 +163,18 @@ impl Writer {
     async fn clear(&self, claim: &ResourceClaim, status: Value) -> Result<ResourceClaim, CommitError> {
         fault::point_async("release-decided").await;
         let patch = json!({"metadata": {"resourceVersion": claim.resource_version()}, "status": status});
-        let released = self.patch(claim, Part::Status, patch).await?;
+        let released = self.patch(claim, Part::Status, patch, &mut Turn::default()).await?;
         fault::point_async("release-written").await;
         Ok(released)
     }
 
-    /// Sends a patch until there is an answer to it.
-    async fn patch(
-        &self,
+    /// Sends a patch until there is an answer to it. It is still the claim's `turn` after a write that was carried out.
+    async fn patch<'w>(
+        &'w self,
         claim: &ResourceClaim,
         part: Part,
         patch: Value,
+        turn: &mut Turn<'w>,
     ) -> Result<ResourceClaim, CommitError> {
         let api: Api<ResourceClaim> =
             Api::namespaced(self.client.clone(), claim.namespace().as_deref().unwrap_or_default());
@@ -174,14 +183,22 @@ impl Writer {
         // Whether an earlier sending may have been carried out.
         let mut open = false;
         loop {
-            let slot = self.slots.acquire().await;
+            let slot = match turn.0.take() {
+                Some(slot) => Some(slot),
+                // Never closed.
+                None => self.slots.acquire().await.ok(),
+            };
             // Nothing is known about what was sent before, so this write has no outcome: the next leader finds out.
             while self.tenure.is_over() {
                 tokio::time::sleep(LONGEST_PAUSE).await;
             }
             let answer =
                 tokio::time::timeout(REQUEST_TIMEOUT, send(&api, &claim.name_any(), part, &patch)).await;
-            drop(slot);
+            if matches!(answer, Ok(Ok(_))) {
+                *turn = Turn(slot);
+            } else {
+                drop(slot);
+            }
             match answer {
                 Ok(Ok(written)) => return Ok(written),
                 Ok(Err(kube::Error::Api(status))) if matches!(status.code, 404 | 409) => {

@@ -55,6 +55,25 @@ async fn the_finalizer_is_written_first_and_then_the_allocation_and_nothing_else
 }
 
 #[tokio::test]
+async fn in_a_burst_the_first_claims_are_allocated_before_the_last_have_their_finalizer() {
+    let api = StandIn::new();
+    let writer = Writer::new(api.client());
+    let claims: Vec<ResourceClaim> = (0..200)
+        .map(|n| serde_json::from_value(api.put("resourceclaims", objects::claim(&format!("c{n}"), "1Gi"))))
+        .collect::<Result<_, _>>()
+        .unwrap();
+    let allocation = allocation();
+    let written = claims.iter().map(|claim| writer.allocate(claim, &allocation));
+    futures::future::try_join_all(written).await.unwrap();
+    let (mut ahead, mut most) = (0_i32, 0);
+    for write in api.writes() {
+        ahead += if write.path.ends_with("/status") { -1 } else { 1 };
+        most = most.max(ahead);
+    }
+    assert!(most <= 32, "{most} claims had a finalizer and no allocation");
+}
+
+#[tokio::test]
 async fn finalizers_of_others_stay() {
     let api = StandIn::new();
     let mut object = objects::claim("c", "19Gi");
