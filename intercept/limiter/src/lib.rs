@@ -6,6 +6,7 @@
 //!      change                  one numbered change of the total: exact under any interleaving and any death
 //!        Book                  the words, in shared memory or in a test
 //!  attach, reclaim             slots, owned by locks that die with their process (SlotLocks)
+//!  compute                     who may launch when
 //! ```
 //!
 //! What one process takes is never lost and never counted twice, wherever in a change it is killed: the total carries the
@@ -17,6 +18,7 @@
 mod account;
 mod book;
 mod change;
+pub mod compute;
 mod shares;
 mod slots;
 

@@ -1,2 +1,4 @@
+mod compute;
 mod deaths;
 mod sharing;
+mod tokens;

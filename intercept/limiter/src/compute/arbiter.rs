@@ -1,0 +1,152 @@
+//! The host's part: who may use what others leave.
+
+use tessera_intercept_abi::ComputePolicy;
+
+use crate::compute::{Crowd, Published, Rate};
+
+/// What a container is entitled to on a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tenant {
+    /// The grant's.
+    pub policy: ComputePolicy,
+    /// The grant's cores; ignored under [`ComputePolicy::None`].
+    pub share: Rate,
+    /// Who gets what is left, the lowest number first.
+    pub priority: u8,
+}
+
+/// What the host reads in a container's ledger; sums since the ledger began.
+#[derive(Debug, Clone, Copy)]
+pub struct Observation {
+    /// Who.
+    pub tenant: Tenant,
+    /// Wall ns in which its processes had work, added up, those under way included.
+    pub busy_ns: u64,
+    /// GPU-ns used.
+    pub gpu_ns: u64,
+    /// Whether a process waits for tokens, or did in this interval.
+    pub waited: bool,
+}
+
+/// Divides one GPU among at most `N` containers, each of which keeps its index.
+#[derive(Debug)]
+pub struct Arbiter<const N: usize> {
+    last: [Option<Last>; N],
+    at: u64,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Last {
+    busy_ns: u64,
+    gpu_ns: u64,
+    others_busy_ns: u64,
+}
+
+/// What one container did in an interval; parts of a GPU in hundredths of a percent.
+#[derive(Debug, Clone, Copy, Default)]
+struct Turn {
+    busy_ns: u64,
+    entitled: u64,
+    wants: u64,
+    gets: u64,
+}
+
+const WHOLE: u64 = 10_000;
+/// Less than this is nothing: a heartbeat, not work.
+const IDLE: u64 = 100;
+/// Who had work for so much of the time would have used more.
+const ALWAYS: u64 = 9_000;
+
+impl<const N: usize> Default for Arbiter<N> {
+    fn default() -> Self {
+        Self { last: [None; N], at: 0 }
+    }
+}
+
+impl<const N: usize> Arbiter<N> {
+    /// Looks at all containers of the GPU (`None`: no such container) and says what to publish to each.
+    ///
+    /// Each gets what it wants up to what it is entitled to. What is left goes to those who want more, by priority, and within a
+    /// priority in proportion to their shares. A container without cores is entitled to what no other is.
+    pub fn step(&mut self, now: u64, seen: &[Option<Observation>; N]) -> [Option<Published>; N] {
+        let wall = now.saturating_sub(self.at).max(1);
+        self.at = now;
+        let mut turns = [Turn::default(); N];
+        for ((turn, seen), last) in turns.iter_mut().zip(seen).zip(&self.last) {
+            if let (Some(seen), Some(last)) = (seen, last) {
+                *turn = observe(seen, last, wall);
+            }
+        }
+        entitle_the_rest(seen, &mut turns);
+        for turn in &mut turns {
+            turn.gets = turn.wants.min(turn.entitled);
+        }
+        let all_busy: u64 = turns.iter().map(|turn| turn.busy_ns).sum();
+        core::array::from_fn(|at| {
+            let (seen_now, turn) = (seen.get(at)?.as_ref()?, turns.get(at)?);
+            let last = self.last.get_mut(at)?.get_or_insert_default();
+            let others_busy = all_busy - turn.busy_ns;
+            *last = Last {
+                busy_ns: seen_now.busy_ns,
+                gpu_ns: seen_now.gpu_ns,
+                others_busy_ns: last.others_busy_ns.saturating_add(others_busy),
+            };
+            let rate = (turn.entitled + extra(at, seen, &turns)).min(WHOLE);
+            Some(Published {
+                rate: Rate::new(u16::try_from(rate).unwrap_or(u16::MAX)),
+                others: Crowd::over(others_busy, wall),
+                others_busy_ns: last.others_busy_ns,
+                stamp_ms: (now / 1_000_000) as u32,
+            })
+        })
+    }
+}
+
+/// What a container did since it was last seen.
+fn observe(seen: &Observation, last: &Last, wall: u64) -> Turn {
+    let part = |ns: u64| ns.saturating_mul(WHOLE) / wall;
+    let busy_ns = seen.busy_ns.saturating_sub(last.busy_ns);
+    let used = part(seen.gpu_ns.saturating_sub(last.gpu_ns));
+    let wants = match part(busy_ns) {
+        ALWAYS.. => WHOLE,
+        _ if seen.waited => WHOLE,
+        ..IDLE => 0,
+        _ => (used + used / 10 + IDLE).min(WHOLE),
+    };
+    let share = u64::from(seen.tenant.share.hundredths());
+    match seen.tenant.policy {
+        ComputePolicy::None => Turn { busy_ns, wants, ..Turn::default() },
+        ComputePolicy::Fixed => Turn { busy_ns, wants: wants.min(share), entitled: share, gets: 0 },
+        ComputePolicy::Balance => Turn { busy_ns, wants, entitled: share, gets: 0 },
+    }
+}
+
+/// Those without cores are entitled to what no other is, in equal parts.
+fn entitle_the_rest<const N: usize>(seen: &[Option<Observation>; N], turns: &mut [Turn; N]) {
+    let rest = WHOLE.saturating_sub(turns.iter().map(|turn| turn.entitled).sum());
+    let without =
+        |seen: &Option<Observation>| seen.is_some_and(|seen| seen.tenant.policy == ComputePolicy::None);
+    let count = seen.iter().filter(|seen| without(seen)).count() as u64;
+    for (turn, _) in turns.iter_mut().zip(seen).filter(|(_, seen)| without(seen)) {
+        turn.entitled = rest / count.max(1);
+    }
+}
+
+/// What a container may have beyond what it is entitled to.
+fn extra<const N: usize>(at: usize, seen: &[Option<Observation>; N], turns: &[Turn; N]) -> u64 {
+    let (Some(Some(own)), Some(turn)) = (seen.get(at), turns.get(at)) else { return 0 };
+    let others = || turns.iter().zip(seen).enumerate().filter(|(other, _)| *other != at);
+    let taken: u64 = others().map(|(_, (turn, _))| turn.gets).sum();
+    let left = WHOLE.saturating_sub(taken).saturating_sub(turn.entitled);
+    let mut weights = turn.entitled.max(1);
+    for (_, (rival, seen)) in others().filter(|(_, (turn, _))| turn.wants > turn.entitled) {
+        let Some(seen) = seen else { continue };
+        if seen.tenant.priority < own.tenant.priority {
+            return 0;
+        }
+        if seen.tenant.priority == own.tenant.priority {
+            weights += rival.entitled;
+        }
+    }
+    left * turn.entitled.max(1) / weights
+}

@@ -1,0 +1,35 @@
+//! Compute: who may launch when.
+//!
+//! ```text
+//!  hook: launch --> Meter::spend          from the lease: no clock, nothing shared        (nearly always)
+//!             \---> Meter::admit --> Bucket::take    GPU-ns of the container, one word    (about every 250 us of GPU)
+//!                        |  Go: launch it, between two events where asked    Wait: until when, then ask again
+//!                        v
+//!                   Meter::drain: what events measured settles what was prepaid, and teaches Estimates
+//!
+//!  host: Arbiter::step   what containers used -> Published: each one's rate, and how crowded the GPU is
+//! ```
+//!
+//! Nothing here has a clock or a thread: `now` is monotonic nanoseconds, handed in. Why it is done this way:
+//! `docs/adr/0078-compute-is-prepaid-in-gpu-nanoseconds.md`.
+
+mod arbiter;
+mod bucket;
+mod crowd;
+mod estimates;
+mod meter;
+mod page;
+mod published;
+mod rate;
+mod spans;
+
+pub use arbiter::{Arbiter, Observation, Tenant};
+pub use bucket::{BURST_GPU_NS, Bucket, bury};
+pub use crowd::Crowd;
+pub use estimates::{Estimates, Key};
+pub use meter::{
+    Decision, LEASE_GPU_NS, MARKERS, Marker, Meter, Plan, RUN_AHEAD_GPU_NS, Surroundings, Timer, Waiting,
+};
+pub use page::{ComputePage, ComputeSlot, busy_of, running_of};
+pub use published::{Published, PublishedPage};
+pub use rate::Rate;

@@ -1,0 +1,73 @@
+//! What the host tells a container about a GPU.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::compute::{Crowd, Rate};
+
+/// Written by the host, read-only in the container: 16 bytes for each share of a GPU.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct PublishedPage {
+    /// Bits 0..16 rate in 1/100 percent (0: never written), 16..32 others in 1/256 contexts, 32..64 monotonic ms, the low bits.
+    pub word: AtomicU64,
+    /// Busy ns of all others' processes, added up since the host looks: grows by one second a second for each that always has work.
+    pub others_busy_ns: AtomicU64,
+}
+
+/// One reading of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Published {
+    /// How fast a container under `Balance` may go.
+    pub rate: Rate,
+    /// Who else had work, over the host's last interval.
+    pub others: Crowd,
+    /// Busy ns of the others, as of `stamp_ms`.
+    pub others_busy_ns: u64,
+    /// When it was written, monotonic ms, 32 bits of it.
+    pub stamp_ms: u32,
+}
+
+impl Published {
+    /// What is older than this says nothing: the host's driver is gone.
+    pub const STALE_MS: u32 = 1_000;
+
+    /// How old it is. A stamp from the future, up to half the range, is a clock that was read after ours: not old at all.
+    #[must_use]
+    pub const fn age_ms(&self, now: u64) -> u32 {
+        let age = ((now / 1_000_000) as u32).wrapping_sub(self.stamp_ms);
+        if age > u32::MAX / 2 { 0 } else { age }
+    }
+
+    /// Busy ns of the others by now, if they go on as in the last interval.
+    #[must_use]
+    pub fn others_busy_by(&self, now: u64) -> u64 {
+        let since_ns = u64::from(self.age_ms(now)) * 1_000_000;
+        self.others_busy_ns.saturating_add(since_ns * u64::from(self.others.in_256ths()) / 256)
+    }
+}
+
+impl PublishedPage {
+    /// The host writes. Two words, not one step: a reader between them is off by one interval, which is within what is
+    /// published anyway.
+    pub fn write(&self, published: &Published) {
+        let word = u64::from(published.rate.hundredths())
+            | u64::from(published.others.in_256ths().min(0xffff)) << 16
+            | u64::from(published.stamp_ms) << 32;
+        self.others_busy_ns.store(published.others_busy_ns, Ordering::Relaxed);
+        self.word.store(word, Ordering::Release);
+    }
+
+    /// Reads. `None` where the host never wrote, or has not for [`Published::STALE_MS`].
+    #[must_use]
+    pub fn read(&self, now: u64) -> Option<Published> {
+        let word = self.word.load(Ordering::Acquire);
+        let hundredths = (word & 0xffff) as u16;
+        let published = Published {
+            rate: Rate::new(hundredths),
+            others: Crowd::new((word >> 16 & 0xffff) as u32),
+            others_busy_ns: self.others_busy_ns.load(Ordering::Relaxed),
+            stamp_ms: (word >> 32) as u32,
+        };
+        (hundredths != 0 && published.age_ms(now) <= Published::STALE_MS).then_some(published)
+    }
+}

@@ -1,0 +1,38 @@
+//! How fast a container may use GPU time.
+
+/// A part of a GPU's time in hundredths of a percent, 1 to 10,000.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Rate(u16);
+
+impl Rate {
+    /// All of the GPU: nobody waits for tokens.
+    pub const FULL: Self = Self(10_000);
+
+    /// Takes hundredths of a percent; less than one counts as one, more than all as all.
+    #[must_use]
+    pub const fn new(hundredths: u16) -> Self {
+        match hundredths {
+            0 => Self(1),
+            1..=9_999 => Self(hundredths),
+            _ => Self::FULL,
+        }
+    }
+
+    /// Takes percent.
+    #[must_use]
+    pub const fn from_percent(percent: u32) -> Self {
+        if percent >= 100 { Self::FULL } else { Self::new(percent as u16 * 100) }
+    }
+
+    /// Hundredths of a percent.
+    #[must_use]
+    pub const fn hundredths(self) -> u16 {
+        self.0
+    }
+
+    /// The time in which so much GPU time comes in.
+    #[must_use]
+    pub const fn wall_ns(self, gpu_ns: u64) -> u64 {
+        gpu_ns.saturating_mul(10_000) / self.0 as u64
+    }
+}

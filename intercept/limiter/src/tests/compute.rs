@@ -1,0 +1,210 @@
+//! Decisions of one meter, step by step.
+
+use core::sync::atomic::Ordering;
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+use tessera_intercept_abi::ComputePolicy;
+
+use crate::compute::*;
+
+const MS: u64 = 1_000_000;
+const START: u64 = 1_000 * MS;
+
+/// Events that were passed at times that the test sets.
+#[derive(Default)]
+struct Events(HashMap<u16, u64>);
+
+impl Timer for Events {
+    fn is_done(&mut self, marker: Marker) -> bool {
+        self.0.contains_key(&marker.0)
+    }
+
+    fn elapsed_ns(&mut self, from: Marker, to: Marker) -> Option<i64> {
+        Some(*self.0.get(&to.0)? as i64 - *self.0.get(&from.0)? as i64)
+    }
+}
+
+/// A container with one process.
+#[derive(Default)]
+struct Alone {
+    page: ComputePage,
+    slot: ComputeSlot,
+    meter: Meter,
+    events: Events,
+}
+
+impl Alone {
+    fn admit(&mut self, key: Key, now: u64) -> Decision {
+        let around = Surroundings {
+            page: &self.page,
+            slot: &self.slot,
+            siblings: 0,
+            published: None,
+            policy: ComputePolicy::Fixed,
+            share: Rate::from_percent(50),
+            slice_ns: 2 * MS,
+        };
+        self.meter.admit(key, 1, &around, &mut self.events, now)
+    }
+
+    /// Launches a kernel that is measured, and has the GPU run it from then to then.
+    fn run(&mut self, key: Key, from: u64, to: u64) {
+        let Decision::Go(Plan { between: Some((before, behind)) }) = self.admit(key, from) else {
+            panic!("it may go and is measured")
+        };
+        self.events.0.insert(before.0, from);
+        self.events.0.insert(behind.0, to);
+    }
+}
+
+const KERNEL: Key = Key::kernel(0x1000, 64, 256);
+
+#[test]
+fn a_debt_is_paid_before_the_next_launch() {
+    let mut alone = Alone::default();
+    alone.run(KERNEL, START, START + 100 * MS);
+    let Decision::Wait(waiting) = alone.admit(KERNEL, START + 100 * MS) else { panic!("in debt") };
+    assert!(waiting.until_ns > START + 100 * MS);
+    // Found after 100 ms, when the bucket is full: what was not foreseen, less the 10 ms of a full bucket, at 50 %.
+    assert!(matches!(alone.admit(KERNEL, START + 279 * MS), Decision::Wait(_)));
+    assert!(matches!(alone.admit(KERNEL, START + 280 * MS), Decision::Go(_)));
+    assert_eq!(alone.page.waits.load(Ordering::Relaxed), 1);
+    assert_eq!(alone.page.waited_ns.load(Ordering::Relaxed), 180 * MS);
+}
+
+#[test]
+fn a_kernel_nobody_has_measured_is_launched_once_until_it_is() {
+    let mut alone = Alone::default();
+    assert!(matches!(alone.admit(KERNEL, START), Decision::Go(_)));
+    assert!(matches!(alone.admit(KERNEL, START + 1), Decision::Wait(_)));
+    let another = Key::kernel(0x2000, 64, 256);
+    assert!(matches!(alone.admit(another, START + 2), Decision::Go(_)), "others may go");
+}
+
+#[test]
+fn a_launch_that_waits_for_one_that_waits_for_it_goes_in_the_end() {
+    let mut alone = Alone::default();
+    assert!(matches!(alone.admit(KERNEL, START), Decision::Go(_)));
+    let goes = |now: &u64| matches!(alone.admit(KERNEL, START + now * MS), Decision::Go(_));
+    assert_eq!((1..3_000).find(goes), Some(1_002), "after a second");
+}
+
+#[test]
+fn what_a_failed_launch_cost_comes_back() {
+    let mut alone = Alone::default();
+    alone.run(KERNEL, START, START + 3 * MS);
+    alone.admit(KERNEL, START + 10 * MS);
+    let before = alone.meter.outstanding();
+    let Decision::Go(plan) = alone.admit(KERNEL, START + 11 * MS) else { panic!("not in debt") };
+    alone.meter.failed(plan);
+    assert_eq!(alone.meter.outstanding(), before);
+    assert!(alone.meter.spend(KERNEL), "the next may have what the failed one paid");
+}
+
+#[test]
+fn short_launches_are_paid_from_a_lease_and_every_lease_is_measured() {
+    let mut alone = Alone::default();
+    alone.run(KERNEL, START, START + 5_000);
+    let (mut spent, mut admitted) = (0, 0);
+    for at in 1..=1_000 {
+        if alone.meter.spend(KERNEL) {
+            spent += 1;
+        } else {
+            admitted += 1;
+            let from = START + at * 20_000;
+            if let Decision::Go(Plan { between: Some((before, behind)) }) = alone.admit(KERNEL, from) {
+                alone.events.0.insert(before.0, from);
+                alone.events.0.insert(behind.0, from + 5_000);
+            }
+        }
+    }
+    assert!(admitted < 20 && spent > 980, "{admitted} of {spent}");
+}
+
+#[test]
+fn a_context_that_goes_takes_its_events_along_and_nothing_waits_for_them() {
+    let mut alone = Alone::default();
+    assert!(matches!(alone.admit(KERNEL, START), Decision::Go(_)));
+    alone.meter.leave(1);
+    assert!(matches!(alone.admit(KERNEL, START + 1), Decision::Go(_)));
+}
+
+#[test]
+fn tables_full_of_other_kernels_forget_the_oldest() {
+    let mut estimates = Estimates::new();
+    for function in 0..100_000 {
+        estimates.learn(Key::kernel(function, 1, 1), 7);
+    }
+    assert_eq!(estimates.known(Key::kernel(99_999, 1, 1)), Some(7));
+    assert_eq!(estimates.known(Key::kernel(0, 1, 1)), None);
+    estimates.forget(Key::kernel(99_999, 1, 1));
+    assert_eq!(estimates.known(Key::kernel(99_999, 1, 1)), None);
+}
+
+#[test]
+fn what_the_host_publishes_is_read_as_written_until_it_is_stale() {
+    let page = PublishedPage::default();
+    assert_eq!(page.read(START), None, "never written");
+    let published = Published {
+        rate: Rate::from_percent(37),
+        others: Crowd::new(300),
+        others_busy_ns: 12,
+        stamp_ms: (START / MS) as u32,
+    };
+    page.write(&published);
+    assert_eq!(page.read(START), Some(published));
+    assert_eq!(page.read(START - MS), Some(published), "a clock read before the host's");
+    assert!(page.read(START + 1_000 * MS).is_some());
+    assert_eq!(page.read(START + 1_001 * MS), None);
+}
+
+proptest! {
+    #[test]
+    fn a_bucket_gives_no_more_than_its_rate_and_burst_and_one_last_launch(
+        percent in 1_u32..100,
+        steps in prop::collection::vec((0_u64..50 * MS, 1_u64..30 * MS), 1..200),
+    ) {
+        let due = core::sync::atomic::AtomicU64::new(0);
+        let (bucket, rate) = (Bucket::new(&due), Rate::from_percent(percent));
+        let (mut now, mut taken) = (START, 0);
+        for (pause, gpu_ns) in steps {
+            now += pause;
+            let before = taken;
+            if bucket.take(now, gpu_ns, rate).is_ok() {
+                taken += gpu_ns;
+            }
+            let came_in = (now - START) * u64::from(percent) / 100 + BURST_GPU_NS;
+            prop_assert!(before <= came_in + 30 * MS, "{before} of {came_in}");
+            prop_assert!(taken > before || due.load(Ordering::Relaxed) > now);
+        }
+    }
+
+    #[test]
+    fn equal_turns_add_up_to_the_time(wall in 1_u64..10_000_000_000, others in 0_u64..64) {
+        let crowd = Crowd::NOBODY.and(others);
+        let all = crowd.share_of(wall) * (others + 1);
+        prop_assert!(all <= wall && wall - all <= others + 1);
+    }
+
+    #[test]
+    fn nothing_a_tenant_writes_over_the_page_panics(
+        words in prop::collection::vec(any::<u64>(), 6),
+        now in any::<u64>(),
+    ) {
+        let mut alone = Alone::default();
+        alone.page.due_ns.store(words[0], Ordering::Relaxed);
+        alone.page.turn_at_ns.store(words[1], Ordering::Relaxed);
+        alone.page.turn_ns.store(words[2], Ordering::Relaxed);
+        alone.slot.busy_since_ns.store(words[3], Ordering::Relaxed);
+        alone.slot.gpu_ns.store(words[4], Ordering::Relaxed);
+        alone.slot.waiting_since_ns.store(words[5], Ordering::Relaxed);
+        let now = now / 2;
+        for at in 0..4 {
+            if let Decision::Go(Plan { between: Some((before, behind)) }) = alone.admit(KERNEL, now + at * MS) {
+                alone.events.0.insert(before.0, at * MS);
+                alone.events.0.insert(behind.0, words[0] >> 1);
+            }
+        }
+    }
+}
