@@ -61,16 +61,4 @@ impl Crowd {
         let (fewer, more) = (wall_ns / (whole + 1), wall_ns / (whole + 2));
         fewer - ((fewer - more) as u128 * part as u128 / 256) as u64
     }
-
-    /// What of a time with work was this process's own, if it began with a slice of its own and ended within one: then the others' turns
-    /// in between were whole slices, and what is beyond whole slices is its own. How many of the slices were its own is in proportion.
-    #[must_use]
-    pub const fn own_part(self, wall_ns: u64, slice_ns: u64) -> u64 {
-        if self.is_nobody() {
-            return wall_ns;
-        }
-        let round = slice_ns + (slice_ns as u128 * self.0 as u128 / 256) as u64;
-        let beyond = wall_ns % slice_ns;
-        (wall_ns - beyond + round / 2) / round * slice_ns + beyond
-    }
 }
