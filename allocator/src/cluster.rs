@@ -60,6 +60,8 @@ pub(crate) struct NodeEntry {
     reach: Option<Reach>,
     /// When what it offers changed last, on the cluster's own clock.
     pub(crate) stamp: u64,
+    /// How often it came to reach other devices than before.
+    pub(crate) layout: u64,
     /// What is left of its CPU, in thousandths of a core.
     pub(crate) cpu_milli: u64,
 }
@@ -166,6 +168,7 @@ impl Cluster {
             }
         }
         self.layout += 1;
+        self.nodes[node].layout += 1;
         self.touch(node);
     }
 
@@ -252,6 +255,7 @@ impl Cluster {
             order: self.order_between(&node.name),
             reach: None,
             stamp: 0,
+            layout: 0,
             cpu_milli: node.cpu_milli_left(),
         };
         self.nodes.push(entry);
@@ -348,7 +352,35 @@ impl Cluster {
         self.nodes[node].reach = Some(reach);
     }
 
-    /// The same, with the places of what it reaches.
+    /// What the node reaches, as if all were given back that is held of its own pools and is ours to give; with the places of
+    /// it. Whether nothing stays taken that others might give back comes with it.
+    fn emptied(&self, node: NodeIndex) -> Option<(Reach, bool)> {
+        let object = self.nodes[node].node.as_ref()?;
+        let pools = self.catalogue.gather(object, &self.features).ok()?;
+        let mut stays = Usage::default();
+        let mut is_final = true;
+        for pool in &pools {
+            let is_own = pool.is_only_of(&object.name);
+            for device in pool.all_devices().filter(|device| !(is_own && device.is_ours())) {
+                is_final = false;
+                let id = DeviceId { pool: pool.id.clone(), device: device.name.clone() };
+                stays.set(&id, self.usage.of(&id).cloned());
+            }
+        }
+        let mut reach = Reach::new(pools, object, &self.interner, &stays, &self.features);
+        reach.places = Some(Places::new(&reach, &self.machines));
+        Some((reach, is_final))
+    }
+
+    /// What a search on the node works with, once it is [emptied](Self::emptied).
+    pub(crate) fn parts_emptied(
+        &mut self,
+        node: NodeIndex,
+    ) -> Option<((Reach, bool), &mut Interner, &Features)> {
+        Some((self.emptied(node)?, &mut self.interner, &self.features))
+    }
+
+    /// Gathers, with the places of what it reaches.
     pub(crate) fn gather_places(&mut self, node: NodeIndex) {
         self.gather(node);
         if let Some(reach) = self.nodes[node].reach.as_mut().filter(|reach| reach.places.is_none()) {

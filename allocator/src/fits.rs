@@ -170,6 +170,24 @@ pub(crate) fn search(
     Search { shape, reach, features, interner, selections: ground.selections, steps, seed, outlook }.run()
 }
 
+/// Searches a node as if all were given back that can be. Whether that is the same whatever is taken comes with it.
+pub(crate) fn search_emptied(
+    shape: &mut Shape,
+    ground: &mut Ground<'_>,
+    node: NodeIndex,
+    steps: &mut u64,
+) -> (Ended, bool) {
+    let outlook = outlook(shape, ground, node);
+    let Some(((reach, is_final), interner, features)) = ground.cluster.parts_emptied(node) else {
+        return (Ended::None, true);
+    };
+    *steps = steps.saturating_sub(reach.candidates.len() as u64);
+    shape.meet_offers(reach.candidates.iter().map(|c| c.offer), interner, features);
+    let selections = &mut *ground.selections;
+    let search = Search { shape, reach: &reach, features, interner, selections, steps, seed: 0, outlook };
+    (search.run(), is_final)
+}
+
 fn outlook<'p>(shape: &Shape, ground: &Ground<'p>, node: NodeIndex) -> Outlook<'p> {
     Outlook {
         potential: ground.forecast.potential(),

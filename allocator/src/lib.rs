@@ -27,12 +27,14 @@ pub mod topology;
 
 mod capacity;
 mod cluster;
+mod emptied;
 mod explain;
 mod features;
 mod fits;
 mod forecast;
 mod node_selector;
 mod outcome;
+mod patience;
 mod plan;
 mod planner;
 mod policy;
@@ -42,7 +44,7 @@ mod shape;
 
 pub use capacity::CapacityError;
 pub use features::Features;
-pub use outcome::{Allotment, Cause, Decision, NotSupported, Plan, Refusal};
+pub use outcome::{Allotment, Cause, Decision, Kept, NotSupported, Plan, Refusal};
 pub use plan::{Settings, plan};
 pub use planner::{Planner, Unallocated};
 pub use policy::Policy;

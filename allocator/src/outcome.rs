@@ -1,7 +1,7 @@
 //! What planning gives: decisions to carry out, and reasons for pods that have to wait.
 
 use tessera_api::ConfigError;
-use tessera_api::names::{ClaimUid, DeviceClassName, NodeName, RequestName};
+use tessera_api::names::{ClaimUid, DeviceClassName, Namespace, NodeName, PodName, RequestName};
 use tessera_api::reason::Explanation;
 
 use crate::model::{DeviceResult, NodeSelector, PodUid};
@@ -15,6 +15,32 @@ pub struct Plan {
     pub refusals: Vec<Refusal>,
     /// Steps spent: devices looked at by the search.
     pub steps: u64,
+    /// The node that is kept free for a pod that has to wait.
+    pub kept: Option<Kept>,
+    /// When the plan may be another one although nothing has changed, in seconds since the epoch; none = never.
+    pub again: Option<i64>,
+}
+
+/// A node that is kept free for a pod: see [`plan`](crate::plan()).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Kept {
+    /// The pod.
+    pub pod: PodUid,
+    /// Its namespace.
+    pub namespace: Namespace,
+    /// Its name.
+    pub name: PodName,
+    /// The node.
+    pub node: NodeName,
+    /// Until when at least, in seconds since the epoch, if nothing changes.
+    pub until: i64,
+}
+
+impl Plan {
+    /// The node that is kept free for this pod.
+    pub fn kept_for(&self, pod: &PodUid) -> Option<&Kept> {
+        self.kept.as_ref().filter(|kept| kept.pod == *pod)
+    }
 }
 
 /// All pending claims of one pod, placed on one node.

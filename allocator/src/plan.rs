@@ -15,11 +15,24 @@ pub struct Settings {
     pub policy: Policy,
     /// For policies that draw lots.
     pub seed: u64,
+    /// The time, in seconds since the epoch: what [`PendingPod::created`] is compared with.
+    pub now: i64,
+    /// How many seconds a pod waits at least before a node is kept free for it: see [`plan`]. None = no node is kept.
+    pub patience: Option<u32>,
 }
+
+/// How many seconds a pod waits before a node is kept free for it, unless the caller says something else.
+const PATIENCE: u32 = 300;
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { steps_per_pod: 1_000_000, policy: Policy::default(), seed: 0 }
+        Self {
+            steps_per_pod: 1_000_000,
+            policy: Policy::default(),
+            seed: 0,
+            now: 0,
+            patience: Some(PATIENCE),
+        }
     }
 }
 
@@ -28,6 +41,11 @@ impl Default for Settings {
 /// Pods are taken by priority, then age, then namespace and name; what one gets is gone for the next. All pending claims of
 /// a pod are placed on one node, or none is. The same arguments give the same plan. Whoever plans again and again keeps a
 /// [`Planner`] instead.
+///
+/// One node at most is kept free ([`Plan::kept`]): for the first pod in this order that has waited for longer than
+/// [`Settings::patience`] and lacks nothing but what others hold, where it would fit once they have given that back. Pods that
+/// come later in the order do not go there. It is kept for a while, then not for as long, then for twice as long, and so on: a
+/// pod that never fits keeps others from a node for half of the time at most.
 pub fn plan(snapshot: &Snapshot, pods: &[PendingPod], settings: Settings) -> Plan {
     Planner::of(snapshot, Features::default()).plan(pods, settings)
 }

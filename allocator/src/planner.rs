@@ -1,5 +1,6 @@
 //! The planner: the cluster in numbers, and what has been found out about it.
 
+mod keep;
 mod observe;
 mod place;
 mod shapes;

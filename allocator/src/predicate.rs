@@ -21,8 +21,17 @@ pub(crate) struct Bound {
     pub(crate) nodes: NodeSelector,
 }
 
+/// What of a node's own resources counts as used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Room {
+    /// All that is.
+    Now,
+    /// What is left in use once the pods are gone that hold devices of ours there.
+    GivenBack,
+}
+
 /// The first predicate that keeps `pod` from `node`, given where its other claims are.
-pub(crate) fn fault(pod: &PendingPod, bounds: &[Bound], node: &Node) -> Option<NodeReason> {
+pub(crate) fn fault(pod: &PendingPod, bounds: &[Bound], node: &Node, room: Room) -> Option<NodeReason> {
     if let Some(bound) = bounds.iter().find(|bound| !bound.nodes.matches(node)) {
         return Some(NodeReason::ClaimElsewhere { claim: bound.claim.to_string() });
     }
@@ -47,8 +56,11 @@ pub(crate) fn fault(pod: &PendingPod, bounds: &[Bound], node: &Node) -> Option<N
     let lacking = demands.requests.iter().find(|(name, amount)| {
         let of =
             |map: &std::collections::BTreeMap<String, Quantity>| map.get(*name).copied().unwrap_or_default();
-        !amount.is_zero()
-            && of(&node.used).checked_add(**amount).is_none_or(|total| total > of(&node.allocatable))
+        let used = match room {
+            Room::Now => of(&node.used),
+            Room::GivenBack => of(&node.used).saturating_sub(of(&node.held)),
+        };
+        !amount.is_zero() && used.checked_add(**amount).is_none_or(|total| total > of(&node.allocatable))
     });
     lacking.map(|(name, _)| NodeReason::ResourceShort { resource: name.clone() })
 }

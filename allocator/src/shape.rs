@@ -12,7 +12,7 @@ use tessera_api::names::capacity::MEMORY;
 use tessera_api::quantity::Quantity;
 
 use crate::capacity::{self, CapacityError, Demand};
-use crate::cluster::{Cluster, Interner, OfferId};
+use crate::cluster::{Candidate, Cluster, Interner, OfferId};
 use crate::features::Features;
 use crate::model::{Alternative, Claim, Constraint, ConstraintKind, Device, DeviceClass, Mode};
 use crate::outcome::{Cause, NotSupported};
@@ -155,6 +155,28 @@ impl Shape {
         })
     }
 
+    /// How many devices all requests want, by the first alternative of each.
+    pub(crate) fn wanted(&self) -> u64 {
+        let requests = self.claims.iter().flat_map(|claim| &claim.requests[..claim.len()]);
+        let first = requests.filter_map(|&place| self.alternatives.get(place));
+        first.map(|a| a.count().unwrap_or(u64::MAX)).fold(0, u64::saturating_add)
+    }
+
+    /// Whether a request may be served by a device of an offer that has been met, if nothing were taken of it.
+    pub(crate) fn may_take(
+        &self,
+        candidate: &Candidate,
+        selections: &mut Selections,
+        interner: &mut Interner,
+        steps: &mut u64,
+    ) -> bool {
+        self.alternatives.iter().any(|alternative| {
+            let Ok(resolved) = &alternative.resolved else { return false };
+            alternative.on(candidate.offer).is_some_and(OfferAnswer::would_do)
+                && selections.selects(resolved.selection, candidate, interner, steps) == Ok(true)
+        })
+    }
+
     /// The policy for choosing the node: that of the first request.
     pub(crate) fn node_policy(&self) -> Policy {
         let first = self.alternatives.first().and_then(|a| a.resolved.as_ref().ok());
@@ -179,6 +201,13 @@ impl Shape {
                 }
             }
         }
+    }
+}
+
+impl OfferAnswer {
+    /// Whether it would be enough, if nothing were taken of it.
+    fn would_do(&self) -> bool {
+        self.usable && matches!(self.demand, OfferDemand::Takes(_, true))
     }
 }
 

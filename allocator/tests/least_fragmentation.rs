@@ -9,7 +9,13 @@ use builders::*;
 use tessera_allocator::model::{Attribute, Mode, PendingPod, PodClaim, Scheduling, Selector};
 use tessera_allocator::{Plan, Planner, Policy, Settings};
 
-const SETTINGS: Settings = Settings { policy: Policy::LeastFragmentation, steps_per_pod: 1_000_000, seed: 0 };
+const SETTINGS: Settings = Settings {
+    policy: Policy::LeastFragmentation,
+    steps_per_pod: 1_000_000,
+    seed: 0,
+    now: 0,
+    patience: None,
+};
 
 /// A pod with a share of one GPU, in percent, and so much CPU.
 fn share(name: &str, percent: u32, cpu: &str) -> PendingPod {

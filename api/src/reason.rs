@@ -134,6 +134,11 @@ pub enum NodeReason {
     },
     /// The pod could not run there before, and it is not tried again yet.
     BackedOff,
+    /// A pod that comes first and has waited long is to have it once enough of it is free.
+    KeptFree {
+        /// That pod, as `namespace/name`; none where it is of another namespace than who is told.
+        pod: Option<String>,
+    },
 }
 
 impl Reason {
@@ -146,6 +151,18 @@ impl Reason {
                 | Self::Short { .. }
                 | Self::CountersSpent
                 | Self::Tainted { .. }
+        )
+    }
+
+    /// Whether others have what is lacking: once they give it back, the device may do.
+    pub fn is_held_by_others(&self) -> bool {
+        matches!(
+            self,
+            Self::InUse
+                | Self::SharingDiffers { .. }
+                | Self::Short { .. }
+                | Self::CountersSpent
+                | Self::Node(NodeReason::ResourceShort { .. })
         )
     }
 
@@ -190,6 +207,7 @@ impl NodeReason {
             Self::ResourceShort { .. } => "NodeResourceShort",
             Self::ClaimElsewhere { .. } => "ClaimElsewhere",
             Self::BackedOff => "NodeBackedOff",
+            Self::KeptFree { .. } => "NodeKeptFree",
         }
     }
 }
@@ -238,6 +256,12 @@ impl fmt::Display for NodeReason {
             Self::ResourceShort { resource } => write!(f, "node has too little {resource} left"),
             Self::ClaimElsewhere { claim } => write!(f, "claim {claim} is allocated elsewhere"),
             Self::BackedOff => f.write_str("the pod could not run there; tried again later"),
+            Self::KeptFree { pod: Some(pod) } => {
+                write!(f, "kept free for pod {pod}, which comes first and has waited long")
+            }
+            Self::KeptFree { pod: None } => {
+                f.write_str("kept free for a pod of another namespace, which comes first and has waited long")
+            }
         }
     }
 }

@@ -19,7 +19,7 @@ use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
-use tessera_allocator::model::{PodUid, Snapshot as Cluster};
+use tessera_allocator::model::{PendingPod, PodUid, Snapshot as Cluster};
 use tessera_allocator::{Plan, Settings, plan};
 use tessera_api::names::{ClaimName, Namespace, PodName};
 use tessera_index::{ClaimState, Index, Work};
@@ -44,11 +44,19 @@ pub struct View<'v> {
     pub(crate) now: Timestamp,
 }
 
+impl View<'_> {
+    /// What the controller would decide if these pods were the only ones that wait.
+    pub(crate) fn plan_alone(&self, pods: &[PendingPod]) -> Plan {
+        plan(&self.cluster, pods, Settings { patience: None, ..self.settings })
+    }
+}
+
 impl<'v> View<'v> {
     /// Plans as the controller would at this moment.
     pub fn new(snapshot: &'v Snapshot, picture: &'v Picture, settings: Settings, now: Timestamp) -> Self {
         let index = &picture.index;
         let (cluster, work) = (index.snapshot(), index.work());
+        let settings = Settings { now: now.as_second(), ..settings };
         let plan = plan(&cluster, &work.pending, settings);
         Self { snapshot, index, cluster, work, plan, settings, now }
     }

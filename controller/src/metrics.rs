@@ -39,6 +39,8 @@ pub struct Metrics {
     pub plan_time: Histogram,
     /// Claims that wait, by reason.
     pub pending: Family<ReasonLabel, Gauge>,
+    /// Nodes kept free for a pod that has waited long: one or none.
+    pub kept: Gauge,
     /// Devices of which more is allocated than there is.
     pub overcommitted: Gauge,
     /// Claims of bound pods that are not on the pod's node.
@@ -65,6 +67,7 @@ impl Metrics {
             latency: Histogram::new(BUCKETS),
             plan_time: Histogram::new(BUCKETS),
             pending: Family::default(),
+            kept: Gauge::default(),
             overcommitted: Gauge::default(),
             misplaced: Gauge::default(),
             orphaned: Gauge::default(),
@@ -94,6 +97,11 @@ impl Metrics {
         );
         registry.register_with_unit("plan", "Time of one plan", Unit::Seconds, metrics.plan_time.clone());
         registry.register("pending_claims", "Claims that wait, by reason", metrics.pending.clone());
+        registry.register(
+            "kept_nodes",
+            "Nodes kept free for a pod that has waited long",
+            metrics.kept.clone(),
+        );
         registry.register(
             "overcommitted_devices",
             "Devices of which more is allocated than there is",

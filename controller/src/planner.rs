@@ -11,9 +11,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::jiff::Timestamp;
 use kube::Client;
-use tessera_allocator::Settings;
 use tessera_allocator::model::{PendingPod, PodClaim, PodUid};
+use tessera_allocator::{Kept, Settings};
 use tessera_api::names::ClaimUid;
 use tessera_index::Index;
 use tokio::sync::mpsc;
@@ -53,8 +54,13 @@ pub struct Planner {
     finished: mpsc::UnboundedReceiver<Outcome>,
     /// Claims gone under their pods that the last audit saw.
     orphans: BTreeSet<(PodUid, ClaimUid)>,
-    /// When to look again although nothing has changed: back-off that ends, an event that was held back.
+    /// When to look again although nothing has changed: back-off that ends, an event that was held back, a node that is kept
+    /// free no more.
     wake: Option<Instant>,
+    /// The node that is kept free.
+    kept: Option<Kept>,
+    /// What time it is: pods' ages are told by it.
+    clock: Box<dyn Fn() -> Timestamp + Send + Sync>,
 }
 
 /// A write under way.
@@ -101,7 +107,15 @@ impl Planner {
             finished,
             orphans: BTreeSet::new(),
             wake: None,
+            kept: None,
+            clock: Box::new(Timestamp::now),
         }
+    }
+
+    /// The same planner, which tells the time by `clock`.
+    #[must_use]
+    pub fn with_clock(self, clock: impl Fn() -> Timestamp + Send + Sync + 'static) -> Self {
+        Self { clock: Box::new(clock), ..self }
     }
 
     /// The same planner, which writes nothing outside of `tenure`.
@@ -236,12 +250,14 @@ impl Planner {
             pod.excluded = self.retries.excluded(&pod.uid, now);
         }
         work.pending.retain(|pod| !self.retries.is_held(&pod.uid, now) && !self.is_contended(pod, now));
-        let plan = self.index.plan(&work.pending, self.settings);
+        let wall = (self.clock)().as_second();
+        let plan = self.index.plan(&work.pending, Settings { now: wall, ..self.settings });
         self.metrics.plan_time.observe(now.elapsed().as_secs_f64());
         for decision in &plan.decisions {
             self.carry_out(decision, cause, now);
         }
-        self.tell_refused(&plan.refusals, &work.blocked, now);
+        self.note_kept(plan.kept.as_ref());
+        self.tell_refused(&plan, &work.blocked, now);
         self.take_back(&plan.refusals, &taken_back, now);
         let waiting = self.index.unbound_pods();
         self.retries.retain(now, |pod| waiting.contains(pod));
@@ -249,6 +265,7 @@ impl Planner {
         self.contention.retain(|claim| self.index.claim_object(claim).is_some());
         self.wake_at(self.retries.next_wake(now));
         self.wake_at(self.contention.next_wake(now));
+        self.wake_at(plan.again.and_then(|again| in_seconds(now, again.saturating_sub(wall))));
     }
 
     /// Takes in how long kube-scheduler took for the pods that it has bound.
@@ -375,4 +392,9 @@ impl Planner {
         }
         true
     }
+}
+
+/// So many seconds later, a second at least; none where that is beyond what a clock shows.
+fn in_seconds(now: Instant, seconds: i64) -> Option<Instant> {
+    now.checked_add(Duration::from_secs(u64::try_from(seconds).unwrap_or(0).max(1)))
 }

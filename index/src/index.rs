@@ -64,6 +64,8 @@ struct Unplanned {
 pub(crate) struct NodeEntry {
     pub(crate) node: Option<Arc<Node>>,
     used: BTreeMap<String, Quantity>,
+    /// What of it is of pods that hold devices of ours.
+    held: BTreeMap<String, Quantity>,
 }
 
 impl Index {
@@ -184,7 +186,7 @@ impl Index {
     pub fn apply_node(&mut self, object: &ApiNode) -> Result<bool, ConvertError> {
         let node = convert::node(object)?;
         let entry = self.nodes.entry(node.name.clone()).or_default();
-        let node = Node { used: entry.used.clone(), ..node };
+        let node = Node { used: entry.used.clone(), held: entry.held.clone(), ..node };
         let is_news = entry.node.as_deref() != Some(&node);
         if is_news {
             self.unplanned.nodes.insert(node.name.clone());
@@ -218,6 +220,7 @@ impl Index {
             pod.links = old.links;
             pod.booked_on = old.booked_on;
             pod.booked_requests = old.booked_requests;
+            pod.booked_as_holder = old.booked_as_holder;
         }
         self.name_claims(&mut pod);
         self.list_by_claims(&pod);
@@ -514,33 +517,53 @@ impl Index {
         })
     }
 
+    /// Whether a claim of the pod has devices of ours.
+    fn holds_devices(&self, pod: &PodEntry) -> bool {
+        let named = pod.claims.iter().filter_map(|c| self.claim_named(pod, c.name.as_ref()?));
+        let linked = pod.links.values().filter_map(|claim| self.claims.get(claim));
+        named.chain(linked).any(|entry| !entry.booked().is_empty())
+    }
+
     fn book_requests(&mut self, pod: &mut PodEntry, node: Option<NodeName>) {
-        if pod.booked_on == node && (node.is_none() || pod.booked_requests == pod.scheduling.requests) {
+        let as_holder = node.is_some() && self.holds_devices(pod);
+        let is_same = pod.booked_requests == pod.scheduling.requests && pod.booked_as_holder == as_holder;
+        if pod.booked_on == node && (node.is_none() || is_same) {
             return;
         }
         if let Some(old) = pod.booked_on.take() {
-            self.change_requests(&old, &pod.booked_requests, false);
+            self.change_requests(&old, pod, false);
         }
         if let Some(new) = &node {
             pod.booked_requests = pod.scheduling.requests.clone();
-            self.change_requests(new, &pod.booked_requests, true);
+            pod.booked_as_holder = as_holder;
+            self.change_requests(new, pod, true);
         }
         pod.booked_on = node;
     }
 
-    fn change_requests(&mut self, node: &NodeName, requests: &BTreeMap<String, Quantity>, add: bool) {
+    /// Adds what is booked for the pod to the sums of the node, or takes it away.
+    fn change_requests(&mut self, node: &NodeName, pod: &PodEntry, add: bool) {
         self.unplanned.nodes.insert(node.clone());
         let entry = self.nodes.entry(node.clone()).or_default();
-        for (name, amount) in requests {
-            let sum = entry.used.entry(name.clone()).or_default();
-            let changed = if add { sum.checked_add(*amount) } else { sum.checked_sub(*amount) };
-            *sum = changed.unwrap_or(*sum);
+        change(&mut entry.used, &pod.booked_requests, add);
+        if pod.booked_as_holder {
+            change(&mut entry.held, &pod.booked_requests, add);
         }
-        entry.used.retain(|_, sum| !sum.is_zero());
         if let Some(node) = &mut entry.node {
-            Arc::make_mut(node).used.clone_from(&entry.used);
+            let node = Arc::make_mut(node);
+            node.used.clone_from(&entry.used);
+            node.held.clone_from(&entry.held);
         } else if entry.used.is_empty() {
             self.nodes.remove(node);
         }
     }
+}
+
+fn change(sums: &mut BTreeMap<String, Quantity>, requests: &BTreeMap<String, Quantity>, add: bool) {
+    for (name, amount) in requests {
+        let sum = sums.entry(name.clone()).or_default();
+        let changed = if add { sum.checked_add(*amount) } else { sum.checked_sub(*amount) };
+        *sum = changed.unwrap_or(*sum);
+    }
+    sums.retain(|_, sum| !sum.is_zero());
 }

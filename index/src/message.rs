@@ -2,7 +2,8 @@
 //!
 //! Events, `kubectl tessera explain` and metrics take their words from here, so that whoever reads two of them reads the same.
 
-use tessera_allocator::Cause;
+use k8s_openapi::jiff::Timestamp;
+use tessera_allocator::{Cause, Kept};
 use tessera_api::names::DRIVER_NAME;
 use tessera_api::reason::MAX_EVENT_BYTES;
 
@@ -20,8 +21,9 @@ pub fn reason(cause: &Cause) -> &'static str {
     }
 }
 
-/// The text of that event, for the claim of that name: at most [`MAX_EVENT_BYTES`].
-pub fn note(claim: &str, cause: &Cause) -> String {
+/// The text of that event, for the claim of that name: at most [`MAX_EVENT_BYTES`]. `kept` is the node that is kept free for
+/// the pod.
+pub fn note(claim: &str, cause: &Cause, kept: Option<&Kept>) -> String {
     match cause {
         Cause::UnknownClass { request, class } => format!(
             "ResourceClaim {claim}: request `{request}` names DeviceClass `{class}`, which does not exist; \
@@ -39,9 +41,20 @@ pub fn note(claim: &str, cause: &Cause) -> String {
         ),
         Cause::NoFit(explanation) => {
             let opening = format!("ResourceClaim {claim} has to wait: ");
-            let rest = explanation.render(MAX_EVENT_BYTES - opening.len());
-            opening + &rest
+            let closing = kept.map(|kept| format!("; {}", kept_free(kept))).unwrap_or_default();
+            let rest = explanation.render(MAX_EVENT_BYTES - opening.len() - closing.len());
+            opening + &rest + &closing
         }
+    }
+}
+
+/// What the pod is told for which a node is kept free.
+pub fn kept_free(kept: &Kept) -> String {
+    let Kept { node, until, .. } = kept;
+    match Timestamp::from_second(*until) {
+        Ok(until) => format!("node {node} is kept free for the pod until {until}"),
+        // Beyond the year 9999.
+        Err(_) => format!("node {node} is kept free for the pod"),
     }
 }
 

@@ -39,6 +39,8 @@ pub(crate) struct PodEntry {
     pub(crate) booked_requests: BTreeMap<String, Quantity>,
     /// The node on which its requests are booked.
     pub(crate) booked_on: Option<NodeName>,
+    /// Whether they are booked as those of a pod that holds devices of ours.
+    pub(crate) booked_as_holder: bool,
 }
 
 /// One entry of `spec.resourceClaims`.
@@ -84,6 +86,7 @@ impl PodEntry {
             links: BTreeMap::new(),
             booked_requests: BTreeMap::new(),
             booked_on: None,
+            booked_as_holder: false,
         })
     }
 

@@ -88,6 +88,13 @@ impl Fed {
         let node = &snapshot.nodes[&NodeName::new("node-a").unwrap()];
         node.used.get("cpu").copied().unwrap_or_default()
     }
+
+    /// What of it is of pods that hold devices.
+    fn cpu_held(&self) -> Quantity {
+        let snapshot = self.index.snapshot();
+        let node = &snapshot.nodes[&NodeName::new("node-a").unwrap()];
+        node.held.get("cpu").copied().unwrap_or_default()
+    }
 }
 
 fn read<T: serde::de::DeserializeOwned>(object: Value) -> T {
@@ -413,6 +420,23 @@ fn requests_are_booked_where_a_pod_runs_or_its_claims_will_have_it_go() {
     assert_eq!(fed.cpu_used(), Quantity::from_integer(2), "a change of the node does not lose it");
     fed.pod(on_node(pod("p", &["c"]), "Succeeded"));
     assert_eq!(fed.cpu_used(), Quantity::ZERO);
+}
+
+#[test]
+fn what_pods_that_hold_devices_request_is_told_from_what_others_do() {
+    let mut fed = Fed::with_gpu();
+    let two = Quantity::from_integer(2);
+    fed.pod(on_node(pod("daemon", &[]), "Running"));
+    assert_eq!((fed.cpu_used(), fed.cpu_held()), (two, Quantity::ZERO));
+    fed.claim(claim("c", "gpu.tessera.dev"));
+    fed.pod(on_node(pod("p", &["c"]), "Running"));
+    assert_eq!(fed.cpu_held(), Quantity::ZERO, "bound before its claim is allocated");
+    fed.claim(allocated(claim("c", "gpu.tessera.dev"), 19));
+    assert_eq!((fed.cpu_used(), fed.cpu_held()), (Quantity::from_integer(4), two));
+    fed.node("node-a", "16");
+    assert_eq!(fed.cpu_held(), two, "a change of the node does not lose it");
+    fed.pod(on_node(pod("p", &["c"]), "Succeeded"));
+    assert_eq!((fed.cpu_used(), fed.cpu_held()), (two, Quantity::ZERO));
 }
 
 #[test]

@@ -4,8 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use tessera_api::names::NodeName;
+
 use crate::features::Features;
-use crate::model::{Node, NodeChoice, PoolId, Slice};
+use crate::model::{Device, Node, NodeChoice, PoolId, Slice};
 
 use super::CompiledSlice;
 
@@ -185,6 +187,18 @@ impl NodePool {
     /// How many devices it shows to the node.
     pub(crate) fn devices(&self) -> u64 {
         self.slices.iter().map(|s| s.slice.devices.len() as u64).sum()
+    }
+
+    /// Whether nobody but this node can use it.
+    pub(crate) fn is_only_of(&self, node: &NodeName) -> bool {
+        let is_of =
+            |slice: &Arc<CompiledSlice>| matches!(&slice.slice.nodes, NodeChoice::Node(name) if name == node);
+        self.slices.iter().chain(&self.elsewhere).chain(&self.counters).all(is_of)
+    }
+
+    /// Its devices, those that the node cannot use too.
+    pub(crate) fn all_devices(&self) -> impl Iterator<Item = &Arc<Device>> {
+        self.slices.iter().chain(&self.elsewhere).flat_map(|slice| &slice.slice.devices)
     }
 
     fn has_binding_conditions(&self) -> bool {

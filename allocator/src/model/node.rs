@@ -22,6 +22,8 @@ pub struct Node {
     pub allocatable: BTreeMap<String, Quantity>,
     /// Sum of the requests of the pods that are bound here or are expected to be; `pods` counts them.
     pub used: BTreeMap<String, Quantity>,
+    /// What of [`used`](Self::used) is of pods that hold devices of ours here: it comes back with the devices.
+    pub held: BTreeMap<String, Quantity>,
 }
 
 /// A node's taint.
@@ -54,11 +56,13 @@ impl Node {
         cpu_milli_of(&self.allocatable).saturating_sub(cpu_milli_of(&self.used))
     }
 
-    /// Adds the requests of a pod to what is used.
-    pub fn take(&mut self, requests: &BTreeMap<String, Quantity>) {
-        for (name, amount) in requests {
-            let sum = self.used.entry(name.clone()).or_default();
-            *sum = sum.checked_add(*amount).unwrap_or(*sum);
+    /// Adds the requests of a pod that gets devices here to what is used.
+    pub(crate) fn take(&mut self, requests: &BTreeMap<String, Quantity>) {
+        for sums in [&mut self.used, &mut self.held] {
+            for (name, amount) in requests {
+                let sum = sums.entry(name.clone()).or_default();
+                *sum = sum.checked_add(*amount).unwrap_or(*sum);
+            }
         }
     }
 }

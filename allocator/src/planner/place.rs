@@ -4,8 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use tessera_api::names::{ClaimName, ClaimUid};
+use tessera_api::reason::NodeReason;
 
 use super::Planner;
+use super::keep::Keeping;
 use super::shapes::ShapeId;
 use crate::cluster::NodeIndex;
 use crate::explain::Explainer;
@@ -17,7 +19,7 @@ use crate::model::{
 use crate::outcome::{Cause, Decision, Plan, Refusal};
 use crate::plan::Settings;
 use crate::policy::lot;
-use crate::predicate::{self, Bound};
+use crate::predicate::{self, Bound, Room};
 use crate::search::{Chosen, Ended};
 
 /// Plans the pods. What is decided counts as taken until the end, and then as before.
@@ -41,6 +43,8 @@ pub(super) fn plan(planner: &mut Planner, pods: &[PendingPod], settings: Setting
         }
         plan.steps += settings.steps_per_pod - steps;
     }
+    plan.steps += settings.steps_per_pod - placing.keeping.steps();
+    (plan.kept, plan.again) = std::mem::take(&mut placing.keeping).end();
     placing.undo();
     plan
 }
@@ -51,9 +55,9 @@ fn lacks_room(cause: &Cause) -> bool {
 }
 
 /// One plan in the making: what has been decided on top of the cluster.
-struct Placing<'p> {
-    planner: &'p mut Planner,
-    settings: Settings,
+pub(super) struct Placing<'p> {
+    pub(super) planner: &'p mut Planner,
+    pub(super) settings: Settings,
     /// Nodes with the requests of pods that have been decided for them.
     nodes: BTreeMap<NodeIndex, Node>,
     /// What was taken of devices before.
@@ -64,12 +68,16 @@ struct Placing<'p> {
     decided: BTreeMap<ClaimUid, Option<NodeSelector>>,
     /// What has been said to pods that have to wait, since the last decision.
     explained: Vec<Explained>,
+    /// The node that is kept free for a pod that was refused.
+    pub(super) keeping: Keeping,
 }
 
 /// An explanation that holds for every pod like this one.
 struct Explained {
     shape: ShapeId,
     scheduling: Arc<Scheduling>,
+    /// What is said of the node that is kept free.
+    kept_off: Option<NodeReason>,
     causes: Vec<Cause>,
 }
 
@@ -92,6 +100,7 @@ impl<'p> Placing<'p> {
             cpu_before: Vec::new(),
             decided: BTreeMap::new(),
             explained: Vec::new(),
+            keeping: Keeping::new(settings.steps_per_pod),
         }
     }
 
@@ -129,7 +138,16 @@ impl<'p> Placing<'p> {
             }
             in_vain.insert(node);
         }
-        Err(self.refuse(&place, shape))
+        let refusals = self.refuse(&place, shape);
+        self.keep_for(&place, shape, &refusals);
+        Err(refusals)
+    }
+
+    /// Why the pod cannot go to a node, whatever its devices.
+    fn fault(&self, place: &ToPlace<'_>, index: NodeIndex, node: &Node) -> Option<NodeReason> {
+        let is_kept = self.keeping.node() == Some(index);
+        let kept_off = || is_kept.then(|| self.keeping.keeps_off(place)).flatten();
+        predicate::fault(place.pod, &place.bounds, node, Room::Now).or_else(kept_off)
     }
 
     /// What is left to decide of a pod, after what this plan has decided before.
@@ -161,8 +179,7 @@ impl<'p> Placing<'p> {
     ) -> Option<NodeIndex> {
         let entry = self.planner.shapes.get(shape);
         let can_go = |node: &NodeIndex| {
-            !in_vain.contains(node)
-                && self.node(*node).is_some_and(|n| predicate::fault(place.pod, &place.bounds, n).is_none())
+            !in_vain.contains(node) && self.node(*node).is_some_and(|n| self.fault(place, *node, n).is_none())
         };
         // Room has been made there, and nowhere else.
         let nominated = place.pod.nominated.as_ref().and_then(|name| self.planner.cluster.node_index(name));
@@ -187,7 +204,7 @@ impl<'p> Placing<'p> {
     }
 
     /// A node as it is now: with the pods of this plan.
-    fn node(&self, node: NodeIndex) -> Option<&Node> {
+    pub(super) fn node(&self, node: NodeIndex) -> Option<&Node> {
         self.nodes.get(&node).or_else(|| self.planner.cluster.nodes[node].node.as_deref())
     }
 
@@ -242,8 +259,11 @@ impl<'p> Placing<'p> {
             return place.refused(|_| Cause::NotDecided);
         }
         // What is particular to the pod makes its explanation particular.
-        let is_common = place.bounds.is_empty() && place.pod.excluded.is_empty();
-        let is_like = |e: &&Explained| e.shape == shape && e.scheduling == place.pod.scheduling;
+        let is_common = place.is_common();
+        let kept_off = self.keeping.keeps_off(place);
+        let is_like = |e: &&Explained| {
+            e.shape == shape && e.scheduling == place.pod.scheduling && e.kept_off == kept_off
+        };
         if let Some(known) = self.explained.iter().find(is_like).filter(|_| is_common) {
             return place.refused(|c| known.causes[c].clone());
         }
@@ -251,7 +271,7 @@ impl<'p> Placing<'p> {
         let refusals = place.refused(|c| causes[c].clone());
         if is_common {
             let scheduling = Arc::clone(&place.pod.scheduling);
-            self.explained.push(Explained { shape, scheduling, causes });
+            self.explained.push(Explained { shape, scheduling, kept_off, causes });
         }
         refusals
     }
@@ -279,7 +299,7 @@ impl<'p> Placing<'p> {
         index: NodeIndex,
         node: &Node,
     ) {
-        let fault = predicate::fault(place.pod, &place.bounds, node);
+        let fault = self.fault(place, index, node);
         let Planner { cluster, selections, shapes, .. } = &mut *self.planner;
         let entry = shapes.get_mut(shape);
         let failed = match entry.fits.answer(index) {
@@ -301,6 +321,11 @@ impl<'p> Placing<'p> {
 }
 
 impl ToPlace<'_> {
+    /// Whether what holds for it holds for every pod with the same claims and demands.
+    pub(super) fn is_common(&self) -> bool {
+        self.bounds.is_empty() && self.pod.excluded.is_empty()
+    }
+
     fn bind(&mut self, claim: &ClaimName, nodes: Option<&NodeSelector>) {
         self.bounds.extend(nodes.map(|nodes| Bound { claim: claim.clone(), nodes: nodes.clone() }));
     }

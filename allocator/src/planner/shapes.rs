@@ -4,6 +4,7 @@ use std::hash::{BuildHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use crate::cluster::{Cluster, FastMap};
+use crate::emptied::Emptied;
 use crate::fits::Fits;
 use crate::model::Claim;
 use crate::policy::Policy;
@@ -37,6 +38,7 @@ pub(super) struct ShapeEntry {
     pub(super) shape: Shape,
     policy: Policy,
     pub(super) fits: Fits,
+    pub(super) emptied: Emptied,
     hash: u64,
     asked: u64,
 }
@@ -87,7 +89,14 @@ impl Shapes {
             cluster.rank_by_cpu();
         }
         let id = ShapeId(self.clock);
-        let entry = ShapeEntry { shape, policy, fits: Fits::default(), hash, asked: self.clock };
+        let entry = ShapeEntry {
+            shape,
+            policy,
+            fits: Fits::default(),
+            emptied: Emptied::default(),
+            hash,
+            asked: self.clock,
+        };
         self.entries.insert(id, entry);
         self.by_hash.entry(hash).or_default().push(id);
         id

@@ -105,6 +105,7 @@ impl Cluster {
                 ("pods".to_owned(), quantity("110")),
             ]),
             used: BTreeMap::new(),
+            held: BTreeMap::new(),
         };
         change(&mut node);
         self.0.nodes.insert(node.name.clone(), Arc::new(node));

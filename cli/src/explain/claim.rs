@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 use tessera_allocator::model::{Alternative, Claim, Mode, NodeSelector, PendingPod, PodClaim};
-use tessera_allocator::{Allotment, Cause, plan};
+use tessera_allocator::{Allotment, Cause, Plan, Refusal};
 use tessera_api::names::{ClaimUid, DRIVER_NAME, RequestName};
 use tessera_api::reason::Explanation;
 use tessera_index::{ClaimStanding, ClaimState, Scope, message};
@@ -176,11 +176,12 @@ impl<'v> Subject<'v> {
     }
 
     /// The report of a claim that is refused.
-    pub(crate) fn refused(&self, cause: &Cause, pod: &PendingPod) -> ClaimReport {
+    pub(crate) fn refused(&self, refusal: &Refusal, plan: &Plan, pod: &PendingPod) -> ClaimReport {
+        let cause = &refusal.cause;
         let name = self.name.as_deref().unwrap_or_default();
         ClaimReport {
             reason: message::reason(cause).to_owned(),
-            message: message::note(name, cause),
+            message: message::note(name, cause, plan.kept_for(&refusal.pod)),
             reasons: explanation(cause),
             requests: match cause {
                 Cause::NoFit(_) => self.each_request(pod),
@@ -202,7 +203,7 @@ impl<'v> Subject<'v> {
             let claim =
                 Claim { requests: vec![request.clone()], constraints: Vec::new(), ..Claim::clone(claim) };
             let pod = PendingPod { claims: vec![PodClaim::Pending(claim.into())], ..pod.clone() };
-            let plan = plan(&self.view.cluster, &[pod], self.view.settings);
+            let plan = self.view.plan_alone(&[pod]);
             let cause = plan.refusals.first().map(|refusal| &refusal.cause);
             let reasons = cause.and_then(explanation);
             let told = cause.filter(|_| reasons.is_none());
@@ -210,7 +211,8 @@ impl<'v> Subject<'v> {
                 request: request.name.to_string(),
                 fits: cause.is_none(),
                 reasons,
-                message: told.map(|cause| message::note(self.name.as_deref().unwrap_or_default(), cause)),
+                message: told
+                    .map(|cause| message::note(self.name.as_deref().unwrap_or_default(), cause, None)),
             }
         };
         claim.requests.iter().map(alone).collect()

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Pod;
 use tessera_allocator::model::{PendingPod, PodUid};
-use tessera_allocator::{Cause, Decision, Plan, Refusal, plan};
+use tessera_allocator::{Cause, Decision, Kept, Plan, Refusal};
 use tessera_api::names::{ClaimUid, NodeName};
 use tessera_index::{Blocked, ClaimState, Stage, message};
 
@@ -131,7 +131,7 @@ impl<'v> OnePod<'v> {
     /// The pod has claims for the controller to allocate.
     fn planned(&self, pending: &PendingPod) -> Outcome {
         let is_queued = self.view.work.pending.iter().any(|queued| queued.uid == pending.uid);
-        let alone = || plan(&self.view.cluster, std::slice::from_ref(pending), self.view.settings);
+        let alone = || self.view.plan_alone(std::slice::from_ref(pending));
         let by_itself;
         let plan = if is_queued {
             &self.view.plan
@@ -146,33 +146,34 @@ impl<'v> OnePod<'v> {
         }
         let of = |claim: &ClaimUid| refusals.iter().find(|refusal| refusal.claim == *claim);
         let report = |subject: &Subject<'_>| match subject.uid().and_then(of) {
-            Some(refusal) => subject.refused(&refusal.cause, pending),
+            Some(refusal) => subject.refused(refusal, plan, pending),
             None => subject.report(),
         };
         let claims: Vec<ClaimReport> = self.claims.iter().map(report).collect();
-        // Where nobody gets anything, nobody was in the way.
-        let in_the_way = is_queued && !plan.decisions.is_empty();
+        // Where nobody gets anything or has a node kept free, nobody was in the way.
+        let in_the_way = is_queued && !(plan.decisions.is_empty() && plan.kept.is_none());
         let message = match in_the_way.then(alone).iter().flat_map(|plan| &plan.decisions).next() {
             Some(decision) => format!(
                 "it would fit on node {}, if it were not for {} that come before it: of higher priority, or older",
                 decision.node,
                 count(self.before(pending), "waiting pod")
             ),
-            None => self.refusal(&refusals),
+            None => self.refusal(&refusals, plan.kept_for(self.uid)),
         };
         Outcome { state: PodState::Waiting, message, node: None, claims }
     }
 
     /// Refusals in one sentence.
-    fn refusal(&self, refusals: &[&Refusal]) -> String {
+    fn refusal(&self, refusals: &[&Refusal], kept: Option<&Kept>) -> String {
         let name = |refusal: &&Refusal| self.view.index.claim_called(&refusal.claim).map(ToString::to_string);
         let broken = refusals.iter().find(|refusal| !matches!(refusal.cause, Cause::NoFit(_)));
         if let Some(broken) = broken {
-            return message::note(&name(broken).unwrap_or_default(), &broken.cause);
+            return message::note(&name(broken).unwrap_or_default(), &broken.cause, None);
         }
         let names: Vec<String> = refusals.iter().filter_map(name).collect();
         let claims = if names.len() == 1 { "claim" } else { "claims" };
-        format!("no node has devices for {claims} {}", names.join(", "))
+        let outlook = kept.map(|kept| format!("; {}", message::kept_free(kept))).unwrap_or_default();
+        format!("no node has devices for {claims} {}{outlook}", names.join(", "))
     }
 
     /// How many waiting pods are planned before this one.

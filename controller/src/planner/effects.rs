@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::events::EventType;
 use tessera_allocator::model::PodUid;
-use tessera_allocator::{Allotment, Decision, Refusal};
+use tessera_allocator::{Allotment, Decision, Kept, Plan, Refusal};
 use tessera_api::names::{ClaimUid, NodeName, ShareId};
 use tessera_index::{Blocked, Obstacle, Scope, Waiting, convert, message};
 use tokio::time::Instant;
@@ -137,18 +137,35 @@ impl Planner {
         });
     }
 
+    /// Logs which node is kept free for which pod, once, and counts it.
+    pub(super) fn note_kept(&mut self, kept: Option<&Kept>) {
+        self.metrics.kept.set(i64::from(kept.is_some()));
+        if self.kept.as_ref() == kept {
+            return;
+        }
+        self.kept = kept.cloned();
+        match kept {
+            Some(Kept { namespace, name, node, until, .. }) => {
+                tracing::info!(%node, pod = %name, %namespace, until, "keeping a node free for a pod that has waited long");
+            }
+            None => tracing::info!("no node is kept free any more"),
+        }
+    }
+
     /// Tells the pods that have to wait why, and counts them.
-    pub(super) fn tell_refused(&mut self, refusals: &[Refusal], blocked: &[Blocked], now: Instant) {
+    pub(super) fn tell_refused(&mut self, plan: &Plan, blocked: &[Blocked], now: Instant) {
         let mut pending: BTreeMap<&'static str, i64> = BTreeMap::new();
-        for refusal in refusals {
+        for refusal in &plan.refusals {
             // A claim that any driver could serve is not ours to complain about, as long as it is sound.
             let anybodys = self.index.scope(&refusal.claim) == Some(Scope::Any);
             if anybodys && !matches!(refusal.cause, tessera_allocator::Cause::UnknownClass { .. }) {
                 continue;
             }
             *pending.entry(message::label(&refusal.cause)).or_default() += 1;
-            let note = message::note(&self.claim_name(&refusal.claim), &refusal.cause);
-            self.tell_pod(&refusal.pod, message::reason(&refusal.cause), note, None, now);
+            let kept = plan.kept_for(&refusal.pod);
+            let note = message::note(&self.claim_name(&refusal.claim), &refusal.cause, kept);
+            let node = kept.map(|kept| &kept.node);
+            self.tell_pod(&refusal.pod, message::reason(&refusal.cause), note, node, now);
         }
         for blocked in blocked {
             let claim = self.claim_name(&blocked.claim);

@@ -78,7 +78,7 @@ impl Planner {
             self.carry_out(decision, cause, now);
         }
         for refusal in &plan.refusals {
-            let why = message::note(&self.claim_name(&refusal.claim), &refusal.cause);
+            let why = message::note(&self.claim_name(&refusal.claim), &refusal.cause, None);
             let note = format!(
                 "the pod is bound to node {node} and its claim has to be allocated there: {why}; \
                  make room on the node, or delete the pod to start over"

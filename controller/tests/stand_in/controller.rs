@@ -1,6 +1,7 @@
 //! The controller at work on a stand-in, and what the cluster around it does.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
+use k8s_openapi::jiff::Timestamp;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use tessera_allocator::Settings;
@@ -8,12 +9,13 @@ use tessera_controller::metrics::Metrics;
 use tessera_controller::planner::Planner;
 use tessera_controller::watch;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::StandIn;
 use super::objects::{bound, class, node, pod, slice};
 
-/// A controller at work.
+/// A controller at work. It starts at the epoch, when pods that do not say when were created, and its clock is tokio's.
 pub(crate) struct Controller {
     pub(crate) stop: CancellationToken,
     pub(crate) task: JoinHandle<bool>,
@@ -25,7 +27,10 @@ impl Controller {
         let stop = CancellationToken::new();
         let metrics = Metrics::new(&mut Registry::default());
         let changes = watch::start(&api.client());
-        let planner = Planner::new(api.client(), "test", Settings::default(), metrics.clone());
+        let started = Instant::now();
+        let seconds = move || i64::try_from(started.elapsed().as_secs()).unwrap();
+        let planner = Planner::new(api.client(), "test", Settings::default(), metrics.clone())
+            .with_clock(move || Timestamp::from_second(seconds()).unwrap());
         let task = tokio::spawn(planner.run(changes, stop.clone()));
         Self { stop, task, metrics }
     }
