@@ -218,6 +218,15 @@ fn named(claim: &Arc<Claim>, n: usize) -> Arc<Claim> {
     Arc::new(Claim { uid, name, ..Claim::clone(claim) })
 }
 
+/// The claim with so many devices for each of its requests.
+fn wanting(claim: Arc<Claim>, devices: Option<u64>) -> Arc<Claim> {
+    let Some(devices) = devices else { return claim };
+    let mut claim = Arc::unwrap_or_clone(claim);
+    let alternatives = claim.requests.iter_mut().flat_map(|request| &mut request.alternatives);
+    alternatives.for_each(|alternative| alternative.mode = tessera_allocator::model::Mode::Exact(devices));
+    Arc::new(claim)
+}
+
 fn pod(claim: &Arc<Claim>) -> PendingPod {
     PendingPod {
         uid: PodUid::new(claim.uid.as_str()),
@@ -247,13 +256,25 @@ pub struct BatchReport {
     pub update_ns: u64,
 }
 
+/// The pods of a batch.
+#[derive(Debug, Clone, Copy)]
+pub struct Batch {
+    /// How many.
+    pub pods: usize,
+    /// How many devices each request wants; none = as many as in the scenario.
+    pub devices: Option<u64>,
+    /// For how many seconds they have waited.
+    pub waited: u32,
+}
+
 /// Plans so many pods with the scenario's claims, and measures what telling the planner of one change takes.
-pub fn batch(scenario: &Scenario, pods: usize, policy: Policy) -> BatchReport {
+pub fn batch(scenario: &Scenario, batch: Batch, policy: Policy) -> BatchReport {
+    let Batch { pods, devices, waited } = batch;
     let mut planner = Planner::of(&scenario.snapshot, Features::default());
     planner.gather();
     let claims = scenario.claims.iter().cycle().take(pods).enumerate();
-    let pending: Vec<PendingPod> = claims.map(|(n, claim)| pod(&named(claim, n))).collect();
-    let settings = Settings { policy, ..Settings::default() };
+    let pending: Vec<PendingPod> = claims.map(|(n, claim)| pod(&wanting(named(claim, n), devices))).collect();
+    let settings = Settings { policy, now: i64::from(waited), ..Settings::default() };
     let (plan, time) = timed(|| planner.plan(&pending, settings));
     let results: Vec<_> = plan.decisions.iter().flat_map(|d| &d.claims).flat_map(|c| &c.results).collect();
     let mut usage = scenario.snapshot.usage.clone();

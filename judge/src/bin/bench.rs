@@ -8,7 +8,7 @@ use anyhow::{Context as _, bail};
 use clap::{Parser, ValueEnum};
 use serde_json::Value;
 use tessera_allocator::Policy;
-use tessera_judge::bench::{self, BatchReport, Mode, Report, Way};
+use tessera_judge::bench::{self, Batch, BatchReport, Mode, Report, Way};
 use tessera_judge::scenario::Scenario;
 
 /// Measures the allocator on benchmark scenarios, by the protocol of the oracle's own benchmark.
@@ -32,6 +32,12 @@ struct Args {
     /// Measure planning of so many pending pods on each scenario's cluster, and nothing else.
     #[arg(long, value_name = "PODS")]
     pending: Option<usize>,
+    /// With --pending: each request wants so many devices, in place of what the scenario says.
+    #[arg(long, value_name = "DEVICES", requires = "pending")]
+    devices: Option<u64>,
+    /// With --pending: the pods have waited for so many seconds. From 300 on a node is kept free for one that does not fit.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    waited: u32,
     /// `table`, or `json`: one object per line.
     #[arg(short, long, value_enum, default_value = "table")]
     output: Output,
@@ -59,7 +65,10 @@ fn main() -> anyhow::Result<()> {
             .with_context(|| format!("scenario {name}; `oracle scenario list` shows the names"))?;
         drop(text);
         match args.pending {
-            Some(pods) => show_batch(&bench::batch(&scenario, pods, Policy::default()), args.output)?,
+            Some(pods) => {
+                let batch = Batch { pods, devices: args.devices, waited: args.waited };
+                show_batch(&bench::batch(&scenario, batch, Policy::default()), args.output)?;
+            }
             None => measure(&scenario, mode(&scenario)?, &args, &name)?,
         }
     }
