@@ -4,6 +4,7 @@
 mod stage;
 
 use k8s_openapi::api::core::v1::Event;
+use k8s_openapi::jiff::Timestamp;
 use serde_json::json;
 use stage::{Stage, device, golden, read, share};
 use tessera_allocator::{Settings, plan};
@@ -65,10 +66,11 @@ fn the_words_are_those_of_the_controllers_event() {
     stage.claim("trainer-gpu", share("19Gi", "25"));
     stage.pod("trainer", &["trainer-gpu"]);
     let index = stage.snapshot.picture().index;
-    let told = plan(&index.snapshot(), &index.work().pending, Settings::default());
+    let now = stage::NOW.parse::<Timestamp>().unwrap().as_second();
+    let told = plan(&index.snapshot(), &index.work().pending, Settings { now, ..Settings::default() });
     let [refusal] = told.refusals.as_slice() else { panic!("one claim is refused") };
     let report = pod(&stage, "trainer");
-    assert_eq!(report.claims[0].message, message::note("trainer-gpu", &refusal.cause, None));
+    assert_eq!(report.claims[0].message, message::note("trainer-gpu", &refusal.cause, told.kept_for(&refusal.pod)));
     assert_eq!(report.claims[0].reason, message::reason(&refusal.cause));
 }
 
