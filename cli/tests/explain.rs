@@ -70,7 +70,10 @@ fn the_words_are_those_of_the_controllers_event() {
     let told = plan(&index.snapshot(), &index.work().pending, Settings { now, ..Settings::default() });
     let [refusal] = told.refusals.as_slice() else { panic!("one claim is refused") };
     let report = pod(&stage, "trainer");
-    assert_eq!(report.claims[0].message, message::note("trainer-gpu", &refusal.cause, told.kept_for(&refusal.pod)));
+    assert_eq!(
+        report.claims[0].message,
+        message::note("trainer-gpu", &refusal.cause, told.kept_for(&refusal.pod))
+    );
     assert_eq!(report.claims[0].reason, message::reason(&refusal.cause));
 }
 

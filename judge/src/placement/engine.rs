@@ -219,6 +219,7 @@ fn node(row: &NodeRow, rank: usize) -> ModelNode {
         taints: Vec::new(),
         allocatable: resources(row.cpu_milli, row.memory_mib),
         used: BTreeMap::new(),
+        held: BTreeMap::new(),
     }
 }
 
