@@ -53,10 +53,12 @@ pub mod metric {
     pub const SHARE_LAUNCHES: &str = "tessera_share_kernel_launches";
     /// Gauge per share: living processes that have used the GPU.
     pub const SHARE_PROCESSES: &str = "tessera_share_processes";
-    /// Gauge per share: 1 while its ledger can be read, 0 where its containers have ruined it.
+    /// Gauge per share: 1 while its ledger can be read, 0 where not, such as where its containers have ruined it.
     pub const SHARE_LEDGER_READABLE: &str = "tessera_share_ledger_readable";
     /// Gauge per GPU: processes of pods that hold memory which no ledger accounts for.
     pub const UNACCOUNTED_PROCESSES: &str = "tessera_gpu_unaccounted_processes";
+    /// Gauge per GPU: 1 where its processes could be compared with ledgers, 0 where not.
+    pub const AUDITED: &str = "tessera_gpu_audited";
     /// Gauge per GPU: bytes that they hold beyond what is accounted for.
     pub const UNACCOUNTED_MEMORY: &str = "tessera_gpu_unaccounted_memory_bytes";
     /// Counter by `outcome`: allocations written, refused and given up.

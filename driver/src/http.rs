@@ -59,7 +59,10 @@ pub async fn serve(
 
 async fn metrics(State(endpoints): State<Endpoints>) -> impl IntoResponse {
     const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    ([(header::CONTENT_TYPE, OPEN_METRICS)], endpoints.metrics.render())
+    // Reads files of shares.
+    let rendered = tokio::task::spawn_blocking(move || endpoints.metrics.render()).await;
+    let text = rendered.map_err(|error| (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()));
+    text.map(|text| ([(header::CONTENT_TYPE, OPEN_METRICS)], text))
 }
 
 /// Healthy is who answers on both sockets and can read the journal: a server that hangs, a socket that somebody removed, or a journal

@@ -83,6 +83,7 @@ pub struct Metrics {
     registered: Gauge,
     unaccounted_processes: Family<GpuLabel, Gauge>,
     unaccounted_bytes: Family<GpuLabel, Gauge>,
+    audited: Family<GpuLabel, Gauge>,
 }
 
 /// From a quarter of a millisecond to over a minute: most calls take a millisecond or two, and some wait up to 40 s.
@@ -107,6 +108,7 @@ impl Default for Metrics {
             registered: Gauge::default(),
             unaccounted_processes: Family::default(),
             unaccounted_bytes: Family::default(),
+            audited: Family::default(),
         };
         metrics.register();
         metrics
@@ -180,6 +182,11 @@ impl Metrics {
             "Bytes of the GPU's memory that processes of pods hold beyond what ledgers account for",
             self.unaccounted_bytes.clone(),
         );
+        registry.register(
+            metric::AUDITED,
+            "1 where the last comparison of the GPU's processes with ledgers could be made, 0 where it could not",
+            self.audited.clone(),
+        );
     }
 
     /// The same, with what shares take of GPUs.
@@ -247,8 +254,14 @@ impl Metrics {
         self.slice_failures.inc();
     }
 
-    /// So many processes of pods hold so many bytes of each GPU that no ledger accounts for; none of any other GPU.
-    pub fn unaccounted(&self, by_gpu: &BTreeMap<&GpuUuid, (usize, u64)>) {
+    /// So many processes of pods hold so many bytes of each GPU that no ledger accounts for, and none of any other; and whether
+    /// that could be told of each.
+    pub fn unaccounted(&self, by_gpu: &BTreeMap<GpuUuid, (usize, u64)>, audited: &BTreeMap<GpuUuid, bool>) {
+        self.audited.clear();
+        for (gpu, is_audited) in audited {
+            let label = GpuLabel { uuid: gpu.to_string() };
+            self.audited.get_or_create(&label).set((*is_audited).into());
+        }
         self.unaccounted_processes.clear();
         self.unaccounted_bytes.clear();
         for (gpu, (processes, bytes)) in by_gpu {

@@ -201,6 +201,33 @@ fn told(node: &Node) -> Vec<String> {
 }
 
 #[tokio::test]
+async fn a_slot_accounts_for_no_more_than_was_granted_whatever_it_says() {
+    let node = Node::with_gpus(1);
+    let driver = with_share(&node).await;
+    Ledger::of(&node, "a").process(0, 100, 15 << 30);
+    let _alive = Ledger::lives(&node, "a", 0);
+    show(&node, 100, &of_pod());
+    node.machine.hold(0, &[holds(100, 15 << 10)]);
+    while value(&driver, "tessera_gpu_unaccounted_memory_bytes") != [(13u64 << 30).to_string()] {
+        audit().await;
+        tokio::task::yield_now().await;
+    }
+    driver.stop().await;
+}
+
+#[tokio::test]
+async fn where_no_process_can_be_seen_nothing_is_said_to_be_well() {
+    let node = Node::with_gpus(1);
+    let driver = with_share(&node).await;
+    node.machine.hold(0, &[holds(100, 15 << 10)]);
+    while value(&driver, "tessera_gpu_audited") != ["0"] {
+        audit().await;
+        tokio::task::yield_now().await;
+    }
+    driver.stop().await;
+}
+
+#[tokio::test]
 async fn a_process_of_a_pod_that_no_ledger_has_is_told_of_once() {
     let node = Node::with_gpus(1);
     let driver = with_share(&node).await;
@@ -208,12 +235,19 @@ async fn a_process_of_a_pod_that_no_ledger_has_is_told_of_once() {
     ledger.process(0, 100, 300 * MIB);
     ledger.process(1, 101, 300 * MIB);
     let _alive = [0, 1].map(|slot| Ledger::lives(&node, "a", slot));
-    for pid in [100, 101, 102] {
+    for pid in [100, 101, 102, 105] {
         show(&node, pid, &of_pod());
     }
     show(&node, 103, "/system.slice/dcgm.service");
-    // Accounted for, with a context on top; more than that; in no ledger; nobody's; not to be seen from here.
-    let holding = [holds(100, 900), holds(101, 1500), holds(102, 64), holds(103, 700), holds(104, 700)];
+    // Accounted for, with a context on top; more than that; in no ledger; nobody's; not to be seen from here; only a context.
+    let holding = [
+        holds(100, 900),
+        holds(101, 1500),
+        holds(102, 1064),
+        holds(103, 1700),
+        holds(104, 1700),
+        holds(105, 600),
+    ];
     node.machine.hold(0, &holding);
 
     let metric = "tessera_gpu_unaccounted_processes";
@@ -222,13 +256,21 @@ async fn a_process_of_a_pod_that_no_ledger_has_is_told_of_once() {
         audit().await;
         tokio::task::yield_now().await;
     }
-    assert_eq!(value(&driver, "tessera_gpu_unaccounted_memory_bytes"), [((1200 + 64) * MIB).to_string()]);
+    assert_eq!(value(&driver, "tessera_gpu_unaccounted_memory_bytes"), [((1200 + 1064) * MIB).to_string()]);
     node.api.wait_for("two events", |_| (told(&node).len() == 2).then_some(())).await;
     let notes = told(&node).join("\n");
-    for part in ["process 101", "process 102", "64 MiB", "in no ledger", "300 MiB in its ledger", POD] {
+    for part in ["process 101", "process 102", "1064 MiB", "in no ledger", "300 MiB in its ledgers", POD] {
         assert!(notes.contains(part), "{part} is not in {notes}");
     }
 
+    // What cannot be looked at has not changed.
+    assert_eq!(value(&driver, "tessera_gpu_audited"), ["1"]);
+    node.machine.ask_no_more(0);
+    while value(&driver, "tessera_gpu_audited") != ["0"] {
+        audit().await;
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(value(&driver, metric), ["2"]);
     // It is said once, for as long as it lasts.
     node.machine.hold(0, &holding[..1]);
     while !value(&driver, metric).is_empty() {

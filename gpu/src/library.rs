@@ -26,7 +26,7 @@ pub trait GpuLibrary: Send + Sync {
     /// The GPU is lost or unknown, or the library fails.
     fn memory(&self, gpu: &GpuUuid) -> Result<GpuMemory, LibraryError>;
 
-    /// Processes that hold memory on a GPU now, with ids as this process's PID namespace has them.
+    /// Processes that hold memory on a GPU now, for computing or for graphics, in order of their ids, which are as this process's PID namespace has them.
     ///
     /// # Errors
     /// The GPU is lost or unknown, or the library fails.

@@ -169,7 +169,13 @@ impl GpuLibrary for NvmlLibrary {
 
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, LibraryError> {
         let call = "nvmlDeviceGetComputeRunningProcesses_v3";
-        let processes = self.with_gpu(gpu, call, |device| device.running_compute_processes())?;
+        let computing = self.with_gpu(gpu, call, |device| device.running_compute_processes())?;
+        let call = "nvmlDeviceGetGraphicsRunningProcesses_v3";
+        let drawing = self.with_gpu(gpu, call, |device| match device.running_graphics_processes() {
+            // A GPU that cannot draw, or a driver that does not say.
+            Err(NvmlError::NotSupported | NvmlError::FailedToLoadSymbol(_)) => Ok(Vec::new()),
+            answer => answer,
+        })?;
         let bytes = |used| match used {
             UsedGpuMemory::Used(bytes) => Some(bytes),
             UsedGpuMemory::Unavailable => None,
@@ -178,7 +184,10 @@ impl GpuLibrary for NvmlLibrary {
             pid: process.pid,
             bytes: bytes(process.used_gpu_memory),
         };
-        Ok(processes.into_iter().map(process).collect())
+        // Who does both is in both lists, each time with all that it holds.
+        let all = computing.into_iter().chain(drawing).map(process);
+        let by_pid: BTreeMap<u32, GpuProcess> = all.map(|process| (process.pid, process)).collect();
+        Ok(by_pid.into_values().collect())
     }
 
     fn recovery_action(&self, gpu: &GpuUuid) -> Result<Option<RecoveryAction>, LibraryError> {

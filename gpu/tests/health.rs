@@ -181,8 +181,8 @@ fn memory_and_processes_are_those_of_the_gpu() {
     let after = library.memory(&node.uuid(1)).unwrap();
     assert_eq!((after.used - before.used, before.free - after.free), (3 * GIB, 3 * GIB));
     let expected = [
-        GpuProcess { pid: 4_000_000, bytes: Some(2 * GIB) },
         GpuProcess { pid: std::process::id(), bytes: Some(GIB) },
+        GpuProcess { pid: 4_000_000, bytes: Some(2 * GIB) },
     ];
     assert_eq!(library.processes(&node.uuid(1)).unwrap(), expected);
     assert_eq!(library.processes(&node.uuid(0)).unwrap(), []);

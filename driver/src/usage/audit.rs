@@ -23,8 +23,8 @@ use crate::{events::NodeNews, metrics::Metrics, report::chain};
 /// Between rounds: soon enough to be of use, and a few calls to NVML per GPU in use.
 const EVERY: Duration = Duration::from_secs(30);
 
-/// What a process may hold beyond its slot: contexts and the code of kernels, which its grant need not charge. NVML has 0.3 to
-/// 0.6 GiB of them for one process of today's frameworks.
+/// What a process may hold beyond its slot: contexts and the code of kernels, which its grant need not charge, and for which a
+/// process that has taken nothing else has no slot. NVML has 0.3 to 0.6 GiB of them for one process of today's frameworks.
 const TOLERANCE_BYTES: u64 = 1 << 30;
 
 /// The audit of one node's GPUs in use.
@@ -34,6 +34,10 @@ pub struct UsageAudit {
     processes: ProcFs,
     metrics: Arc<Metrics>,
     news: mpsc::UnboundedSender<NodeNews>,
+    /// GPUs that the last round could say something of.
+    audited: BTreeMap<GpuUuid, bool>,
+    /// What is said of GPUs: processes, and the bytes that they hold beyond what is accounted for.
+    totals: BTreeMap<GpuUuid, (usize, u64)>,
     /// What the last round found.
     suspected: BTreeSet<Suspect>,
     /// What the operator was told of, as long as it lasts.
@@ -85,13 +89,12 @@ impl Unaccounted {
     fn note(&self) -> String {
         let Self { gpu, pid, process, pod_uid, held_bytes, accounted_bytes } = self;
         let held = held_bytes.map_or("an unknown amount".to_owned(), mebibytes);
-        let why = match accounted_bytes {
-            None => "is in no ledger: it does not use Tessera's library".to_owned(),
-            Some(bytes) => format!("has {} in its ledger: somebody has rewritten it", mebibytes(*bytes)),
-        };
+        let accounted = accounted_bytes
+            .map_or("is in no ledger".to_owned(), |bytes| format!("has {} in its ledgers", mebibytes(bytes)));
         format!(
-            "process {pid} ({}) of the pod with UID {pod_uid} holds {held} of {gpu} and {why}. Its limit does not hold; \
-             find the pod with `kubectl get pods -A -o json | jq '.items[].metadata | select(.uid == \"{pod_uid}\")'`",
+            "process {pid} ({}) of the pod with UID {pod_uid} holds {held} of {gpu} and {accounted}: it has no share of that GPU, \
+             does without Tessera's library, takes what the library does not count yet (README), or has rewritten its ledger. \
+             Find the pod with `kubectl get pods -A -o json | jq '.items[].metadata | select(.uid == \"{pod_uid}\")'`",
             process.name
         )
     }
@@ -111,8 +114,8 @@ impl UsageAudit {
         metrics: Arc<Metrics>,
         news: mpsc::UnboundedSender<NodeNews>,
     ) -> Self {
-        let (suspected, told) = Default::default();
-        Self { ledgers, gpus, processes, metrics, news, suspected, told }
+        let (audited, totals, suspected, told) = Default::default();
+        Self { ledgers, gpus, processes, metrics, news, audited, totals, suspected, told }
     }
 
     /// Audits until `stop`.
@@ -145,14 +148,24 @@ impl UsageAudit {
     pub fn round(&mut self) {
         let shares = self.ledgers.read();
         let gpus: BTreeSet<_> = shares.iter().map(|share| share.gpu.clone()).collect();
+        self.audited.clear();
         let mut found = Vec::new();
         for gpu in gpus {
-            match self.gpus.processes(&gpu) {
-                Ok(processes) => found.extend(unaccounted(&gpu, &processes, &shares, &self.processes)),
+            let of_gpu: Vec<_> = shares.iter().filter(|share| share.gpu == gpu).collect();
+            let is_audited = match self.gpus.processes(&gpu) {
+                Ok(processes) => {
+                    let is_visible = |held: &GpuProcess| self.processes.process(held.pid).is_some();
+                    found.extend(unaccounted(&gpu, &processes, &of_gpu, &self.processes));
+                    // One may end in between; all of them do not.
+                    processes.is_empty() || processes.iter().any(is_visible)
+                }
                 Err(error) => {
                     tracing::debug!(%gpu, error = %chain(&error), "what processes hold is not known");
+                    false
                 }
-            }
+            };
+            let is_readable = of_gpu.iter().all(|share| share.taken.is_ok());
+            self.audited.insert(gpu, is_audited && is_readable);
         }
         self.tell(&found);
     }
@@ -161,14 +174,18 @@ impl UsageAudit {
     fn tell(&mut self, found: &[Unaccounted]) {
         let now: BTreeSet<Suspect> = found.iter().map(Unaccounted::suspect).collect();
         let certain: Vec<_> = found.iter().filter(|f| self.suspected.contains(&f.suspect())).collect();
-        let mut by_gpu: BTreeMap<&GpuUuid, (usize, u64)> = BTreeMap::new();
+        let could_not_look = |audited: &BTreeMap<_, _>, gpu: &GpuUuid| audited.get(gpu) == Some(&false);
+        let mut totals: BTreeMap<GpuUuid, (usize, u64)> = BTreeMap::new();
         for finding in &certain {
-            let (processes, bytes) = by_gpu.entry(&finding.gpu).or_default();
+            let (processes, bytes) = totals.entry(finding.gpu.clone()).or_default();
             *processes += 1;
             *bytes = bytes.saturating_add(finding.excess_bytes());
         }
-        self.metrics.unaccounted(&by_gpu);
-        self.told.retain(|suspect| now.contains(suspect));
+        // Of a GPU that could not be looked at nothing is known to have changed.
+        self.totals.retain(|gpu, _| could_not_look(&self.audited, gpu));
+        self.totals.extend(totals);
+        self.metrics.unaccounted(&self.totals, &self.audited);
+        self.told.retain(|suspect| now.contains(suspect) || could_not_look(&self.audited, &suspect.gpu));
         for finding in certain {
             if self.told.insert(finding.suspect()) {
                 let note = finding.note();
@@ -181,38 +198,32 @@ impl UsageAudit {
     }
 }
 
-/// The processes of pods on one GPU that hold more than `shares` account for. Others than pods' are not ours to judge.
+/// The processes of pods on one GPU that hold more than its shares, `of_gpu`, account for. Others than pods' are not ours to judge.
 fn unaccounted(
     gpu: &GpuUuid,
     processes: &[GpuProcess],
-    shares: &[ShareUse],
+    of_gpu: &[&ShareUse],
     proc: &ProcFs,
 ) -> Vec<Unaccounted> {
-    let of_gpu = || shares.iter().filter(|share| share.gpu == *gpu);
     // What a ruined ledger says of its processes nobody knows; that it is ruined is a metric of its own, and so is nothing new.
-    let all_readable = of_gpu().all(|share| share.taken.is_ok());
+    let all_readable = of_gpu.iter().all(|share| share.taken.is_ok());
     let judge = |held: &GpuProcess| {
         let process = proc.process(held.pid)?;
         let pod_uid = process.pod_uid.clone()?;
-        let slots = of_gpu().filter_map(|share| share.taken.as_ref().ok()).flat_map(|taken| &taken.processes);
-        let own = slots.filter(|slot| {
-            (slot.pid, slot.pid_namespace, slot.start_ticks)
-                == (process.own_pid, process.pid_namespace, process.start_ticks)
-        });
-        let accounted_bytes = own.map(|slot| slot.used_bytes).reduce(u64::saturating_add);
-        let finding = Unaccounted {
-            gpu: gpu.clone(),
-            pid: held.pid,
-            process,
-            pod_uid,
-            held_bytes: held.bytes,
-            accounted_bytes,
+        // Whatever a tenant writes into its slots, they account for no more than it was granted.
+        let in_ledger = |share: &&ShareUse| {
+            let slots = share.taken.as_ref().ok()?.processes.iter().filter(|slot| {
+                (slot.pid, slot.pid_namespace, slot.start_ticks)
+                    == (process.own_pid, process.pid_namespace, process.start_ticks)
+            });
+            let bytes = slots.map(|slot| slot.used_bytes).reduce(u64::saturating_add)?;
+            Some(bytes.min(share.limit_bytes))
         };
-        let is_found = match accounted_bytes {
-            None => all_readable,
-            Some(_) => finding.excess_bytes() > TOLERANCE_BYTES,
-        };
-        is_found.then_some(finding)
+        let accounted_bytes = of_gpu.iter().filter_map(in_ledger).reduce(u64::saturating_add);
+        let (gpu, pid, held_bytes) = (gpu.clone(), held.pid, held.bytes);
+        let finding = Unaccounted { gpu, pid, process, pod_uid, held_bytes, accounted_bytes };
+        let may_be_found = accounted_bytes.is_some() || all_readable;
+        (may_be_found && finding.excess_bytes() > TOLERANCE_BYTES).then_some(finding)
     };
     processes.iter().filter_map(judge).collect()
 }

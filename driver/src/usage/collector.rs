@@ -57,7 +57,7 @@ const GAUGES: [(&str, &str, Figure); 6] = [
     }),
     (
         metric::SHARE_LEDGER_READABLE,
-        "1 while the share's ledger can be read, 0 where its containers have ruined it",
+        "1 while the share's ledger can be read, 0 where not, such as where its containers have ruined it",
         |share| Some(share.taken.is_ok().into()),
     ),
     (

@@ -45,7 +45,8 @@ pub fn gpu(number: u32) -> Gpu {
 struct State {
     inventory: Option<Inventory>,
     events: VecDeque<HealthEvent>,
-    processes: BTreeMap<GpuUuid, Vec<GpuProcess>>,
+    /// None of a GPU: it does not say.
+    processes: BTreeMap<GpuUuid, Option<Vec<GpuProcess>>>,
 }
 
 /// The machine. Clones are the same one.
@@ -81,7 +82,12 @@ impl Machine {
 
     /// These processes hold memory of a GPU.
     pub fn hold(&self, number: u32, processes: &[GpuProcess]) {
-        self.change(|state| drop(state.processes.insert(uuid(number), processes.to_vec())));
+        self.change(|state| drop(state.processes.insert(uuid(number), Some(processes.to_vec()))));
+    }
+
+    /// A GPU does not say any more which processes hold its memory.
+    pub fn ask_no_more(&self, number: u32) {
+        self.change(|state| drop(state.processes.insert(uuid(number), None)));
     }
 
     fn change(&self, change: impl FnOnce(&mut State)) {
@@ -101,7 +107,13 @@ impl GpuLibrary for Machine {
     }
 
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, LibraryError> {
-        Ok(self.shared.0.lock().expect("no panic").processes.get(gpu).cloned().unwrap_or_default())
+        let state = self.shared.0.lock().expect("no panic");
+        state
+            .processes
+            .get(gpu)
+            .cloned()
+            .unwrap_or(Some(vec![]))
+            .ok_or(LibraryError::Lost { gpu: gpu.clone() })
     }
 
     fn recovery_action(&self, _: &GpuUuid) -> Result<Option<RecoveryAction>, LibraryError> {
