@@ -7,7 +7,8 @@
 //!                     f          f               2f                  2f           4f
 //! ```
 //!
-//! Whatever time it takes until enough is given back, some turn is as long, and it comes when a few times as much has passed.
+//! Whatever time it takes until enough is given back, up to [`LONGEST`], some turn is as long, and it comes when a few times as
+//! much has passed.
 //! Of each turn with the pause after it, others have half. The first turn of a pod is by lot between [`FIRST`] and twice that,
 //! or pods created together would have all turns together, and the second would always find the first before it.
 
@@ -16,6 +17,9 @@ use crate::policy::lot;
 
 /// Seconds of the shortest first turn. Containers need some to end, and their images to be pulled, before a turn is of use.
 pub(crate) const FIRST: i64 = 600;
+
+/// Seconds of the longest turn. What takes longer to end is not waited for in vain any longer than this at a time.
+pub(crate) const LONGEST: i64 = 8 * 3600;
 
 /// Whether it is a pod's turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,11 +39,17 @@ pub(crate) fn turn(created: i64, now: i64, patience: u32, first: i64) -> Turn {
     let mut until = created.saturating_add(i64::from(patience));
     let mut is_on = false;
     let mut length = first.max(1);
+    let longest = LONGEST.max(length);
     while until <= now && until < i64::MAX {
+        if !is_on && length == longest {
+            // Every turn with its pause is as long as the next.
+            let round = length.saturating_mul(2);
+            until += now.saturating_sub(until) / round * round;
+        }
         is_on = !is_on;
         until = until.saturating_add(length);
         if !is_on {
-            length = length.saturating_mul(2);
+            length = length.saturating_mul(2).min(longest);
         }
     }
     Turn { is_on, until }
@@ -68,6 +78,21 @@ mod tests {
         for (now, is_on, until) in table {
             assert_eq!(turn(1000, now, 300, 10), Turn { is_on, until }, "at {now}");
         }
+    }
+
+    #[test]
+    fn no_turn_is_longer_than_the_longest_and_old_pods_take_no_longer_to_judge() {
+        let year = 365 * 24 * 3600;
+        let mut now = 0;
+        let mut turns = Vec::new();
+        while now < year {
+            let Turn { is_on, until } = turn(0, now, 300, 600);
+            turns.push((is_on, until - now));
+            now = until;
+        }
+        assert!(turns.windows(2).all(|pair| pair[0].0 != pair[1].0), "turns and pauses alternate");
+        assert!(turns.iter().all(|(_, length)| *length <= LONGEST));
+        assert_eq!(turns.last().unwrap().1, LONGEST);
     }
 
     #[test]

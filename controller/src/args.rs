@@ -21,6 +21,9 @@ pub struct Args {
     /// Whether to work only while holding the Lease. Off only where there is one process for certain.
     #[arg(long, env = "TESSERA_LEADER_ELECT", default_value_t = true, action = clap::ArgAction::Set)]
     pub leader_elect: bool,
+    /// Seconds that a pod has to wait before a node is kept free for it, by turns, where others take what becomes free; 0 = never.
+    #[arg(long, env = "TESSERA_PATIENCE_SECONDS", default_value_t = 300)]
+    pub patience_seconds: u32,
     /// Where /metrics and /healthz are served; empty = nowhere.
     #[arg(long, env = "TESSERA_METRICS_ADDRESS", default_value = "0.0.0.0:9401", value_parser = address)]
     pub metrics_address: Address,

@@ -16,8 +16,8 @@ use crate::planner::Planner;
 use crate::{server, watch};
 
 pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
-    let Args { kubeconfig, namespace, identity, leader_elect, metrics_address: Address(address), log_format } =
-        args;
+    let Args { kubeconfig, namespace, identity, leader_elect, log_format, .. } = args;
+    let (patience, Address(address)) = (args.patience_seconds, args.metrics_address);
     start_logging(log_format);
     let identity = identity.filter(|i| !i.is_empty()).unwrap_or_else(default_identity);
     let stop = stop_on_signal()?;
@@ -34,7 +34,9 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
             }
         }
     });
-    let worked = work(client, &namespace, identity, leader_elect, metrics, stop.clone()).await;
+    let lease = leader_elect.then_some(namespace.as_str());
+    let settings = Settings { patience: (patience > 0).then_some(patience), ..Settings::default() };
+    let worked = work(client, lease, identity, settings, metrics, stop.clone()).await;
     stop.cancel();
     // If leadership was lost, at once: tasks that write live as long as the process, and a scraper that reads slowly must not
     // prolong it.
@@ -42,16 +44,16 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     serving.await.context("the metrics server panicked")?.context("cannot serve metrics")
 }
 
-/// Leads, if it has to, and plans until `stop` or until leadership is lost.
+/// Leads, where there is a namespace for its Lease, and plans until `stop` or until leadership is lost.
 async fn work(
     client: Client,
-    namespace: &str,
+    lease: Option<&str>,
     identity: String,
-    leader_elect: bool,
+    settings: Settings,
     metrics: Metrics,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
-    let mut candidate = leader_elect.then(|| Candidate::new(client.clone(), namespace, identity.clone()));
+    let mut candidate = lease.map(|namespace| Candidate::new(client.clone(), namespace, identity.clone()));
     if let Some(candidate) = &mut candidate {
         tokio::select! {
             () = candidate.acquire() => {}
@@ -62,7 +64,7 @@ async fn work(
     // Only now: what a standby had seen could be older than the last writes of the leader before it.
     let changes = watch::start(&client);
     let tenure = candidate.as_ref().map_or_else(Tenure::endless, Candidate::tenure);
-    let planner = Planner::new(client, &identity, Settings::default(), metrics).during(tenure);
+    let planner = Planner::new(client, &identity, settings, metrics).during(tenure);
     let planner = planner.run(changes, stop.clone());
     match &mut candidate {
         None => {

@@ -1,5 +1,7 @@
 //! Which part of the requests can use a GPU, by what is left of it and of its node.
 
+use std::collections::BTreeMap;
+
 use super::request::{GpuMilli, GpuType, NodeView, Request};
 
 /// The classes of a mix, laid out for the question "to which part of them is this a fragment?".
@@ -21,8 +23,11 @@ pub(super) struct Usable {
     several: Vec<(Request, f64)>,
 }
 
-/// Tenants choose shares, and tables grow with them. With a step of 16 thousandths nothing that matters is lost.
-const MOST_SHARES: usize = 64;
+/// Tenants choose shares, and tables grow with them: twice so many are told apart.
+const MOST_SHARES: usize = 32;
+
+/// Requests for several GPUs are looked at one by one: so many.
+const MOST_SEVERAL: usize = 256;
 
 /// A type that no request names stands for all such.
 const NO_NAMED_TYPE: GpuType = GpuType(u16::MAX);
@@ -31,9 +36,9 @@ impl Usable {
     /// For requests for GPUs, each with the part that it is.
     pub(super) fn new(parts: &[(Request, f64)]) -> Self {
         let single: Vec<(Request, f64)> = parts.iter().copied().filter(|(r, _)| r.gpus == 1).collect();
-        let several = parts.iter().copied().filter(|(r, _)| r.gpus > 1).collect();
+        let several = heaviest(parts.iter().copied().filter(|(r, _)| r.gpus > 1).collect());
         let cpu = distinct(single.iter().map(|(request, _)| request.cpu_milli));
-        let shares = few(distinct(single.iter().map(|(request, _)| request.share.thousandths())));
+        let shares = few(&single);
         let is_named = |kind: &GpuType| {
             single.iter().any(|(r, _)| r.types.contains(*kind) != r.types.contains(NO_NAMED_TYPE))
         };
@@ -97,15 +102,31 @@ fn fragment(request: &Request, node: &NodeView<'_>) -> f64 {
     f64::from(if fits { all - usable } else { all })
 }
 
-/// At most [`MOST_SHARES`] of these, ascending: where there are more, the largest of each of so many ranges of equal length.
-fn few(shares: Vec<u32>) -> Vec<u32> {
-    if shares.len() <= MOST_SHARES {
-        return shares;
+/// The distinct shares, ascending, if they are few. Otherwise those that are asked for most, and the largest of each of so many
+/// ranges of equal length: a share between two of these counts as the larger.
+fn few(single: &[(Request, f64)]) -> Vec<u32> {
+    let mut asked: BTreeMap<u32, f64> = BTreeMap::new();
+    for (request, part) in single {
+        *asked.entry(request.share.thousandths()).or_default() += part;
+    }
+    if asked.len() <= 2 * MOST_SHARES {
+        return asked.into_keys().collect();
     }
     let length = GpuMilli::WHOLE.thousandths().div_ceil(MOST_SHARES as u32);
-    let is_last = |pair: &[u32]| pair[0].div_ceil(length) != pair[1].div_ceil(length);
-    let last = shares.last().copied();
-    shares.windows(2).filter(|pair| is_last(pair)).map(|pair| pair[0]).chain(last).collect()
+    let largest: BTreeMap<u32, u32> = asked.keys().map(|share| (share.div_ceil(length), *share)).collect();
+    let mut by_part: Vec<(u32, f64)> = asked.into_iter().collect();
+    by_part.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    let heaviest = by_part.into_iter().take(MOST_SHARES).map(|(share, _)| share);
+    distinct(largest.into_values().chain(heaviest))
+}
+
+/// Those that are asked for most.
+fn heaviest(mut requests: Vec<(Request, f64)>) -> Vec<(Request, f64)> {
+    if requests.len() > MOST_SEVERAL {
+        requests.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        requests.truncate(MOST_SEVERAL);
+    }
+    requests
 }
 
 fn distinct<T: Ord>(values: impl Iterator<Item = T>) -> Vec<T> {
@@ -167,18 +188,35 @@ mod tests {
         prop::collection::vec((one, 0.01_f64..1.0), 1..12)
     }
 
-    #[test]
-    fn tables_stay_small_whatever_shares_tenants_think_of_and_err_by_a_little_at_most() {
-        let parts: Vec<_> = (1..=1000).map(|share| (request(0, 1, share, GpuTypes::ANY), 0.001)).collect();
-        let usable = Usable::new(&parts);
-        assert!(usable.shares.len() <= MOST_SHARES, "{} shares", usable.shares.len());
-        for left in [1, 15, 16, 17, 500, 999, 1000] {
+    /// The most by which what is told of a GPU differs, as a part of what is left of it.
+    fn largest_error(parts: &[(Request, f64)]) -> f64 {
+        let usable = Usable::new(parts);
+        assert!(usable.shares.len() <= 2 * MOST_SHARES, "{} shares", usable.shares.len());
+        let error = |left| {
             let gpus = [gpu(0, left)];
             let node = NodeView { cpu_milli: 0, gpus: &gpus };
             let exact: f64 = parts.iter().map(|(request, part)| part * fragment(request, &node)).sum();
-            let error = (usable.fragments(&node) - exact) / f64::from(left);
-            assert!((-1e-9..=0.016).contains(&error), "{error} of {left}");
-        }
+            (usable.fragments(&node) - exact).abs() / f64::from(left)
+        };
+        (1..=1000).map(error).fold(0.0, f64::max)
+    }
+
+    #[test]
+    fn tables_stay_small_whatever_shares_tenants_think_of_and_err_by_a_little_at_most() {
+        let alike: Vec<_> = (1..=1000).map(|share| (request(0, 1, share, GpuTypes::ANY), 0.001)).collect();
+        let error = largest_error(&alike);
+        assert!(error <= 0.033, "{error}");
+        let mut halves = alike;
+        halves.iter_mut().for_each(|(_, part)| *part /= 10.0);
+        halves[499].1 = 0.9;
+        let error = largest_error(&halves);
+        assert!(error <= 0.0033, "{error}");
+    }
+
+    #[test]
+    fn requests_for_several_gpus_are_as_many_as_can_be_looked_at() {
+        let parts: Vec<_> = (1..=1000).map(|share| (request(0, 2, share, GpuTypes::ANY), 0.001)).collect();
+        assert_eq!(Usable::new(&parts).several.len(), MOST_SEVERAL);
     }
 
     proptest! {

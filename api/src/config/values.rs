@@ -34,19 +34,19 @@ macro_rules! words {
 words! {
     /// `placement.node`, `placement.device`: which of the places that fit is taken.
     PlacementPolicy {
-        /// The one that leaves the rest most useful for the claims to come. Not in this version.
+        /// The one that leaves the rest most useful for the claims to come.
         LeastFragmentation = "LeastFragmentation",
         /// The fullest: keep whole ones free.
         Binpack = "Binpack",
         /// The emptiest: share as little as possible.
         Spread = "Spread",
-        /// Any. Not in this version.
+        /// Any.
         Random = "Random",
     }
 }
 
 words! {
-    /// `topology[].scope`: what the GPUs of a request are to have in common. Not in this version.
+    /// `topology[].scope`: what the GPUs of a request are to have in common.
     TopologyScope {
         /// All joined by NVLink.
         NvLink = "NVLink",
