@@ -101,7 +101,7 @@ impl Ledgers {
         Self { paths, journal }
     }
 
-    /// Every prepared share. Reads 68 KiB for each, from memory; without any lock, so a share that is being taken down may be
+    /// Every prepared share. Reads 60 KiB for each, from memory; without any lock, so a share that is being taken down may be
     /// unreadable.
     #[must_use]
     pub fn read(&self) -> Vec<ShareUse> {

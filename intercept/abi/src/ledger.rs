@@ -8,13 +8,13 @@ use core::fmt;
 use core::mem::{offset_of, size_of};
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
-use crate::{ABI_VERSION, LEDGER_LEN};
+use crate::{ABI_VERSION, GRANT_LEN, LEDGER_LEN};
 
 /// `TESLEDGR` in the first eight bytes of the file.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"TESLEDGR");
 
-/// Processes of one claim that can use its GPU at the same time.
-pub const SLOTS: usize = 512;
+/// Processes of one claim that can use its GPU at the same time: as many as keep its grant and ledger within 64 KiB.
+pub const SLOTS: usize = 448;
 
 /// Bytes of the page of totals.
 pub const HEADER_LEN: usize = 4096;
@@ -136,6 +136,7 @@ impl SlotPage {
 
 const _: () = {
     assert!(LEDGER_LEN.is_multiple_of(4096));
+    assert!(GRANT_LEN + LEDGER_LEN <= 64 << 10);
     assert!(SLOTS >= 256 && SLOTS <= 1 << Total::SLOT_BITS);
     assert!(Total::USED_BITS + Total::SLOT_BITS + Total::CHANGE_BITS == 64);
     assert!(size_of::<LedgerPage>() == LEDGER_LEN);
