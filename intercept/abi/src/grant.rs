@@ -3,7 +3,7 @@
 use core::fmt;
 use core::mem::{offset_of, size_of};
 
-use crate::{ABI_VERSION, GRANT_LEN, GpuUuid, MAX_MEMORY_BYTES, Text, TextError};
+use crate::{ABI_VERSION, GRANT_LEN, GpuUuid, MAX_MEMORY_BYTES, PublishedPage, Text, TextError};
 
 /// `TESGRANT` in the first eight bytes of the file.
 const MAGIC: u64 = u64::from_le_bytes(*b"TESGRANT");
@@ -37,11 +37,16 @@ pub struct GrantPage {
     /// Name of the share, which is its directory under `/dev/tessera`, NUL padded.
     pub id: [u8; 128],
     /// Zero; room to grow.
-    pub reserved: [u8; GRANT_LEN - GrantPage::USED],
+    pub reserved: [u8; GrantPage::PUBLISHED - GrantPage::USED],
+    /// What the host says of the GPU's other users, some times a second: beside `sequence`, which does not count it, and in a cache
+    /// line of its own, so that readers of the rest notice nothing.
+    pub published: PublishedPage,
+    reserved1: [u8; GRANT_LEN - GrantPage::PUBLISHED - size_of::<PublishedPage>()],
 }
 
 impl GrantPage {
     const USED: usize = 264;
+    const PUBLISHED: usize = 4032;
 }
 
 /// Where each field of the grant file is.
@@ -74,6 +79,8 @@ pub mod grant_offset {
     pub const ID: usize = offset_of!(GrantPage, id);
     /// Offset of `reserved`.
     pub const RESERVED: usize = offset_of!(GrantPage, reserved);
+    /// Offset of `published`.
+    pub const PUBLISHED: usize = offset_of!(GrantPage, published);
 }
 
 const _: () = {
@@ -91,6 +98,9 @@ const _: () = {
     assert!(grant_offset::CLAIM_UID == 72);
     assert!(grant_offset::ID == 136);
     assert!(grant_offset::RESERVED == 264);
+    assert!(grant_offset::PUBLISHED == 4032);
+    assert!(offset_of!(PublishedPage, word) == 0);
+    assert!(offset_of!(PublishedPage, others_busy_ns) == 8);
 };
 
 /// How the compute share is held.
@@ -294,8 +304,8 @@ impl Grant {
         }
         let begin = sequence | 1;
         let page = Self { sequence: begin.wrapping_add(1), ..*self }.encode()?;
-        let mut body = [0; GRANT_LEN - GrantUpdate::BODY_OFFSET];
-        body.copy_from_slice(&page[GrantUpdate::BODY_OFFSET..]);
+        let mut body = [0; GrantUpdate::BODY_LEN];
+        body.copy_from_slice(&page[GrantUpdate::BODY_OFFSET..grant_offset::PUBLISHED]);
         Ok(GrantUpdate { begin: begin.to_le_bytes(), body, end: begin.wrapping_add(1).to_le_bytes() })
     }
 
@@ -316,8 +326,8 @@ impl Grant {
 pub struct GrantUpdate {
     /// An odd sequence number: readers wait or keep what they had.
     pub begin: [u8; 8],
-    /// Everything behind the sequence number.
-    pub body: [u8; GRANT_LEN - GrantUpdate::BODY_OFFSET],
+    /// Everything behind the sequence number, up to what is published.
+    pub body: [u8; GrantUpdate::BODY_LEN],
     /// The next even sequence number.
     pub end: [u8; 8],
 }
@@ -327,6 +337,7 @@ impl GrantUpdate {
     pub const SEQUENCE_OFFSET: usize = grant_offset::SEQUENCE;
     /// Where `body` goes.
     pub const BODY_OFFSET: usize = grant_offset::MEMORY_LIMIT_BYTES;
+    const BODY_LEN: usize = grant_offset::PUBLISHED - Self::BODY_OFFSET;
 }
 
 fn put(page: &mut [u8; GRANT_LEN], at: usize, bytes: &[u8]) {

@@ -8,6 +8,7 @@ use core::fmt;
 use core::mem::{offset_of, size_of};
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
+use crate::compute::{ComputePage, ComputeSlot, busy};
 use crate::{ABI_VERSION, GRANT_LEN, LEDGER_LEN};
 
 /// `TESLEDGR` in the first eight bytes of the file.
@@ -55,7 +56,10 @@ pub struct LedgerPage {
     pub past_launches: AtomicU64,
     /// GPU time in nanoseconds of processes that are gone.
     pub past_gpu_ns: AtomicU64,
-    reserved1: [u64; (HEADER_LEN - 104) / 8],
+    reserved1: [u64; 3],
+    /// What the processes share about compute.
+    pub compute: ComputePage,
+    reserved2: [u64; (HEADER_LEN - 192) / 8],
     /// One for each process.
     pub slot: [SlotPage; SLOTS],
 }
@@ -88,9 +92,9 @@ pub struct SlotPage {
     pub settled: AtomicU64,
     /// Kernel launches.
     pub launches: AtomicU64,
-    /// GPU time in nanoseconds.
-    pub gpu_ns: AtomicU64,
-    reserved: [u64; 6],
+    /// Its use of the GPU's time.
+    pub compute: ComputeSlot,
+    reserved: u64,
 }
 
 impl LedgerPage {
@@ -109,7 +113,9 @@ impl LedgerPage {
             refused: AtomicU64::new(0),
             past_launches: AtomicU64::new(0),
             past_gpu_ns: AtomicU64::new(0),
-            reserved1: [0; (HEADER_LEN - 104) / 8],
+            reserved1: [0; 3],
+            compute: ComputePage::empty(),
+            reserved2: [0; (HEADER_LEN - 192) / 8],
             slot: [const { SlotPage::empty() }; SLOTS],
         }
     }
@@ -128,8 +134,8 @@ impl SlotPage {
             applied: AtomicU64::new(0),
             settled: AtomicU64::new(0),
             launches: AtomicU64::new(0),
-            gpu_ns: AtomicU64::new(0),
-            reserved: [0; 6],
+            compute: ComputeSlot::empty(),
+            reserved: 0,
         }
     }
 }
@@ -150,6 +156,15 @@ const _: () = {
     assert!(offset_of!(LedgerPage, refused) == 80);
     assert!(offset_of!(LedgerPage, past_launches) == 88);
     assert!(offset_of!(LedgerPage, past_gpu_ns) == 96);
+    assert!(offset_of!(LedgerPage, compute) == 128);
+    assert!(offset_of!(ComputePage, due_ns) == 0);
+    assert!(offset_of!(ComputePage, wake) == 8);
+    assert!(offset_of!(ComputePage, waited_ns) == 16);
+    assert!(offset_of!(ComputePage, waits) == 24);
+    assert!(offset_of!(ComputePage, past_busy_ns) == 32);
+    assert!(offset_of!(ComputePage, turn_ns) == 40);
+    assert!(offset_of!(ComputePage, turn_at_ns) == 48);
+    assert!(offset_of!(ComputePage, turn_others_ns) == 56);
     assert!(offset_of!(LedgerPage, slot) == HEADER_LEN);
     assert!(size_of::<SlotPage>() == SLOT_LEN);
     assert!(offset_of!(SlotPage, state) == 0);
@@ -162,7 +177,13 @@ const _: () = {
     assert!(offset_of!(SlotPage, applied) == 48);
     assert!(offset_of!(SlotPage, settled) == 56);
     assert!(offset_of!(SlotPage, launches) == 64);
-    assert!(offset_of!(SlotPage, gpu_ns) == 72);
+    assert!(offset_of!(SlotPage, compute) == 72);
+    assert!(offset_of!(ComputeSlot, gpu_ns) == 0);
+    assert!(offset_of!(ComputeSlot, outstanding_ns) == 8);
+    assert!(offset_of!(ComputeSlot, busy_since_ns) == 16);
+    assert!(offset_of!(ComputeSlot, busy_ns) == 24);
+    assert!(offset_of!(ComputeSlot, waiting_since_ns) == 32);
+    assert!(offset_of!(ComputeSlot, done_by_ns) == 40);
 };
 
 /// The word that everything turns on: bytes taken, and the last change's slot and number.
@@ -292,6 +313,26 @@ pub struct ProcessReport {
     pub launches: u64,
     /// GPU time in nanoseconds.
     pub gpu_ns: u64,
+    /// When it had work.
+    pub busy: Busy,
+    /// It waits for tokens.
+    pub waits: bool,
+}
+
+/// When a process had work, monotonic ns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Busy {
+    before_ns: u64,
+    since_ns: u64,
+    done_by_ns: u64,
+}
+
+impl Busy {
+    /// Wall ns until now.
+    #[must_use]
+    pub fn until(&self, now: u64) -> u64 {
+        busy(self.before_ns, self.since_ns, now.min(self.done_by_ns))
+    }
 }
 
 impl<'a> LedgerReport<'a> {
@@ -357,6 +398,25 @@ impl<'a> LedgerReport<'a> {
         })
     }
 
+    /// Wall ns until now in which processes had work, added up; also of those that are gone.
+    #[must_use]
+    pub fn busy_ns(&self, now: u64) -> u64 {
+        let past = self.word(offset_of!(LedgerPage, compute.past_busy_ns));
+        self.processes().fold(past, |sum, process| sum.saturating_add(process.busy.until(now)))
+    }
+
+    /// Time that launches were held back, ns, added up over processes. Waits that have not ended are not in it.
+    #[must_use]
+    pub fn waited_ns(&self) -> u64 {
+        self.word(offset_of!(LedgerPage, compute.waited_ns))
+    }
+
+    /// Launches that were held back.
+    #[must_use]
+    pub fn waits(&self) -> u64 {
+        self.word(offset_of!(LedgerPage, compute.waits))
+    }
+
     /// The processes with a slot, dead ones included until their slot is used again.
     pub fn processes(&self) -> impl Iterator<Item = ProcessReport> + use<'a> {
         let report = *self;
@@ -369,7 +429,13 @@ impl<'a> LedgerReport<'a> {
                 pid_namespace: report.word(at + offset_of!(SlotPage, pid_namespace)),
                 used_bytes: report.word(at + offset_of!(SlotPage, used_bytes)),
                 launches: report.word(at + offset_of!(SlotPage, launches)),
-                gpu_ns: report.word(at + offset_of!(SlotPage, gpu_ns)),
+                gpu_ns: report.word(at + offset_of!(SlotPage, compute.gpu_ns)),
+                busy: Busy {
+                    before_ns: report.word(at + offset_of!(SlotPage, compute.busy_ns)),
+                    since_ns: report.word(at + offset_of!(SlotPage, compute.busy_since_ns)),
+                    done_by_ns: report.word(at + offset_of!(SlotPage, compute.done_by_ns)),
+                },
+                waits: report.word(at + offset_of!(SlotPage, compute.waiting_since_ns)) != 0,
             })
         })
     }

@@ -19,13 +19,15 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+pub mod compute;
 mod grant;
 pub mod ledger;
 mod text;
 mod uuid;
 
+pub use compute::{ComputePage, ComputeSlot, PublishedPage};
 pub use grant::{ComputePolicy, Grant, GrantError, GrantPage, GrantUpdate, grant_offset};
-pub use ledger::{LedgerError, LedgerPage, LedgerReport, ProcessReport, SlotPage};
+pub use ledger::{Busy, LedgerError, LedgerPage, LedgerReport, ProcessReport, SlotPage};
 pub use text::{Text, TextError};
 pub use uuid::{GpuUuid, UuidError};
 

@@ -8,7 +8,8 @@
 use core::ffi::{CStr, c_int};
 
 use tessera_intercept_abi::{
-    ABI_VERSION, GRANT_LEN, GRANTS_TMPFS_INODES, Grant, LEDGER_LEN, LEDGER_TMPFS_INODES, LedgerPage, ledger,
+    ABI_VERSION, GRANT_LEN, GRANTS_TMPFS_INODES, Grant, LEDGER_LEN, LEDGER_TMPFS_INODES, LedgerPage,
+    PublishedPage, ledger,
 };
 
 use crate::shares::Share;
@@ -140,4 +141,11 @@ pub(crate) fn sequence(page: *const u8) -> u64 {
         .cast::<core::sync::atomic::AtomicU64>();
     // SAFETY: an aligned word in a mapping of a grant's length that is never unmapped while it counts.
     unsafe { &*at }.load(core::sync::atomic::Ordering::Acquire)
+}
+
+/// What the host says of the GPU's other users, in a grant's page.
+pub(crate) fn published(page: *const u8) -> &'static PublishedPage {
+    let at = page.wrapping_add(tessera_intercept_abi::grant_offset::PUBLISHED).cast::<PublishedPage>();
+    // SAFETY: aligned words in a mapping of a grant's length that is never unmapped while it counts.
+    unsafe { &*at }
 }

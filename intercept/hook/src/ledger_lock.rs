@@ -6,7 +6,7 @@
 
 use tessera_intercept_abi::LedgerPage;
 use tessera_intercept_abi::ledger::LOCK_OFFSET;
-use tessera_intercept_limiter::{Account, Identity, SlotLocks, attach};
+use tessera_intercept_limiter::{Account, Burial, Identity, SlotLocks, attach};
 
 use crate::sys::{self, Fd, HERE, Map};
 
@@ -24,10 +24,10 @@ impl SlotLocks for LedgerLocks {
 }
 
 /// Gives this process a slot for as long as its address space lives.
-pub(crate) fn own_slot(ledger: &LedgerPage, locks: &LedgerLocks) -> Option<Account> {
+pub(crate) fn own_slot(ledger: &LedgerPage, locks: &LedgerLocks, burial: &Burial) -> Option<Account> {
     /// Any length does: it keeps the file open.
     const PAGE: usize = 4096;
-    let slot = attach(ledger, locks, this_process())?;
+    let slot = attach(ledger, locks, this_process(), burial)?;
     // The mapping stays for ever; where it fails, the lock goes with the descriptor, and the slot with the lock.
     sys::map(Map::Untouchable(&locks.0), PAGE)?;
     Some(Account::new(slot))

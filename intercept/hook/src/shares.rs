@@ -5,10 +5,12 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use tessera_intercept_abi::ledger::{SLOT_LIVE, Total};
 use tessera_intercept_abi::{GpuUuid, Grant, LedgerPage};
-use tessera_intercept_limiter::{Account, Refused, adds_up, reclaim};
+use tessera_intercept_limiter::compute::{Crowd, Published, Rate, rate_of};
+use tessera_intercept_limiter::{Account, Burial, Refused, adds_up, reclaim};
 
 use crate::grants::{self, NAME_ROOM};
 use crate::ledger_lock::{LedgerLocks, own_slot};
+use crate::sys;
 
 /// A share.
 pub(crate) struct Share {
@@ -73,7 +75,7 @@ impl Share {
             && any_other()
             && let Some(locks) = self.locks()
         {
-            reclaim(self.ledger, &locks);
+            reclaim(self.ledger, &locks, &self.burial());
         }
     }
 
@@ -92,14 +94,38 @@ impl Share {
     fn account(&mut self) -> Result<&mut Account, Refused> {
         if self.account.is_none() {
             let locks = self.locks().ok_or(Refused::Tampered)?;
-            reclaim(self.ledger, &locks);
+            reclaim(self.ledger, &locks, &self.burial());
             if !adds_up(self.ledger) {
                 return Err(Refused::Tampered);
             }
-            let account = own_slot(self.ledger, &locks).ok_or(Refused::Limit)?;
+            let account = own_slot(self.ledger, &locks, &self.burial()).ok_or(Refused::Limit)?;
             self.account = Some(account);
         }
         self.account.as_mut().ok_or(Refused::Tampered)
+    }
+
+    /// How the dead are settled for, now.
+    fn burial(&self) -> Burial {
+        let now_ns = sys::monotonic_ns();
+        let published = self.published(now_ns);
+        Burial {
+            now_ns,
+            rate: rate_of(self.grant.policy, self.cores(), published),
+            crowd: published.map_or(Crowd::NOBODY, |published| published.others),
+        }
+    }
+
+    /// The grant's part of the GPU's time; all of it where nothing was asked for.
+    fn cores(&self) -> Rate {
+        match self.grant.cores_percent {
+            0 => Rate::FULL,
+            percent => Rate::from_percent(percent),
+        }
+    }
+
+    /// What the host says of the GPU's other users.
+    fn published(&self, now_ns: u64) -> Option<Published> {
+        Published::read(grants::published(self.page), now_ns)
     }
 
     fn locks(&self) -> Option<LedgerLocks> {

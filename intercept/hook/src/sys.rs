@@ -5,8 +5,8 @@ use core::ptr;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use libc::{
-    SYS_close, SYS_fcntl, SYS_fstatfs, SYS_futex, SYS_getdents64, SYS_getpid, SYS_madvise, SYS_mmap,
-    SYS_munmap, SYS_openat, SYS_pread64, SYS_statx,
+    SYS_clock_gettime, SYS_close, SYS_fcntl, SYS_fstatfs, SYS_futex, SYS_getdents64, SYS_getpid, SYS_madvise,
+    SYS_mmap, SYS_munmap, SYS_openat, SYS_pread64, SYS_statx,
 };
 
 /// An open file; closed when dropped.
@@ -190,6 +190,14 @@ pub(crate) fn pid() -> u32 {
     // SAFETY: no arguments, never fails.
     let pid: c_long = unsafe { libc::syscall(SYS_getpid) };
     u32::try_from(pid).unwrap_or(0)
+}
+
+/// Monotonic time in nanoseconds.
+pub(crate) fn monotonic_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is a `timespec` of ours.
+    unsafe { libc::syscall(SYS_clock_gettime, libc::CLOCK_MONOTONIC, &raw mut time) };
+    time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
 }
 
 /// A lock between threads; all zeroes is unlocked.

@@ -25,7 +25,7 @@ mod slots;
 pub use account::{Account, Refused};
 pub use book::{Book, SlotWords, Word};
 pub use shares::{Share, release_across, reserve_across};
-pub use slots::{Identity, SlotLocks, adds_up, attach, reclaim};
+pub use slots::{Burial, Identity, SlotLocks, adds_up, attach, reclaim};
 
 #[cfg(test)]
 mod tests;

@@ -2,10 +2,11 @@
 
 use core::sync::atomic::Ordering;
 
-use tessera_intercept_abi::LedgerPage;
 use tessera_intercept_abi::ledger::{SLOT_FREE, SLOT_LIVE, Total};
+use tessera_intercept_abi::{ComputeSlot, LedgerPage};
 
 use crate::change;
+use crate::compute::{Crowd, Rate, bury};
 
 /// The locks that own slots. A lock must go away when its holder dies, however it dies.
 pub trait SlotLocks {
@@ -26,12 +27,23 @@ pub struct Identity {
     pub pid_namespace: u64,
 }
 
+/// What is known when the slot of a dead process is found, to settle for its compute.
+#[derive(Debug, Clone, Copy)]
+pub struct Burial {
+    /// Monotonic time.
+    pub now_ns: u64,
+    /// How fast the container pays; `None` where it need not.
+    pub rate: Option<Rate>,
+    /// Who else was on the GPU.
+    pub crowd: Crowd,
+}
+
 /// Gives this process a slot and leaves it locked. `None` where all slots are owned by the living.
-pub fn attach(ledger: &LedgerPage, locks: &impl SlotLocks, who: Identity) -> Option<usize> {
+pub fn attach(ledger: &LedgerPage, locks: &impl SlotLocks, who: Identity, burial: &Burial) -> Option<usize> {
     let free = |slot: &usize| state(ledger, *slot) == SLOT_FREE && locks.try_lock(*slot);
     let any = |slot: &usize| locks.try_lock(*slot);
     let slot = (0..ledger.slot.len()).find(free).or_else(|| (0..ledger.slot.len()).find(any))?;
-    clear(ledger, slot);
+    clear(ledger, slot, burial);
     let page = ledger.slot.get(slot)?;
     page.pid.store(who.pid, Ordering::Relaxed);
     page.start_ticks.store(who.start_ticks, Ordering::Relaxed);
@@ -41,11 +53,11 @@ pub fn attach(ledger: &LedgerPage, locks: &impl SlotLocks, who: Identity) -> Opt
 }
 
 /// Gives back what dead processes hold. Answers how many bytes that were.
-pub fn reclaim(ledger: &LedgerPage, locks: &impl SlotLocks) -> u64 {
+pub fn reclaim(ledger: &LedgerPage, locks: &impl SlotLocks, burial: &Burial) -> u64 {
     let mut freed = 0_u64;
     for slot in 0..ledger.slot.len() {
         if state(ledger, slot) != SLOT_FREE && locks.try_lock(slot) {
-            freed = freed.saturating_add(clear(ledger, slot));
+            freed = freed.saturating_add(clear(ledger, slot, burial));
             locks.unlock(slot);
         }
     }
@@ -71,13 +83,28 @@ fn state(ledger: &LedgerPage, slot: usize) -> u32 {
 }
 
 /// Empties a slot whose lock the caller holds.
-fn clear(ledger: &LedgerPage, slot: usize) -> u64 {
+fn clear(ledger: &LedgerPage, slot: usize, burial: &Burial) -> u64 {
     let freed = change::recover(ledger, slot);
     if let Some(page) = ledger.slot.get(slot) {
+        settle_compute(ledger, &page.compute, burial);
         // Killed between these two, launches are counted twice at most: they are a figure, not a limit.
         ledger.past_launches.fetch_add(page.launches.swap(0, Ordering::Relaxed), Ordering::Relaxed);
-        ledger.past_gpu_ns.fetch_add(page.gpu_ns.swap(0, Ordering::Relaxed), Ordering::Relaxed);
         page.state.store(SLOT_FREE, Ordering::Release);
     }
     freed
+}
+
+/// Charges what a dead process had running, and adds what it used to what is past.
+fn settle_compute(ledger: &LedgerPage, slot: &ComputeSlot, burial: &Burial) {
+    // What it had under way ended with it, and at the latest when it should have.
+    let end = burial.now_ns.min(slot.done_by_ns.load(Ordering::Relaxed));
+    let busy = slot.busy_until(burial.now_ns);
+    let (due, since, outstanding) = (&ledger.compute.due_ns, &slot.busy_since_ns, &slot.outstanding_ns);
+    let unpaid = bury(due, since, outstanding, end, burial.rate.unwrap_or(Rate::FULL), burial.crowd);
+    let used = slot.gpu_ns.swap(0, Ordering::Relaxed).saturating_add(unpaid);
+    ledger.past_gpu_ns.fetch_add(used, Ordering::Relaxed);
+    slot.busy_ns.store(0, Ordering::Relaxed);
+    ledger.compute.past_busy_ns.fetch_add(busy, Ordering::Relaxed);
+    slot.waiting_since_ns.store(0, Ordering::Relaxed);
+    slot.done_by_ns.store(0, Ordering::Relaxed);
 }

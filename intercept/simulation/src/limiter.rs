@@ -2,8 +2,8 @@
 
 use tessera_intercept_abi::ComputePolicy;
 use tessera_intercept_limiter::compute::{
-    ComputePage, ComputeSlot, Decision, Key, MARKERS, Marker, Meter, Plan, PublishedPage, Rate, Surroundings,
-    Timer, running_of,
+    ComputePage, ComputeSlot, Decision, Key, MARKERS, Marker, Meter, Plan, Published, PublishedPage, Rate,
+    Surroundings, Timer, running_of,
 };
 
 use crate::gpu::Gpu;
@@ -102,7 +102,7 @@ impl Enforced {
             page: &self.page,
             slot: &self.slots[slot],
             siblings: running_of(siblings, now),
-            published: self.published.read(now),
+            published: Published::read(&self.published, now),
             policy: match self.limiter {
                 Limiter::Tessera(policy) => policy,
                 _ => ComputePolicy::None,

@@ -159,8 +159,7 @@ impl World {
     #[must_use]
     pub fn believed(&self, container: usize) -> u64 {
         let enforced = &self.containers[container].1;
-        let alive: u64 = enforced.slots.iter().map(|slot| slot.gpu_ns.load(Ordering::Relaxed)).sum();
-        alive + enforced.page.past_gpu_ns.load(Ordering::Relaxed)
+        enforced.slots.iter().map(|slot| slot.gpu_ns.load(Ordering::Relaxed)).sum()
     }
 
     /// Has containers believe in another slice than the GPU's.
@@ -284,7 +283,7 @@ impl World {
         {
             for ((_, enforced), published) in self.containers.iter().zip(published) {
                 if let Some(published) = published {
-                    enforced.published.write(&published);
+                    published.write(&enforced.published);
                 }
             }
         }

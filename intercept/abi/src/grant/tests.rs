@@ -21,7 +21,7 @@ fn page() -> [u8; GRANT_LEN] {
 }
 
 fn applied(mut page: [u8; GRANT_LEN], update: &GrantUpdate) -> [u8; GRANT_LEN] {
-    page[GrantUpdate::BODY_OFFSET..].copy_from_slice(&update.body);
+    page[GrantUpdate::BODY_OFFSET..][..update.body.len()].copy_from_slice(&update.body);
     page[GrantUpdate::SEQUENCE_OFFSET..][..8].copy_from_slice(&update.end);
     page
 }
@@ -64,6 +64,15 @@ fn what_is_not_understood_is_refused() {
     assert!(matches!(broken(grant_offset::ID, b'\n'), Err(GrantError::Id(TextError::NotPrintable))));
     assert!(matches!(broken(grant_offset::CLAIM_UID + 60, b'x'), Err(GrantError::ClaimUid(_))));
     assert_eq!(Grant::parse(&page()[1..]), Err(GrantError::Length { found: GRANT_LEN - 1 }));
+}
+
+#[test]
+fn what_is_published_stays_over_a_change_and_is_no_part_of_the_grant() {
+    let mut published = page();
+    published[grant_offset::PUBLISHED..][..16].copy_from_slice(&[7; 16]);
+    assert_eq!(Grant::parse(&published), Ok(grant()));
+    let update = Grant { cores_percent: 50, ..grant() }.update(&published).expect("same share");
+    assert_eq!(applied(published, &update)[grant_offset::PUBLISHED..][..16], [7; 16]);
 }
 
 #[test]

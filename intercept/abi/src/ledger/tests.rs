@@ -44,6 +44,24 @@ fn a_report_names_the_processes() {
 }
 
 #[test]
+fn busy_time_is_of_the_living_and_the_dead_and_ends_when_the_work_should() {
+    let mut bytes = fresh();
+    put(&mut bytes, offset_of!(LedgerPage, compute.past_busy_ns), 100);
+    put(&mut bytes, offset_of!(LedgerPage, compute.waited_ns), 9);
+    put(&mut bytes, offset_of!(LedgerPage, compute.waits), 3);
+    let at = HEADER_LEN + 5 * SLOT_LEN;
+    bytes[at] = 1;
+    put(&mut bytes, at + offset_of!(SlotPage, compute.busy_ns), 20);
+    put(&mut bytes, at + offset_of!(SlotPage, compute.busy_since_ns), 1_000);
+    put(&mut bytes, at + offset_of!(SlotPage, compute.done_by_ns), 1_050);
+    put(&mut bytes, at + offset_of!(SlotPage, compute.waiting_since_ns), 1_020);
+    let report = LedgerReport::parse(&bytes).expect("a ledger");
+    assert_eq!((report.busy_ns(1_030), report.busy_ns(9_000)), (100 + 20 + 30, 100 + 20 + 50));
+    assert_eq!((report.waited_ns(), report.waits()), (9, 3));
+    assert!(report.processes().all(|process| process.waits));
+}
+
+#[test]
 fn what_a_tenant_wrote_over_is_an_error_and_nothing_worse() {
     assert!(matches!(LedgerReport::parse(&[]), Err(LedgerError::Length { found: 0 })));
     assert!(matches!(LedgerReport::parse(&vec![0; LEDGER_LEN]), Err(LedgerError::Magic)));

@@ -70,13 +70,23 @@ fn floor(now: u64, rate: Rate) -> u64 {
 /// Settles for a process that died: its lock is gone, the caller holds it. What it had taken stays taken; what it ran beyond that
 /// is charged as of when it ran, so that a container that comes back much later owes nothing.
 ///
-/// Killed in here, the charge may be lost; it is never made twice.
-pub fn bury<W: Word>(due_ns: &W, busy_since_ns: &W, outstanding_ns: &W, now: u64, rate: Rate, crowd: Crowd) {
+/// Killed in here, the charge may be lost; it is never made twice. Answers how much was charged, GPU-ns.
+pub fn bury<W: Word>(
+    due_ns: &W,
+    busy_since_ns: &W,
+    outstanding_ns: &W,
+    now: u64,
+    rate: Rate,
+    crowd: Crowd,
+) -> u64 {
     let since = busy_since_ns.load();
     let prepaid = outstanding_ns.load();
+    let mut unpaid = 0;
     if since != 0 && busy_since_ns.replace(since, 0).is_ok() {
         let ran = crowd.share_of(now.saturating_sub(since)).min(BURIAL_GPU_NS);
-        Bucket::new(due_ns).charge(since, ran.saturating_sub(prepaid), rate);
+        unpaid = ran.saturating_sub(prepaid);
+        Bucket::new(due_ns).charge(since, unpaid, rate);
     }
     outstanding_ns.store(0);
+    unpaid
 }

@@ -5,6 +5,7 @@ use core::sync::atomic::Ordering;
 use tessera_intercept_abi::ComputePolicy;
 
 use crate::compute::estimates::{Estimates, Key};
+use crate::compute::page::advance;
 use crate::compute::spans::{Span, Spans};
 use crate::compute::{Bucket, ComputePage, ComputeSlot, Crowd, Published, Rate};
 
@@ -262,7 +263,7 @@ impl Meter {
     /// Looks which launches the GPU is done with, and settles them. Not while a stream is being captured.
     pub fn drain(&mut self, around: &Surroundings<'_>, timer: &mut impl Timer, now: u64) {
         let was = self.outstanding();
-        let turn = around.page.advance(now, around.siblings + u64::from(self.busy), around.published);
+        let turn = advance(around.page, now, around.siblings + u64::from(self.busy), around.published);
         for (place, span) in self.spans.pending() {
             if !span.done && (span.void || timer.is_done(Spans::behind(place))) {
                 span.done = true;
@@ -560,13 +561,17 @@ impl Meter {
 impl Surroundings<'_> {
     /// How fast tokens come in; `None` where none are needed.
     fn rate(&self) -> Option<Rate> {
-        let rate = match self.policy {
-            ComputePolicy::None => return None,
-            ComputePolicy::Fixed => self.share,
-            ComputePolicy::Balance => {
-                self.published.map_or(self.share, |published| published.rate.max(self.share))
-            }
-        };
-        (rate < Rate::FULL).then_some(rate)
+        rate_of(self.policy, self.share, self.published)
     }
+}
+
+/// How fast a container pays; `None` where it need not.
+#[must_use]
+pub fn rate_of(policy: ComputePolicy, share: Rate, published: Option<Published>) -> Option<Rate> {
+    let rate = match policy {
+        ComputePolicy::None => return None,
+        ComputePolicy::Fixed => share,
+        ComputePolicy::Balance => published.map_or(share, |published| published.rate.max(share)),
+    };
+    (rate < Rate::FULL).then_some(rate)
 }

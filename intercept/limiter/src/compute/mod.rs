@@ -29,7 +29,9 @@ pub use crowd::Crowd;
 pub use estimates::{Estimates, Key};
 pub use meter::{
     Decision, LEASE_GPU_NS, MARKERS, Marker, Meter, Plan, RUN_AHEAD_GPU_NS, Surroundings, Timer, Waiting,
+    rate_of,
 };
-pub use page::{ComputePage, ComputeSlot, busy_of, running_of};
-pub use published::{Published, PublishedPage};
+pub use page::{busy_of, running_of};
+pub use published::Published;
 pub use rate::Rate;
+pub use tessera_intercept_abi::{ComputePage, ComputeSlot, PublishedPage};

@@ -1,20 +1,12 @@
 //! What the host tells a container about a GPU.
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
+
+use tessera_intercept_abi::PublishedPage;
 
 use crate::compute::{Crowd, Rate};
 
-/// Written by the host, read-only in the container: 16 bytes for each share of a GPU.
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct PublishedPage {
-    /// Bits 0..16 rate in 1/100 percent (0: never written), 16..32 others in 1/256 contexts, 32..64 monotonic ms, the low bits.
-    pub word: AtomicU64,
-    /// Busy ns of all others' processes, added up since the host looks: grows by one second a second for each that always has work.
-    pub others_busy_ns: AtomicU64,
-}
-
-/// One reading of it.
+/// One reading of a [`PublishedPage`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Published {
     /// How fast a container under `Balance` may go.
@@ -44,30 +36,35 @@ impl Published {
         let since_ns = u64::from(self.age_ms(now)) * 1_000_000;
         self.others_busy_ns.saturating_add(since_ns * u64::from(self.others.in_256ths()) / 256)
     }
-}
 
-impl PublishedPage {
+    /// The words of the page: `word` is to be written last.
+    #[must_use]
+    pub fn words(&self) -> [u64; 2] {
+        let word = u64::from(self.rate.hundredths())
+            | u64::from(self.others.in_256ths().min(0xffff)) << 16
+            | u64::from(self.stamp_ms) << 32;
+        [word, self.others_busy_ns]
+    }
+
     /// The host writes. Two words, not one step: a reader between them is off by one interval, which is within what is
     /// published anyway.
-    pub fn write(&self, published: &Published) {
-        let word = u64::from(published.rate.hundredths())
-            | u64::from(published.others.in_256ths().min(0xffff)) << 16
-            | u64::from(published.stamp_ms) << 32;
-        self.others_busy_ns.store(published.others_busy_ns, Ordering::Relaxed);
-        self.word.store(word, Ordering::Release);
+    pub fn write(&self, page: &PublishedPage) {
+        let [word, others_busy_ns] = self.words();
+        page.others_busy_ns.store(others_busy_ns, Ordering::Relaxed);
+        page.word.store(word, Ordering::Release);
     }
 
     /// Reads. `None` where the host never wrote, or has not for [`Published::STALE_MS`].
     #[must_use]
-    pub fn read(&self, now: u64) -> Option<Published> {
-        let word = self.word.load(Ordering::Acquire);
+    pub fn read(page: &PublishedPage, now: u64) -> Option<Self> {
+        let word = page.word.load(Ordering::Acquire);
         let hundredths = (word & 0xffff) as u16;
-        let published = Published {
+        let published = Self {
             rate: Rate::new(hundredths),
             others: Crowd::new((word >> 16 & 0xffff) as u32),
-            others_busy_ns: self.others_busy_ns.load(Ordering::Relaxed),
+            others_busy_ns: page.others_busy_ns.load(Ordering::Relaxed),
             stamp_ms: (word >> 32) as u32,
         };
-        (hundredths != 0 && published.age_ms(now) <= Published::STALE_MS).then_some(published)
+        (hundredths != 0 && published.age_ms(now) <= Self::STALE_MS).then_some(published)
     }
 }

@@ -145,18 +145,18 @@ fn tables_full_of_other_kernels_forget_the_oldest() {
 #[test]
 fn what_the_host_publishes_is_read_as_written_until_it_is_stale() {
     let page = PublishedPage::default();
-    assert_eq!(page.read(START), None, "never written");
+    assert_eq!(Published::read(&page, START), None, "never written");
     let published = Published {
         rate: Rate::from_percent(37),
         others: Crowd::new(300),
         others_busy_ns: 12,
         stamp_ms: (START / MS) as u32,
     };
-    page.write(&published);
-    assert_eq!(page.read(START), Some(published));
-    assert_eq!(page.read(START - MS), Some(published), "a clock read before the host's");
-    assert!(page.read(START + 1_000 * MS).is_some());
-    assert_eq!(page.read(START + 1_001 * MS), None);
+    published.write(&page);
+    assert_eq!(Published::read(&page, START), Some(published));
+    assert_eq!(Published::read(&page, START - MS), Some(published), "a clock read before the host's");
+    assert!(Published::read(&page, START + 1_000 * MS).is_some());
+    assert_eq!(Published::read(&page, START + 1_001 * MS), None);
 }
 
 proptest! {

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use tessera_intercept_abi::LedgerPage;
 use tessera_intercept_abi::ledger::{SLOT_FREE, SLOTS, Total};
 
+use crate::compute::{Crowd, Rate};
 use crate::*;
 
 fn fresh() -> Box<LedgerPage> {
@@ -27,6 +28,8 @@ impl SlotLocks for Locks {
     }
 }
 
+const NOBODY_PAYS: Burial = Burial { now_ns: 0, rate: None, crowd: Crowd::NOBODY };
+
 const ME: Identity = Identity { pid: 1, start_ticks: 2, pid_namespace: 3 };
 
 fn used(ledger: &LedgerPage) -> u64 {
@@ -34,7 +37,7 @@ fn used(ledger: &LedgerPage) -> u64 {
 }
 
 fn account(ledger: &LedgerPage, locks: &Locks) -> Account {
-    Account::new(attach(ledger, locks, ME).expect("a slot is free"))
+    Account::new(attach(ledger, locks, ME, &NOBODY_PAYS).expect("a slot is free"))
 }
 
 #[test]
@@ -107,9 +110,9 @@ fn what_the_dead_held_comes_back_and_slots_never_move() {
     // The first two die; their locks go with them.
     locks.unlock(0);
     locks.unlock(1);
-    assert_eq!(reclaim(&ledger, &locks), 1400);
+    assert_eq!(reclaim(&ledger, &locks, &NOBODY_PAYS), 1400);
     assert_eq!(used(&ledger), 700);
-    let newcomer = attach(&ledger, &locks, ME);
+    let newcomer = attach(&ledger, &locks, ME, &NOBODY_PAYS);
     assert_eq!(newcomer, Some(0), "the free slot, not the survivor's");
     let survivor = &mut accounts[2];
     assert_eq!(survivor.take(&ledger, 1400, 1400, 2100), Ok(1400));
@@ -125,9 +128,9 @@ fn a_new_process_takes_a_dead_ones_slot_when_no_other_is_free() {
     for _ in 1..SLOTS {
         account(&ledger, &locks);
     }
-    assert_eq!(attach(&ledger, &locks, ME), None);
+    assert_eq!(attach(&ledger, &locks, ME, &NOBODY_PAYS), None);
     locks.unlock(0);
-    assert_eq!(attach(&ledger, &locks, ME), Some(0));
+    assert_eq!(attach(&ledger, &locks, ME, &NOBODY_PAYS), Some(0));
     assert_eq!(used(&ledger), 0);
 }
 
@@ -136,9 +139,33 @@ fn launches_of_the_dead_are_kept_in_the_total() {
     let (ledger, locks) = (fresh(), Locks::default());
     account(&ledger, &locks).count_launches(&ledger, 5);
     locks.unlock(0);
-    reclaim(&ledger, &locks);
+    reclaim(&ledger, &locks, &NOBODY_PAYS);
     assert_eq!(ledger.past_launches.load(Ordering::Relaxed), 5);
     assert_eq!(ledger.slot[0].state.load(Ordering::Relaxed), SLOT_FREE);
+}
+
+#[test]
+fn what_a_dead_process_ran_unpaid_is_charged_once_and_kept_in_the_totals() {
+    const MS: u64 = 1_000_000;
+    let (ledger, locks) = (fresh(), Locks::default());
+    let slot = account(&ledger, &locks).slot();
+    let compute = &ledger.slot[slot].compute;
+    compute.gpu_ns.store(7 * MS, Ordering::Relaxed);
+    compute.busy_ns.store(20 * MS, Ordering::Relaxed);
+    compute.begin(1_000 * MS);
+    compute.outstanding_ns.store(10 * MS, Ordering::Relaxed);
+    // Found late: what it ran ended when it should have.
+    compute.done_by_ns.store(1_040 * MS, Ordering::Relaxed);
+    locks.unlock(slot);
+    let burial = Burial { now_ns: 9_000 * MS, rate: Some(Rate::from_percent(50)), crowd: Crowd::NOBODY };
+    for _ in 0..2 {
+        reclaim(&ledger, &locks, &burial);
+        // 40 ms, of which 10 were paid, at half speed; the bucket was full.
+        assert_eq!(ledger.compute.due_ns.load(Ordering::Relaxed), (1_000 - 20 + 60) * MS);
+        assert_eq!(ledger.past_gpu_ns.load(Ordering::Relaxed), (7 + 30) * MS);
+        assert_eq!(ledger.compute.past_busy_ns.load(Ordering::Relaxed), (20 + 40) * MS);
+        assert_eq!(compute.busy_until(9_000 * MS), 0);
+    }
 }
 
 #[test]

@@ -1,0 +1,138 @@
+//! What a container's processes share about compute, and what the host tells them.
+//!
+//! ```text
+//!  LedgerPage.compute   one ComputePage     for a container and GPU      read-write in the container
+//!  SlotPage.compute     one ComputeSlot     for each of its processes    read-write in the container
+//!  GrantPage.published  one PublishedPage   for a share                  read-only in the container
+//! ```
+//!
+//! All zeroes is the beginning of each. What the words mean together is the limiter's business.
+
+use core::mem::size_of;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// One container's use of one GPU: 64 bytes.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct ComputePage {
+    /// Monotonic ns at which all GPU time taken is paid.
+    pub due_ns: AtomicU64,
+    /// Goes up whenever someone who waits should look again: waiters sleep on it (futex).
+    pub wake: AtomicU32,
+    reserved0: u32,
+    /// Time that processes waited for tokens, ns, added up.
+    pub waited_ns: AtomicU64,
+    /// Launches that waited.
+    pub waits: AtomicU64,
+    /// Wall ns in which processes that are gone had work, added up.
+    pub past_busy_ns: AtomicU64,
+    /// What a process with work all the time would have had of the GPU: grows slower the more there are. GPU-ns.
+    pub turn_ns: AtomicU64,
+    /// Monotonic ns up to which `turn_ns` is.
+    pub turn_at_ns: AtomicU64,
+    /// Busy ns of other containers by then, as the host said.
+    pub turn_others_ns: AtomicU64,
+}
+
+/// One process's use of one GPU: 48 bytes.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct ComputeSlot {
+    /// GPU time used, GPU-ns: prepaid, and settled as far as measured.
+    pub gpu_ns: AtomicU64,
+    /// GPU time prepaid for work not known to be done, GPU-ns.
+    pub outstanding_ns: AtomicU64,
+    /// Monotonic ns since when it has work and was not looked at; 0: it has none.
+    pub busy_since_ns: AtomicU64,
+    /// Wall ns in which it had work, up to `busy_since_ns`.
+    pub busy_ns: AtomicU64,
+    /// Monotonic ns since when it waits; 0: it does not.
+    pub waiting_since_ns: AtomicU64,
+    /// Monotonic ns by which its work should be done: a process that launches no more may never look.
+    pub done_by_ns: AtomicU64,
+}
+
+/// Written by the host, read-only in the container: 16 bytes for each share of a GPU, in words that are written one after the
+/// other. A reader between them is off by one interval of the host's.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct PublishedPage {
+    /// Bits 0..16 rate in 1/100 percent (0: never written), 16..32 others in 1/256 contexts, 32..64 monotonic ms, the low bits.
+    pub word: AtomicU64,
+    /// Busy ns of all others' processes, added up since the host looks: grows by one second a second for each that always has work.
+    pub others_busy_ns: AtomicU64,
+}
+
+const _: () = {
+    assert!(size_of::<ComputePage>() == 64);
+    assert!(size_of::<ComputeSlot>() == 48);
+    assert!(size_of::<PublishedPage>() == 16);
+};
+
+impl ComputePage {
+    pub(crate) const fn empty() -> Self {
+        Self {
+            due_ns: AtomicU64::new(0),
+            wake: AtomicU32::new(0),
+            reserved0: 0,
+            waited_ns: AtomicU64::new(0),
+            waits: AtomicU64::new(0),
+            past_busy_ns: AtomicU64::new(0),
+            turn_ns: AtomicU64::new(0),
+            turn_at_ns: AtomicU64::new(0),
+            turn_others_ns: AtomicU64::new(0),
+        }
+    }
+
+    /// Lets those who wait look again. The caller wakes the futex.
+    pub fn ring(&self) {
+        self.wake.fetch_add(1, Ordering::Release);
+    }
+}
+
+impl ComputeSlot {
+    pub(crate) const fn empty() -> Self {
+        Self {
+            gpu_ns: AtomicU64::new(0),
+            outstanding_ns: AtomicU64::new(0),
+            busy_since_ns: AtomicU64::new(0),
+            busy_ns: AtomicU64::new(0),
+            waiting_since_ns: AtomicU64::new(0),
+            done_by_ns: AtomicU64::new(0),
+        }
+    }
+
+    /// Wall ns in which the process has had work until now.
+    #[must_use]
+    pub fn busy_until(&self, now: u64) -> u64 {
+        let since = self.busy_since_ns.load(Ordering::Relaxed);
+        let until = now.min(self.done_by_ns.load(Ordering::Relaxed));
+        busy(self.busy_ns.load(Ordering::Relaxed), since, until)
+    }
+
+    /// Whether the process has work.
+    #[must_use]
+    pub fn is_busy(&self, now: u64) -> bool {
+        self.busy_since_ns.load(Ordering::Relaxed) != 0 && now < self.done_by_ns.load(Ordering::Relaxed)
+    }
+
+    /// Notes that it has work from now on.
+    pub fn begin(&self, now: u64) {
+        self.busy_since_ns.store(now, Ordering::Relaxed);
+    }
+
+    /// Books the busy time until now; `more` says whether it goes on.
+    pub fn book(&self, now: u64, more: bool) {
+        let since = self.busy_since_ns.load(Ordering::Relaxed);
+        if since != 0 {
+            self.busy_ns.fetch_add(now.saturating_sub(since), Ordering::Relaxed);
+        }
+        self.busy_since_ns.store(if more { now } else { 0 }, Ordering::Relaxed);
+    }
+}
+
+/// Busy time up to `since`, and from then to `until` if there is work.
+pub(crate) fn busy(before: u64, since: u64, until: u64) -> u64 {
+    let now_busy = if since == 0 { 0 } else { until.saturating_sub(since) };
+    before.saturating_add(now_busy)
+}
