@@ -71,6 +71,9 @@ oracle := $(abspath $(target))/oracle
 oracle:
 	cd ../shared/oracle && go build -o $(oracle) .
 
+.PHONY: bench-intercept
+bench-intercept: ## Time calls with the interceptor beside the same calls without it, in turn (a C compiler): ROUNDS=3
+	$(if $(ROUNDS),ROUNDS=$(ROUNDS)) $(CARGO) bench --locked --package tessera-intercept --bench intercept
 .PHONY: bench-allocator
 bench-allocator: oracle ## Time the allocator beside Kubernetes' own, in turn (Go; minutes): RUNS=3
 	$(CARGO) build --locked --release --package tessera-judge

@@ -1,0 +1,201 @@
+/* Times calls of the driver; what it finds, in nanoseconds, is a line of JSON.
+ *
+ *   launch N              one launch: median of 31 batches of N
+ *   memory LIVE N         one allocation and its free beside LIVE others: median of 31 batches of N
+ *   threads T N           the same by T threads at once: wall time for each pair
+ *   processes P N         the same by P processes at once
+ *   start P               the first use in P processes at once: p50 and p99
+ *   spawn N               a program that never calls CUDA, from its start to its end: median of N
+ */
+#include <pthread.h>
+#include <sched.h>
+#include <spawn.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include "driver.h"
+
+#define BATCHES 31
+#define BYTES 4096
+
+static int (*launch)(), (*allocate)(uint64_t *, size_t), (*release)(uint64_t);
+static void *function;
+
+static double now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec * 1e9 + (double)time.tv_nsec;
+}
+
+static int compare(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+static double quantile(double *values, int count, double part) {
+    qsort(values, (size_t)count, sizeof *values, compare);
+    return values[(int)((count - 1) * part + 0.5)];
+}
+
+/* What a program does before it works. */
+static void ready(void) {
+    void *module;
+    uint64_t first;
+    begin();
+    ok(CU(cuModuleLoadData, &module, "image"), "module");
+    ok(CU(cuModuleGetFunction, &function, module, "kernel"), "function");
+    launch = (int (*)())must(dlsym(driver(), "cuLaunchKernel"), "cuLaunchKernel");
+    allocate = must(dlsym(driver(), "cuMemAlloc_v2"), "cuMemAlloc_v2");
+    release = must(dlsym(driver(), "cuMemFree_v2"), "cuMemFree_v2");
+    ok(allocate(&first, BYTES), "first allocation");
+}
+
+static void launches(long count) {
+    for (long at = 0; at < count; at++)
+        ok(launch(function, 1, 1, 1, 32, 1, 1, 0, (void *)0, (void *)0, (void *)0), "launch");
+}
+
+static void pairs(long count) {
+    uint64_t pointer;
+    for (long at = 0; at < count; at++) {
+        ok(allocate(&pointer, BYTES), "allocation");
+        ok(release(pointer), "free");
+    }
+}
+
+static double median_of_batches(void (*work)(long), long count) {
+    double each[BATCHES];
+    work(count);
+    for (int batch = 0; batch < BATCHES; batch++) {
+        double before = now();
+        work(count);
+        each[batch] = (now() - before) / (double)count;
+    }
+    return quantile(each, BATCHES, 0.5);
+}
+
+static void one_launch(long count) {
+    ready();
+    say("{\"ns\":%.2f}", median_of_batches(launches, count));
+}
+
+static void one_pair(long live, long count) {
+    uint64_t pointer;
+    ready();
+    for (long at = 0; at < live; at++) ok(allocate(&pointer, BYTES), "allocation");
+    say("{\"ns\":%.2f}", median_of_batches(pairs, count));
+}
+
+static pthread_barrier_t *barrier;
+static long rounds;
+
+struct span { double begin, end; };
+
+/* Begins with the others, and says from when to when it worked: who waits for all of it may be woken late. */
+static void timed(struct span *span) {
+    pthread_barrier_wait(barrier);
+    span->begin = now();
+    pairs(rounds);
+    span->end = now();
+}
+
+static void *thread(void *span) {
+    timed(span);
+    return 0;
+}
+
+/* Wall time for each pair of all of them. */
+static double each(const struct span *spans, unsigned many) {
+    double begin = spans[0].begin, end = spans[0].end;
+    for (unsigned at = 1; at < many; at++) {
+        if (spans[at].begin < begin) begin = spans[at].begin;
+        if (spans[at].end > end) end = spans[at].end;
+    }
+    return (end - begin) / (double)rounds / many;
+}
+
+/* A barrier, and room for what each has to say, that processes share. */
+static void *shared(unsigned many) {
+    char *at = mmap(0, 4096 + many * sizeof(struct span), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    pthread_barrierattr_t attributes;
+    pthread_barrierattr_init(&attributes);
+    pthread_barrierattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+    barrier = (pthread_barrier_t *)at;
+    pthread_barrier_init(barrier, &attributes, many + 1);
+    return at + 4096;
+}
+
+static void many_threads(unsigned many, long count) {
+    pthread_t threads[many];
+    ready();
+    struct span *spans = shared(many);
+    rounds = count;
+    for (unsigned at = 0; at < many; at++) pthread_create(&threads[at], 0, thread, &spans[at]);
+    pthread_barrier_wait(barrier);
+    for (unsigned at = 0; at < many; at++) pthread_join(threads[at], 0);
+    say("{\"ns\":%.2f}", each(spans, many));
+}
+
+static void wait_for_all(unsigned many) {
+    int status;
+    for (unsigned at = 0; at < many; at++)
+        if (wait(&status) < 0 || status) exit(2);
+}
+
+static void many_processes(unsigned many, long count) {
+    struct span *spans = shared(many);
+    rounds = count;
+    for (unsigned at = 0; at < many; at++) {
+        if (fork()) continue;
+        ready();
+        timed(&spans[at]);
+        _exit(0);
+    }
+    pthread_barrier_wait(barrier);
+    wait_for_all(many);
+    say("{\"ns\":%.2f}", each(spans, many));
+}
+
+static void many_starts(unsigned many) {
+    double *took = shared(many);
+    for (unsigned at = 0; at < many; at++) {
+        if (fork()) continue;
+        driver();
+        pthread_barrier_wait(barrier);
+        double before = now();
+        ready();
+        took[at] = now() - before;
+        _exit(0);
+    }
+    pthread_barrier_wait(barrier);
+    wait_for_all(many);
+    double p99 = quantile(took, (int)many, 0.99), p50 = quantile(took, (int)many, 0.5);
+    say("{\"ns\":%.0f,\"p99\":%.0f}", p50, p99);
+}
+
+static void spawns(long count) {
+    double took[count];
+    char *arguments[] = {"true", 0}, *environment[] = {0};
+    for (long at = 0; at < count; at++) {
+        pid_t child;
+        double before = now();
+        ok(posix_spawn(&child, "/bin/true", 0, 0, arguments, environment), "spawn");
+        waitpid(child, 0, 0);
+        took[at] = now() - before;
+    }
+    say("{\"ns\":%.0f}", quantile(took, (int)count, 0.5));
+}
+
+int main(int argc, char **argv) {
+    long first = argc > 2 ? atol(argv[2]) : 0, second = argc > 3 ? atol(argv[3]) : 0;
+    const char *what = argc > 1 ? argv[1] : "";
+    if (!strcmp(what, "launch")) one_launch(first);
+    else if (!strcmp(what, "memory")) one_pair(first, second);
+    else if (!strcmp(what, "threads")) many_threads((unsigned)first, second);
+    else if (!strcmp(what, "processes")) many_processes((unsigned)first, second);
+    else if (!strcmp(what, "start")) many_starts((unsigned)first);
+    else if (!strcmp(what, "spawn")) spawns(first);
+    else return 2;
+    return 0;
+}

@@ -1,0 +1,79 @@
+/* The emptiest driver: every call succeeds at once, so that what is left is the library's own time. GPU 0 has the UUID of
+ * BENCH_GPU (32 hex digits). Kernels take no time. */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef int Result;
+static const uint64_t ROOM = (uint64_t)80 << 30;
+static char context, function, event, module;
+static _Atomic uint64_t next = 0x7f0000000000;
+
+Result cuInit(unsigned flags) { return (int)(flags & 0); }
+Result cuDriverGetVersion(int *version) { return *version = 13000, 0; }
+Result cuDeviceGetCount(int *count) { return *count = 1, 0; }
+Result cuDeviceGet(int *device, int index) { return *device = index, 0; }
+Result cuDeviceTotalMem_v2(size_t *bytes, int device) { return *bytes = ROOM + (size_t)(device & 0), 0; }
+Result cuDeviceGetAttribute(int *value, int attribute, int device) { return *value = (attribute & 0) + (device & 0) + 1, 0; }
+
+Result cuDeviceGetUuid(uint8_t *uuid, int device) {
+    const char *hex = getenv("BENCH_GPU");
+    for (int at = 0; hex && at < 16; at++) {
+        unsigned byte;
+        if (sscanf(hex + 2 * at, "%2x", &byte) != 1) return 101 + (device & 0);
+        uuid[at] = (uint8_t)byte;
+    }
+    return 0;
+}
+Result cuDeviceGetUuid_v2(uint8_t *uuid, int device) { return cuDeviceGetUuid(uuid, device); }
+
+Result cuDevicePrimaryCtxRetain(void **out, int device) { return *out = &context + (device & 0), 0; }
+Result cuDevicePrimaryCtxRelease_v2(int device) { return device & 0; }
+Result cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) { return *flags = 0, *active = 1 + (device & 0), 0; }
+Result cuCtxSetCurrent(void *now) { return now ? 0 : 0; }
+Result cuCtxGetCurrent(void **out) { return *out = &context, 0; }
+Result cuCtxGetDevice(int *device) { return *device = 0, 0; }
+Result cuCtxSynchronize(void) { return 0; }
+
+Result cuMemAlloc_v2(uint64_t *out, size_t bytes) { return *out = next += (bytes + 511) / 512 * 512, 0; }
+Result cuMemFree_v2(uint64_t pointer) { return (int)(pointer & 0); }
+Result cuMemGetInfo_v2(size_t *unused, size_t *total) { return *unused = *total = ROOM, 0; }
+Result cuPointerGetAttribute(void *out, int attribute, uint64_t pointer) {
+    return *(int *)out = (int)(pointer & 0) + (attribute & 0), 0;
+}
+
+Result cuModuleLoadData(void **out, const void *image) { return *out = image ? &module : 0, 0; }
+Result cuModuleGetFunction(void **out, void *of, const char *name) { return *out = of && name ? &function : 0, 0; }
+Result cuLaunchKernel(void *kernel, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                      unsigned shared, void *stream, void **parameters, void **extra) {
+    (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)stream, (void)parameters, (void)extra;
+    return kernel ? 0 : 1;
+}
+
+Result cuEventCreate(void **out, unsigned flags) { return *out = &event + (flags & 0), 0; }
+Result cuEventDestroy_v2(void *of) { return of ? 0 : 1; }
+Result cuEventRecord(void *of, void *stream) { return (void)stream, of ? 0 : 1; }
+Result cuEventQuery(void *of) { return of ? 0 : 1; }
+Result cuEventSynchronize(void *of) { return of ? 0 : 1; }
+Result cuEventElapsedTime(float *ms, void *from, void *to) { return *ms = 0, from && to ? 0 : 1; }
+Result cuEventElapsedTime_v2(float *ms, void *from, void *to) { return cuEventElapsedTime(ms, from, to); }
+Result cuStreamIsCapturing(void *stream, int *status) { return (void)stream, *status = 0, 0; }
+Result cuThreadExchangeStreamCaptureMode(int *mode) { return *mode = 0, 0; }
+
+static const struct { const char *name; void *at; } FUNCTIONS[] = {
+#define F(name) {#name, (void *)name}
+    F(cuInit), F(cuDriverGetVersion), F(cuDeviceGetCount), F(cuDeviceGet), F(cuDeviceGetAttribute), F(cuDeviceGetUuid),
+    F(cuCtxSetCurrent), F(cuCtxGetCurrent), F(cuCtxGetDevice), F(cuCtxSynchronize), F(cuLaunchKernel), F(cuEventCreate),
+    F(cuEventRecord), F(cuEventQuery), F(cuEventSynchronize), F(cuEventElapsedTime), F(cuStreamIsCapturing),
+    F(cuThreadExchangeStreamCaptureMode), {"cuMemAlloc", (void *)cuMemAlloc_v2}, {"cuMemFree", (void *)cuMemFree_v2},
+};
+
+Result cuGetProcAddress_v2(const char *name, void **out, int version, uint64_t flags, int *status) {
+    (void)version, (void)flags;
+    *out = 0;
+    for (size_t at = 0; at < sizeof FUNCTIONS / sizeof *FUNCTIONS; at++)
+        if (!strcmp(name, FUNCTIONS[at].name)) *out = FUNCTIONS[at].at;
+    if (status) *status = *out ? 0 : 1;
+    return 0;
+}
