@@ -4,6 +4,9 @@ mod container;
 
 use container::{GIB, MIB, Node, can_contain, program};
 
+/// Processes in a race that ends.
+const RACERS: usize = 64;
+
 /// Rounds of a race that is not to end by itself.
 const FOR_EVER: &str = "1000000000";
 
@@ -17,15 +20,17 @@ fn processes_racing_for_one_grant_get_exactly_the_grant() {
     let share = node.share("claim-0", 0, limit);
     let race = program("race", false, node.path());
     let containers = [node.contain(&[&share]), node.contain(&[&share])];
+    // A million calls, and each racer has two threads.
+    let rounds = (1_000_000 / RACERS / 2).to_string();
     let mut racers: Vec<_> =
-        (0..6).map(|seed| containers[seed % 2].start(&race, &[&seed.to_string(), "3000"])).collect();
+        (0..RACERS).map(|seed| containers[seed % 2].start(&race, &[&seed.to_string(), &rounds])).collect();
     let held: u64 =
         racers.iter_mut().map(|racer| racer.with("held")["held"].as_u64().expect("a number")).sum();
     assert_eq!(held, limit);
     share.ledger(|ledger| {
         assert_eq!((ledger.used_bytes(), ledger.peak_bytes()), (limit, limit));
         assert_eq!(ledger.processes().map(|process| process.used_bytes).sum::<u64>(), limit);
-        assert_eq!(ledger.processes().count(), 6);
+        assert_eq!(ledger.processes().count(), RACERS);
     });
     // Killed in mid-flight or not: all of it comes back.
     racers.iter_mut().for_each(container::Running::kill);
@@ -107,4 +112,32 @@ fn launches_are_counted() {
     let share = node.share("claim-0", 0, GIB);
     node.contain(&[&share]).run_c("launches", false, &["1000"]);
     assert_eq!(share.ledger(|ledger| ledger.launches()), 3000);
+}
+
+#[test]
+fn two_hundred_killed_processes_leave_all_they_held_at_once() {
+    if !can_contain("two_hundred_killed_processes_leave_all_they_held_at_once") {
+        return;
+    }
+    let node = Node::new();
+    let share = node.share("claim-0", 0, GIB);
+    let lines = node.contain(&[&share]).run_c("storm", false, &["200", &GIB.to_string()]);
+    assert_eq!((&lines[0]["kills"], &lines[0]["missed"]), (&200.into(), &0.into()));
+    // Whoever comes next finds what the last of them held, and nothing is lost over all of it.
+    assert_eq!(node.contain(&[&share]).probe(&["fill"])[1]["takenBytes"], GIB);
+    share.ledger(|ledger| assert!(ledger.peak_bytes() <= GIB, "{}", ledger.peak_bytes()));
+}
+
+#[test]
+fn who_dies_beside_others_does_not_give_them_more() {
+    // HAMi-core moves slots when a process dies, and loses what a survivor takes after that.
+    if !can_contain("who_dies_beside_others_does_not_give_them_more") {
+        return;
+    }
+    let node = Node::new();
+    let limit = 2 * GIB;
+    let share = node.share("claim-0", 0, limit);
+    let lines = node.contain(&[&share]).run_c("storm", false, &["slots", &limit.to_string()]);
+    assert_eq!((&lines[0]["more"], &lines[0]["rest"]), (&2.into(), &0.into()));
+    assert_eq!(share.ledger(|ledger| ledger.peak_bytes()), limit);
 }
