@@ -71,6 +71,13 @@ impl<T> From<*mut c_void> for Out<T> {
     }
 }
 
+/// A result that is wanted in here.
+impl Out<crate::state::Handle> {
+    pub(crate) fn to(place: &mut crate::state::Handle) -> Self {
+        Self(place)
+    }
+}
+
 impl<T> Out<T> {
     /// Fails for NULL: for functions that must not do anything before they know where to put the result.
     pub(crate) fn check(self) -> Answer {

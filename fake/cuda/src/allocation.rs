@@ -24,8 +24,10 @@ pub(crate) struct Allocation {
 pub(crate) enum Kind {
     /// On the GPU.
     Device,
-    /// On the GPU, from a pool.
+    /// On the GPU, from a pool, which has taken the memory.
     Pool(Handle),
+    /// In memory of the host, from a pool.
+    HostPool(Handle),
     /// In host memory that is known to the GPU; the host address is the device pointer.
     Managed,
 }
@@ -47,7 +49,8 @@ pub(crate) fn discharge(gpu: usize, bytes: u64) -> Answer {
     Ok(())
 }
 
-fn rounded(bytes: u64) -> Option<u64> {
+/// Bytes in whole granules.
+pub(crate) fn rounded(bytes: u64) -> Option<u64> {
     bytes.checked_next_multiple_of(GRANULE)
 }
 
@@ -59,8 +62,9 @@ impl State {
         }
         let address = match kind {
             Kind::Managed => host::map(bytes)?,
-            Kind::Device | Kind::Pool(_) => {
-                charge(gpu, bytes)?;
+            Kind::HostPool(_) | Kind::Pool(_) => self.new_addresses(gpu, bytes, GRANULE)?,
+            Kind::Device => {
+                self.charge(gpu, bytes)?;
                 self.new_addresses(gpu, bytes, GRANULE)
                     .inspect_err(|_| discharge(gpu, bytes).unwrap_or_default())?
             }
@@ -74,14 +78,21 @@ impl State {
         let allocation = self.allocations.remove(&address).ok_or(Status::InvalidValue)?;
         match allocation.kind {
             Kind::Managed => host::unmap(address, allocation.bytes),
-            Kind::Device | Kind::Pool(_) => discharge(allocation.gpu, allocation.bytes)?,
+            Kind::Device => discharge(allocation.gpu, allocation.bytes)?,
+            Kind::Pool(pool) | Kind::HostPool(pool) => {
+                self.return_to_pool(pool, rounded(allocation.bytes).unwrap_or(0))?;
+            }
         }
         Ok(())
     }
 
-    /// Gives back all memory of a context.
+    /// Gives back all memory of a context; that of pools is no context's.
     pub(crate) fn free_all_of(&mut self, context: Handle) -> Answer {
-        let of_context = self.allocations.iter().filter(|(_, allocation)| allocation.context == context);
+        let is_pools = |kind| matches!(kind, Kind::Pool(_) | Kind::HostPool(_));
+        let of_context = self
+            .allocations
+            .iter()
+            .filter(|(_, allocation)| allocation.context == context && !is_pools(allocation.kind));
         for address in of_context.map(|(address, _)| *address).collect::<Vec<_>>() {
             self.free(address)?;
         }

@@ -3,7 +3,7 @@
 use std::ffi::c_uint;
 
 use crate::abi::{Answer, In, Out, export};
-use crate::allocation::{charge, discharge};
+use crate::allocation::discharge;
 use crate::context::{current, current_gpu};
 use crate::state::{self, Handle, State};
 use crate::status::Status;
@@ -76,7 +76,7 @@ fn create(out: Out<Handle>, bytes: u64, mipmapped: bool) -> Answer {
     let mut state = state::lock()?;
     let gpu = current_gpu(&state)?;
     let context = current().ok_or(Status::InvalidContext)?;
-    charge(gpu, bytes)?;
+    state.charge(gpu, bytes)?;
     let handle = state.new_handle();
     state.arrays.insert(handle, Array { gpu, context, bytes, mipmapped });
     out.set(handle)

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::ffi::{c_int, c_uint, c_void};
 
 use crate::abi::{Answer, Out, export};
+use crate::allocation::discharge;
 use crate::device::{Device, gpu};
 use crate::driver;
 use crate::state::{self, Handle, State};
@@ -17,6 +18,19 @@ pub(crate) struct Context {
     pub(crate) flags: u32,
     id: u64,
     peers: Vec<Handle>,
+    /// How often it is attached; it ends when nobody is left.
+    attached: u32,
+    /// Bytes of the stack of a thread, of the output of printf, of the heap.
+    limits: [u64; 3],
+}
+
+/// What limits are at first: CUDA's defaults. The memory for them is part of what a context takes.
+const FIRST_LIMITS: [u64; 3] = [1024, 8 << 20, 8 << 20];
+
+/// A green context: a part of a primary context, which it keeps alive.
+#[derive(Debug)]
+pub(crate) struct Green {
+    device: Device,
 }
 
 /// The primary context of a GPU.
@@ -50,11 +64,15 @@ pub(crate) fn current_gpu(state: &State) -> Answer<usize> {
 fn make(state: &mut State, gpu: usize, flags: u32) -> Answer<Handle> {
     let machine = driver::machine()?;
     let board = &machine.world().gpus[gpu];
-    let taken = machine.usage().take(gpu, board.model.context_bytes(), machine.capacity(board));
-    taken.map_err(|_| Status::OutOfMemory)?;
+    if machine.is_lost(board) {
+        return Err(Status::DeviceUnavailable);
+    }
+    state.charge(gpu, board.model.context_bytes())?;
     let handle = state.new_handle();
     let id = handle.0 as u64;
-    state.contexts.insert(handle, Context { gpu, flags, id, peers: Vec::new() });
+    state
+        .contexts
+        .insert(handle, Context { gpu, flags, id, peers: Vec::new(), attached: 1, limits: FIRST_LIMITS });
     Ok(handle)
 }
 
@@ -62,14 +80,67 @@ fn make(state: &mut State, gpu: usize, flags: u32) -> Answer<Handle> {
 fn destroy(state: &mut State, handle: Handle) -> Answer {
     let context = state.contexts.remove(&handle).ok_or(Status::InvalidContext)?;
     let machine = driver::machine()?;
-    machine.usage().give_back(context.gpu, machine.world().gpus[context.gpu].model.context_bytes());
+    discharge(context.gpu, machine.world().gpus[context.gpu].model.context_bytes())?;
+    discharge(context.gpu, reserved_for(context.gpu, &context.limits)?)?;
     state.free_all_of(handle)?;
+    if !state.contexts.values().any(|other| other.gpu == context.gpu) {
+        state.empty_pools_of(context.gpu)?;
+    }
     state.streams.retain(|_, stream| stream.context != handle);
     state.events.retain(|_, event| event.context != handle);
     state.modules.retain(|_, module| module.context != handle);
     state.functions.retain(|_, function| function.context != handle);
     STACK.with_borrow_mut(|stack| stack.retain(|other| *other != handle));
     Ok(())
+}
+
+/// Bytes that limits have the driver reserve beyond what a context comes with.
+fn reserved_for(gpu: usize, limits: &[u64; 3]) -> Answer<u64> {
+    let model = &driver::machine()?.world().gpus[gpu].model;
+    let threads = u64::from(model.multiprocessors) * u64::from(model.threads_per_multiprocessor);
+    let beyond = limits.iter().zip(FIRST_LIMITS).map(|(limit, first)| limit.saturating_sub(first));
+    let bytes = beyond.zip([threads, 1, 1]).map(|(limit, times)| limit.saturating_mul(times));
+    Ok(bytes.fold(0, u64::saturating_add))
+}
+
+fn set_limit(limit: usize, value: u64) -> Answer {
+    let mut state = state::lock()?;
+    let current = current().ok_or(Status::InvalidContext)?;
+    let context = state.contexts.get(&current).ok_or(Status::InvalidContext)?;
+    let (gpu, mut limits) = (context.gpu, context.limits);
+    let before = reserved_for(gpu, &limits)?;
+    *limits.get_mut(limit).ok_or(Status::NotSupported)? = value;
+    let after = reserved_for(gpu, &limits)?;
+    state.charge(gpu, after.saturating_sub(before))?;
+    discharge(gpu, before.saturating_sub(after))?;
+    state.contexts.get_mut(&current).ok_or(Status::InvalidContext)?.limits = limits;
+    Ok(())
+}
+
+/// One attachment less; the last ends the context.
+fn detach(handle: Handle) -> Answer {
+    let mut state = state::lock()?;
+    let context = state.contexts.get_mut(&handle).ok_or(Status::InvalidContext)?;
+    context.attached -= 1;
+    if context.attached > 0 { Ok(()) } else { destroy(&mut state, handle) }
+}
+
+fn create_green(out: Out<Handle>, resources: Handle, device: Device) -> Answer {
+    out.check()?;
+    if resources == Handle::NULL {
+        return Err(Status::InvalidValue);
+    }
+    let mut primary = Handle::NULL;
+    retain_primary(Out::to(&mut primary), device)?;
+    let mut state = state::lock()?;
+    let handle = state.new_handle();
+    state.green.insert(handle, Green { device });
+    out.set(handle)
+}
+
+fn destroy_green(handle: Handle) -> Answer {
+    let green = state::lock()?.green.remove(&handle).ok_or(Status::InvalidContext)?;
+    release_primary(green.device)
 }
 
 fn create(out: Out<Handle>, flags: c_uint, device: Device) -> Answer {
@@ -113,7 +184,8 @@ fn reset_primary(device: Device) -> Answer {
     let gpu = gpu(device)?;
     let mut state = state::lock()?;
     let Some(context) = state.primaries.entry(gpu).or_default().context else { return Ok(()) };
-    state.free_all_of(context)
+    state.free_all_of(context)?;
+    if state.contexts.len() == 1 { state.empty_pools_of(gpu) } else { Ok(()) }
 }
 
 fn set_primary_flags(device: Device, flags: c_uint) -> Answer {
@@ -186,6 +258,57 @@ export! {
         create(context, flags, device)
     }
 
+    fn cuGLCtxCreate(context: Out<Handle>, flags: c_uint, device: Device) { create(context, flags, device) }
+    fn cuGLCtxCreate_v2(context: Out<Handle>, flags: c_uint, device: Device) { create(context, flags, device) }
+
+    fn cuVDPAUCtxCreate_v2(
+        context: Out<Handle>,
+        flags: c_uint,
+        device: Device,
+        vdpau: c_uint,
+        resolve: *const c_void,
+    ) {
+        let _ = (vdpau, resolve);
+        create(context, flags, device)
+    }
+
+    fn cuDeviceGetDevResource(device: Device, resource: *mut c_void, kind: c_int) {
+        // Multiprocessors; what is in it is only for the driver to know.
+        let _ = resource;
+        gpu(device)?;
+        if kind == 1 { Ok(()) } else { Err(Status::InvalidValue) }
+    }
+
+    fn cuDevResourceGenerateDesc(description: Out<Handle>, resources: *const c_void, count: c_uint) {
+        if resources.is_null() || count == 0 {
+            return Err(Status::InvalidValue);
+        }
+        description.set(state::lock()?.new_handle())
+    }
+
+    fn cuGreenCtxCreate(context: Out<Handle>, resources: Handle, device: Device, flags: c_uint) {
+        // CU_GREEN_CTX_DEFAULT_STREAM
+        if flags != 1 {
+            return Err(Status::InvalidValue);
+        }
+        create_green(context, resources, device)
+    }
+
+    fn cuGreenCtxDestroy(context: Handle) { destroy_green(context) }
+
+    fn cuCtxAttach(context: Out<Handle>, flags: c_uint) {
+        context.check()?;
+        if flags != 0 {
+            return Err(Status::InvalidValue);
+        }
+        with_current(|context| {
+            context.attached += 1;
+            Ok(())
+        })?;
+        context.set(current().ok_or(Status::InvalidContext)?)
+    }
+
+    fn cuCtxDetach(context: Handle) { detach(context) }
     fn cuCtxDestroy(context: Handle) { destroy(&mut *state::lock()?, context) }
     fn cuCtxDestroy_v2(context: Handle) { destroy(&mut *state::lock()?, context) }
     fn cuCtxPushCurrent(context: Handle) { push(context) }
@@ -237,24 +360,15 @@ export! {
             state.timelines.get(&gpu).map_or(0, |timeline| timeline.end())
         };
         timeline::wait_until(end);
-        Ok(())
+        state::lock()?.shrink_pools()
     }
 
     fn cuCtxGetLimit(value: Out<usize>, limit: c_uint) {
-        with_current(|_| Ok(()))?;
-        // Stack bytes per thread, bytes of printf's buffer, bytes of malloc's heap: CUDA's defaults.
-        match limit {
-            0 => value.set(1024),
-            1 | 2 => value.set(8 << 20),
-            _ => Err(Status::NotSupported),
-        }
+        let limits = with_current(|context| Ok(context.limits))?;
+        value.set(*limits.get(limit as usize).ok_or(Status::NotSupported)? as usize)
     }
 
-    fn cuCtxSetLimit(limit: c_uint, value: usize) {
-        // Accepted, without effect: nothing runs that could reach a limit.
-        let _ = value;
-        with_current(|_| if limit <= 2 { Ok(()) } else { Err(Status::NotSupported) })
-    }
+    fn cuCtxSetLimit(limit: c_uint, value: usize) { set_limit(limit as usize, value as u64) }
 
     fn cuCtxGetCacheConfig(config: Out<c_uint>) { with_current(|_| config.set(0)) }
 

@@ -82,7 +82,7 @@ export! {
 
     fn cuEventSynchronize(event: Handle) {
         timeline::wait_until(time_of(event)?);
-        Ok(())
+        state::lock()?.shrink_pools()
     }
 
     fn cuEventElapsedTime(milliseconds: Out<f32>, start: Handle, end: Handle) {

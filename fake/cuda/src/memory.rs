@@ -45,11 +45,15 @@ fn attribute(attribute: c_int, address: u64) -> Answer<Value> {
     let state = state::lock()?;
     let (start, allocation) = state.allocation_at(address).ok_or(Status::InvalidValue)?;
     let managed = allocation.kind == Kind::Managed;
-    let pool = if let Kind::Pool(pool) = allocation.kind { pool.0 as u64 } else { 0 };
+    let pool = match allocation.kind {
+        Kind::Pool(pool) | Kind::HostPool(pool) => pool.0 as u64,
+        _ => 0,
+    };
+    let on_host = matches!(allocation.kind, Kind::HostPool(_));
     Ok(match attribute {
         1 => Value::Word(allocation.context.0 as u64),
-        // CU_MEMORYTYPE_DEVICE, for managed memory too.
-        2 => Value::Int(2),
+        // CU_MEMORYTYPE_HOST, or CU_MEMORYTYPE_DEVICE, for managed memory too.
+        2 => Value::Int(if on_host { 1 } else { 2 }),
         3 => Value::Word(address),
         4 if managed => Value::Word(address),
         7 | 20 => Value::Word(start),
@@ -127,7 +131,12 @@ export! {
 
     fn cuMemFree_v2(pointer: u64) {
         let mut state = state::lock()?;
-        if pointer == 0 { Ok(()) } else { state.free(pointer) }
+        if pointer == 0 {
+            return Ok(());
+        }
+        // It waits for the GPU.
+        state.free(pointer)?;
+        state.shrink_pools()
     }
 
     fn cuMemGetAddressRange_v2(base: Out<u64>, bytes: Out<usize>, pointer: u64) {

@@ -1,9 +1,11 @@
-//! Stream-ordered memory, from pools. A pool keeps nothing: what is freed goes back at once.
+//! Stream-ordered memory, from pools. A pool takes memory of the GPU in chunks and keeps what is freed, until the program
+//! waits for the GPU or trims it: then it lets go of whole chunks beyond its threshold. When the GPU is full, every pool of
+//! the process lets go of what it can.
 
 use std::ffi::{c_int, c_uint, c_void};
 
 use crate::abi::{Answer, In, Out, export};
-use crate::allocation::Kind;
+use crate::allocation::{Kind, charge, discharge, rounded};
 use crate::context::current;
 use crate::device::{Device, gpu};
 use crate::state::{self, Handle, State};
@@ -13,11 +15,22 @@ use crate::stream;
 /// A memory pool.
 #[derive(Debug)]
 pub(crate) struct Pool {
-    gpu: usize,
+    /// `None`: memory of the host, which nobody counts here.
+    gpu: Option<usize>,
     default: bool,
-    /// Bytes that it may keep; reported, without effect.
+    /// It was destroyed, and lives until the last of its memory is back.
+    doomed: bool,
+    /// Bytes that it keeps when the program waits for the GPU.
     release_threshold: u64,
+    /// Bytes that it has of the GPU, and those of them that somebody holds.
+    reserved: u64,
+    used: u64,
+    reserved_high: u64,
+    used_high: u64,
 }
+
+/// A pool grows and shrinks by this.
+const CHUNK: u64 = 32 << 20;
 
 /// The beginning of `CUmemPoolProps`; the rest of its 88 bytes is not looked at.
 #[repr(C)]
@@ -35,13 +48,91 @@ pub(crate) const ON_DEVICE: c_int = 1;
 /// Attributes of a pool.
 const RELEASE_THRESHOLD: c_int = 4;
 const RESERVED_NOW: c_int = 5;
+const RESERVED_HIGH: c_int = 6;
+const USED_NOW: c_int = 7;
 const USED_HIGH: c_int = 8;
 
+impl Pool {
+    fn new(gpu: Option<usize>, default: bool) -> Self {
+        let (release_threshold, reserved, used, reserved_high, used_high) = (0, 0, 0, 0, 0);
+        Self { gpu, default, doomed: false, release_threshold, reserved, used, reserved_high, used_high }
+    }
+
+    /// Lets go of what nobody holds, but for so many bytes.
+    fn shrink(&mut self, keep: u64) -> Answer {
+        let target = self.used.max(keep.min(self.reserved)).next_multiple_of(CHUNK);
+        let Some(less) = self.reserved.checked_sub(target) else { return Ok(()) };
+        self.reserved = target;
+        self.gpu.map_or(Ok(()), |gpu| discharge(gpu, less))
+    }
+}
+
+impl State {
+    /// Takes memory from the GPU for a pool where it has not enough.
+    fn grow(&mut self, handle: Handle, bytes: u64) -> Answer {
+        let pool = self.pools.get(&handle).ok_or(Status::InvalidValue)?;
+        let wanted = pool.used.checked_add(bytes).and_then(|bytes| bytes.checked_next_multiple_of(CHUNK));
+        let wanted = wanted.ok_or(Status::OutOfMemory)?.max(pool.reserved);
+        let more = wanted - pool.reserved;
+        if let Some(gpu) = pool.gpu {
+            self.charge(gpu, more)?;
+        }
+        let pool = self.pools.get_mut(&handle).ok_or(Status::InvalidValue)?;
+        // Not `wanted`: it may have shrunk while memory was looked for.
+        pool.reserved += more;
+        pool.used += bytes;
+        pool.reserved_high = pool.reserved_high.max(pool.reserved);
+        pool.used_high = pool.used_high.max(pool.used);
+        Ok(())
+    }
+
+    /// Takes memory of a GPU. Before that fails, pools let go of what they can.
+    pub(crate) fn charge(&mut self, gpu: usize, bytes: u64) -> Answer {
+        if charge(gpu, bytes).is_ok() {
+            return Ok(());
+        }
+        self.pools.values_mut().filter(|pool| pool.gpu == Some(gpu)).try_for_each(|pool| pool.shrink(0))?;
+        charge(gpu, bytes)
+    }
+
+    /// A piece is back.
+    pub(crate) fn return_to_pool(&mut self, handle: Handle, bytes: u64) -> Answer {
+        let Some(pool) = self.pools.get_mut(&handle) else { return Ok(()) };
+        pool.used -= bytes;
+        if !pool.doomed || pool.used > 0 {
+            return Ok(());
+        }
+        pool.shrink(0)?;
+        self.pools.remove(&handle);
+        Ok(())
+    }
+
+    /// The program has waited for the GPU.
+    pub(crate) fn shrink_pools(&mut self) -> Answer {
+        self.pools.values_mut().try_for_each(|pool| pool.shrink(pool.release_threshold))
+    }
+
+    /// Without a context there is no memory of pools either.
+    pub(crate) fn empty_pools_of(&mut self, gpu: usize) -> Answer {
+        let pools = &self.pools;
+        let of_gpu = |kind: Kind| match kind {
+            Kind::Pool(pool) => pools.get(&pool).is_some_and(|pool| pool.gpu == Some(gpu)),
+            _ => false,
+        };
+        let gone = self.allocations.iter().filter(|(_, allocation)| of_gpu(allocation.kind));
+        for address in gone.map(|(address, _)| *address).collect::<Vec<_>>() {
+            self.free(address)?;
+        }
+        self.pools.values_mut().filter(|pool| pool.gpu == Some(gpu)).try_for_each(|pool| pool.shrink(0))
+    }
+}
+
 fn default_pool(state: &mut State, gpu: usize) -> Handle {
-    let known = state.pools.iter().find(|(_, pool)| pool.gpu == gpu && pool.default).map(|(pool, _)| *pool);
+    let known =
+        state.pools.iter().find(|(_, pool)| pool.gpu == Some(gpu) && pool.default).map(|(pool, _)| *pool);
     known.unwrap_or_else(|| {
         let handle = state.new_handle();
-        state.pools.insert(handle, Pool { gpu, default: true, release_threshold: 0 });
+        state.pools.insert(handle, Pool::new(Some(gpu), true));
         handle
     })
 }
@@ -53,19 +144,17 @@ fn current_pool(state: &mut State, gpu: usize) -> Handle {
     }
 }
 
-fn used(state: &State, pool: Handle) -> u64 {
-    let of_pool = state.allocations.values().filter(|allocation| allocation.kind == Kind::Pool(pool));
-    of_pool.map(|allocation| allocation.bytes).sum()
-}
-
 fn allocate(out: Out<u64>, bytes: usize, pool: Option<Handle>, on: Handle) -> Answer {
     out.check()?;
     let mut state = state::lock()?;
     let gpu = stream::gpu_of(&state, on)?;
     let pool = pool.unwrap_or_else(|| current_pool(&mut state, gpu));
-    let gpu = state.pools.get(&pool).ok_or(Status::InvalidValue)?.gpu;
+    let own = state.pools.get(&pool).filter(|pool| !pool.doomed).ok_or(Status::InvalidValue)?;
+    let kind = if own.gpu.is_some() { Kind::Pool(pool) } else { Kind::HostPool(pool) };
+    let gpu = own.gpu.unwrap_or(gpu);
     let context = current().ok_or(Status::InvalidContext)?;
-    out.set(state.allocate(gpu, context, bytes as u64, Kind::Pool(pool))?)
+    state.grow(pool, rounded(bytes as u64).filter(|bytes| *bytes > 0).ok_or(Status::InvalidValue)?)?;
+    out.set(state.allocate(gpu, context, bytes as u64, kind)?)
 }
 
 export! {
@@ -84,40 +173,46 @@ export! {
     fn cuMemPoolCreate(pool: Out<Handle>, properties: In<Properties>) {
         pool.check()?;
         let Properties { kind, handle_types, location_type, location } = properties.get()?;
-        // Pinned, not to be shared with other processes, on a GPU.
-        if (kind, handle_types, location_type) != (1, 0, ON_DEVICE) {
+        // Pinned, and not to be shared with other processes.
+        if (kind, handle_types) != (1, 0) {
             return Err(Status::NotSupported);
         }
-        let gpu = gpu(Device::at(location))?;
+        let gpu = match location_type {
+            ON_DEVICE => Some(gpu(Device::at(location))?),
+            2..=4 => None,
+            _ => return Err(Status::InvalidValue),
+        };
         let mut state = state::lock()?;
         let handle = state.new_handle();
-        state.pools.insert(handle, Pool { gpu, default: false, release_threshold: 0 });
+        state.pools.insert(handle, Pool::new(gpu, false));
         pool.set(handle)
     }
 
     fn cuMemPoolDestroy(pool: Handle) {
         let mut state = state::lock()?;
-        if state.pools.get(&pool).is_none_or(|pool| pool.default) {
-            return Err(Status::InvalidValue);
-        }
-        state.pools.remove(&pool);
+        let known = state.pools.get_mut(&pool).filter(|pool| !pool.default && !pool.doomed);
+        known.ok_or(Status::InvalidValue)?.doomed = true;
+        // Nothing comes back: it only goes where nobody holds any of it.
+        state.return_to_pool(pool, 0)?;
         state.current_pools.retain(|_, current| *current != pool);
         Ok(())
     }
 
     fn cuMemPoolTrimTo(pool: Handle, keep: usize) {
-        let _ = keep;
-        state::lock()?.pools.get(&pool).map(drop).ok_or(Status::InvalidValue)
+        state::lock()?.pools.get_mut(&pool).ok_or(Status::InvalidValue)?.shrink(keep as u64)
     }
 
     fn cuMemPoolGetAttribute(pool: Handle, attribute: c_int, value: *mut c_void) {
         let state = state::lock()?;
-        let threshold = state.pools.get(&pool).ok_or(Status::InvalidValue)?.release_threshold;
+        let pool = state.pools.get(&pool).filter(|pool| !pool.doomed).ok_or(Status::InvalidValue)?;
         // The first three are switches for reuse, which there is none of; the others are 64-bit sizes.
         match attribute {
             1..=3 => Out::<c_int>::from(value).set(1),
-            RELEASE_THRESHOLD => Out::<u64>::from(value).set(threshold),
-            RESERVED_NOW..=USED_HIGH => Out::<u64>::from(value).set(used(&state, pool)),
+            RELEASE_THRESHOLD => Out::<u64>::from(value).set(pool.release_threshold),
+            RESERVED_NOW => Out::<u64>::from(value).set(pool.reserved),
+            RESERVED_HIGH => Out::<u64>::from(value).set(pool.reserved_high),
+            USED_NOW => Out::<u64>::from(value).set(pool.used),
+            USED_HIGH => Out::<u64>::from(value).set(pool.used_high),
             _ => Err(Status::InvalidValue),
         }
     }
@@ -126,7 +221,7 @@ export! {
         let mut state = state::lock()?;
         let pool = state.pools.get_mut(&pool).ok_or(Status::InvalidValue)?;
         match attribute {
-            1..=3 | 6 | USED_HIGH => Ok(()),
+            1..=3 | RESERVED_HIGH | USED_HIGH => Ok(()),
             RELEASE_THRESHOLD => {
                 pool.release_threshold = value.get()?;
                 Ok(())
@@ -160,7 +255,7 @@ export! {
     fn cuDeviceSetMemPool(device: Device, pool: Handle) {
         let gpu = gpu(device)?;
         let mut state = state::lock()?;
-        if state.pools.get(&pool).is_none_or(|pool| pool.gpu != gpu) {
+        if state.pools.get(&pool).is_none_or(|pool| pool.gpu != Some(gpu)) {
             return Err(Status::InvalidValue);
         }
         state.current_pools.insert(gpu, pool);

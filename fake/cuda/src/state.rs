@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::abi::Answer;
 use crate::allocation::Allocation;
 use crate::array::Array;
-use crate::context::{Context, Primary};
+use crate::context::{Context, Green, Primary};
 use crate::driver;
 use crate::event::Event;
 use crate::module::{Function, Module};
@@ -42,6 +42,7 @@ pub(crate) struct State {
     /// By GPU: the next free device address, from the start of its range.
     addresses: HashMap<usize, u64>,
     pub(crate) contexts: HashMap<Handle, Context>,
+    pub(crate) green: HashMap<Handle, Green>,
     pub(crate) primaries: HashMap<usize, Primary>,
     pub(crate) allocations: BTreeMap<u64, Allocation>,
     pub(crate) streams: HashMap<Handle, Stream>,

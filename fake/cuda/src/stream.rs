@@ -97,7 +97,7 @@ export! {
     fn cuStreamSynchronize(stream: Handle) {
         let end = end_of(&*state::lock()?, stream)?;
         timeline::wait_until(end);
-        Ok(())
+        state::lock()?.shrink_pools()
     }
 
     fn cuStreamQuery(stream: Handle) {

@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_ulonglong, c_void};
 
 use crate::abi::{Answer, In, Out, export};
-use crate::allocation::{charge, discharge};
+use crate::allocation::discharge;
 use crate::device::{Device, gpu};
 use crate::driver;
 use crate::pool::ON_DEVICE;
@@ -96,7 +96,7 @@ export! {
         let gpu = location(properties)?;
         let mut state = state::lock()?;
         if let Some(gpu) = gpu {
-            charge(gpu, bytes)?;
+            state.charge(gpu, bytes)?;
         }
         let new = state.new_handle().0 as u64;
         state.physical.insert(new, Physical { gpu, bytes, references: 1, handle_open: true });

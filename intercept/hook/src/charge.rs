@@ -38,11 +38,29 @@ pub(crate) enum Refusal {
     NotGranted,
 }
 
-/// Charges memory of a device.
+/// The GPU of a device, among those that the container has shares of.
+pub(crate) fn gpu_of(device: Device) -> Option<u32> {
+    let uuid = uuid_of(device)?;
+    with_state(|state| state.find(uuid)).flatten().and_then(|gpu| u32::try_from(gpu).ok())
+}
+
+/// Charges memory of a device. Before it is refused, pools let go of what nobody holds, as they do where the driver has no
+/// more.
 ///
 /// # Errors
 /// See [`Refusal`].
 pub(crate) fn charge(device: Option<Device>, bytes: u64) -> Result<Charge, Refusal> {
+    match charge_once(device, bytes) {
+        Err(Refusal::NotGranted) if crate::pool::trim() => charge_once(device, bytes),
+        charged => charged,
+    }
+}
+
+/// The same without asking pools.
+///
+/// # Errors
+/// See [`Refusal`].
+pub(crate) fn charge_once(device: Option<Device>, bytes: u64) -> Result<Charge, Refusal> {
     let uuid = device.and_then(uuid_of).ok_or(Refusal::NoDevice)?;
     let charged = with_state(|state| {
         let gpu = state.find(uuid)?;

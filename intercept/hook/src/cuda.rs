@@ -32,6 +32,15 @@ pub(crate) type Device = c_int;
 /// `CUcontext`, `CUstream` and others: opaque.
 pub(crate) type Handle = *mut c_void;
 
+/// Which form of a function was called; it says what NULL means for a stream.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// NULL is the stream that all others wait for.
+    Legacy,
+    /// NULL is the thread's own.
+    PerThread,
+}
+
 /// A function that is called for what it knows.
 struct Helper {
     symbol: &'static CStr,
@@ -61,7 +70,16 @@ static CTX_GET_CURRENT: Helper = Helper::new("cuCtxGetCurrent");
 static DEVICE_GET_UUID: Helper = Helper::new("cuDeviceGetUuid");
 static POINTER_GET_ATTRIBUTE: Helper = Helper::new("cuPointerGetAttribute");
 static PRIMARY_GET_STATE: Helper = Helper::new("cuDevicePrimaryCtxGetState");
+static PRIMARY_RETAIN: Helper = Helper::new("cuDevicePrimaryCtxRetain");
+static PRIMARY_RELEASE: Helper = Helper::new("cuDevicePrimaryCtxRelease_v2");
 static MEM_FREE: Helper = Helper::new("cuMemFree_v2");
+static POOL_GET_ATTRIBUTE: Helper = Helper::new("cuMemPoolGetAttribute");
+static POOL_TRIM: Helper = Helper::new("cuMemPoolTrimTo");
+static DEVICE_GET_POOL: Helper = Helper::new("cuDeviceGetMemPool");
+static IS_CAPTURING: Helper = Helper::new("cuStreamIsCapturing");
+static IS_CAPTURING_PER_THREAD: Helper = Helper::new("cuStreamIsCapturing_ptsz");
+static DEVICE_GET_ATTRIBUTE: Helper = Helper::new("cuDeviceGetAttribute");
+static CTX_GET_LIMIT: Helper = Helper::new("cuCtxGetLimit");
 
 /// Forgets where the helpers are: the driver was loaded anew.
 pub(crate) fn forget_helpers() {
@@ -71,7 +89,16 @@ pub(crate) fn forget_helpers() {
         &DEVICE_GET_UUID,
         &POINTER_GET_ATTRIBUTE,
         &PRIMARY_GET_STATE,
+        &PRIMARY_RETAIN,
+        &PRIMARY_RELEASE,
         &MEM_FREE,
+        &POOL_GET_ATTRIBUTE,
+        &POOL_TRIM,
+        &DEVICE_GET_POOL,
+        &IS_CAPTURING,
+        &IS_CAPTURING_PER_THREAD,
+        &DEVICE_GET_ATTRIBUTE,
+        &CTX_GET_LIMIT,
     ] {
         helper.address.store(0, Ordering::Release);
     }
@@ -111,12 +138,113 @@ pub(crate) fn uuid(device: Device) -> Option<[u8; 16]> {
 pub(crate) fn device_of(pointer: Pointer) -> Option<Device> {
     /// `CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL`
     const DEVICE_ORDINAL: c_int = 9;
+    // SAFETY: an int.
+    unsafe { pointer_attribute(pointer, DEVICE_ORDINAL) }
+}
+
+/// Whether memory is the host's.
+pub(crate) fn is_on_host(pointer: Pointer) -> bool {
+    /// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`
+    const MEMORY_TYPE: c_int = 2;
+    /// `CU_MEMORYTYPE_HOST`
+    const HOST: c_uint = 1;
+    // SAFETY: an unsigned int.
+    let kind: Option<c_uint> = unsafe { pointer_attribute(pointer, MEMORY_TYPE) };
+    kind == Some(HOST)
+}
+
+/// The pool that memory is from.
+pub(crate) fn pool_of(pointer: Pointer) -> Option<Handle> {
+    /// `CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE`
+    const POOL: c_int = 17;
+    // SAFETY: a handle.
+    let pool: usize = unsafe { pointer_attribute(pointer, POOL) }?;
+    (pool != 0).then_some(pool as Handle)
+}
+
+/// What the driver says of a pointer.
+///
+/// # Safety
+/// The attribute is a `T`.
+unsafe fn pointer_attribute<T: Copy + Default>(pointer: Pointer, attribute: c_int) -> Option<T> {
     type Real = unsafe extern "C" fn(*mut c_void, c_int, Pointer) -> c_int;
     // SAFETY: the type is that of cuda.h.
     let real = unsafe { core::mem::transmute::<usize, Real>(POINTER_GET_ATTRIBUTE.address()?) };
-    let mut device: Device = -1;
-    // SAFETY: the result is an int, for which there is room.
-    (unsafe { real((&raw mut device).cast(), DEVICE_ORDINAL, pointer) } == SUCCESS).then_some(device)
+    let mut value = T::default();
+    // SAFETY: by this function's contract the result fits.
+    (unsafe { real((&raw mut value).cast(), attribute, pointer) } == SUCCESS).then_some(value)
+}
+
+/// `CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`: what a pool keeps.
+pub(crate) const POOL_RESERVED: c_int = 5;
+/// `CU_MEMPOOL_ATTR_USED_MEM_CURRENT`: what is out of it.
+pub(crate) const POOL_USED: c_int = 7;
+
+/// One of the pool's counters.
+pub(crate) fn pool_attribute(pool: Handle, attribute: c_int) -> Option<u64> {
+    type Real = unsafe extern "C" fn(Handle, c_int, *mut c_void) -> c_int;
+    // SAFETY: the type is that of cuda.h.
+    let real = unsafe { core::mem::transmute::<usize, Real>(POOL_GET_ATTRIBUTE.address()?) };
+    let mut bytes = 0_u64;
+    // SAFETY: the counters are 64-bit.
+    (unsafe { real(pool, attribute, (&raw mut bytes).cast()) } == SUCCESS).then_some(bytes)
+}
+
+/// Has a pool let go of what nobody holds.
+pub(crate) fn trim_pool(pool: Handle) {
+    type Real = unsafe extern "C" fn(Handle, usize) -> c_int;
+    if let Some(address) = POOL_TRIM.address() {
+        // SAFETY: the type is that of cuda.h.
+        unsafe { core::mem::transmute::<usize, Real>(address)(pool, 0) };
+    }
+}
+
+/// The pool that streams of a device take from.
+pub(crate) fn current_pool(device: Device) -> Option<Handle> {
+    type Real = unsafe extern "C" fn(*mut Handle, Device) -> c_int;
+    // SAFETY: the type is that of cuda.h.
+    let real = unsafe { core::mem::transmute::<usize, Real>(DEVICE_GET_POOL.address()?) };
+    let mut pool = core::ptr::null_mut();
+    // SAFETY: the result goes to a variable of ours.
+    (unsafe { real(&mut pool, device) } == SUCCESS && !pool.is_null()).then_some(pool)
+}
+
+/// Whether what is put on a stream becomes part of a graph.
+pub(crate) fn is_capturing(stream: Handle, form: Form) -> bool {
+    type Real = unsafe extern "C" fn(Handle, *mut c_int) -> c_int;
+    /// `CU_STREAM_LEGACY`
+    const LEGACY: usize = 1;
+    let (helper, captures) = match form {
+        // The stream that all others wait for cannot be captured, and must not be asked while another is.
+        Form::Legacy => (&IS_CAPTURING, stream as usize > LEGACY),
+        Form::PerThread => (&IS_CAPTURING_PER_THREAD, stream as usize != LEGACY),
+    };
+    let Some(address) = helper.address().filter(|_| captures) else { return false };
+    let mut status = 0;
+    // SAFETY: the type is that of cuda.h; the result goes to a variable of ours.
+    let result = unsafe { core::mem::transmute::<usize, Real>(address)(stream, &mut status) };
+    result == SUCCESS && status != 0
+}
+
+/// A number that describes a device.
+pub(crate) fn device_attribute(device: Device, attribute: c_int) -> Option<u64> {
+    type Real = unsafe extern "C" fn(*mut c_int, c_int, Device) -> c_int;
+    // SAFETY: the type is that of cuda.h.
+    let real = unsafe { core::mem::transmute::<usize, Real>(DEVICE_GET_ATTRIBUTE.address()?) };
+    let mut value = 0;
+    // SAFETY: the result goes to a variable of ours.
+    let result = unsafe { real(&mut value, attribute, device) };
+    u64::try_from(value).ok().filter(|_| result == SUCCESS)
+}
+
+/// A limit of the current context.
+pub(crate) fn limit(which: c_uint) -> Option<usize> {
+    type Real = unsafe extern "C" fn(*mut usize, c_uint) -> c_int;
+    // SAFETY: the type is that of cuda.h.
+    let real = unsafe { core::mem::transmute::<usize, Real>(CTX_GET_LIMIT.address()?) };
+    let mut value = 0;
+    // SAFETY: the result goes to a variable of ours.
+    (unsafe { real(&mut value, which) } == SUCCESS).then_some(value)
 }
 
 /// Whether the primary context of a device is alive.
@@ -127,6 +255,24 @@ pub(crate) fn primary_is_active(device: Device) -> Option<bool> {
     let (mut flags, mut active) = (0, 0);
     // SAFETY: the results go to variables of ours.
     (unsafe { real(device, &mut flags, &mut active) } == SUCCESS).then_some(active != 0)
+}
+
+/// The primary context of a device; only to be asked for while somebody retains it.
+pub(crate) fn primary(device: Device) -> Option<usize> {
+    type Retain = unsafe extern "C" fn(*mut Handle, Device) -> c_int;
+    type Release = unsafe extern "C" fn(Device) -> c_int;
+    // SAFETY: the type is that of cuda.h.
+    let retain = unsafe { core::mem::transmute::<usize, Retain>(PRIMARY_RETAIN.address()?) };
+    // SAFETY: as above.
+    let release = unsafe { core::mem::transmute::<usize, Release>(PRIMARY_RELEASE.address()?) };
+    let mut context = core::ptr::null_mut();
+    // SAFETY: the result goes to a variable of ours.
+    if unsafe { retain(&mut context, device) } != SUCCESS {
+        return None;
+    }
+    // SAFETY: retained just before.
+    unsafe { release(device) };
+    Some(context as usize)
 }
 
 /// Gives memory back that was got in vain.

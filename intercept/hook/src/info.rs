@@ -10,6 +10,7 @@ use crate::state::Memory;
 
 /// Memory of a device as the container is to see it; nothing where there is no grant.
 fn granted(device: Option<Device>) -> Memory {
+    crate::pool::refresh();
     let nothing = Memory { limit: 0, used: 0 };
     device.and_then(uuid_of).and_then(|uuid| with_state(|state| state.memory(uuid))).unwrap_or(nothing)
 }

@@ -7,7 +7,8 @@
 //!                        v  charge, then call the driver, then keep or undo
 //!                      charge --> state (one lock, never held over a driver call)
 //!                                   |-- shares: /dev/tessera/<id>/{grant,ledger}, by GPU UUID
-//!                                   `-- pointers: what each pointer costs
+//!                                   |-- pointers: what each pointer costs
+//!                                   `-- gauge: what the driver counts itself, read after calls
 //!                        |
 //!                        v
 //!                      route: the driver's own functions, found in its ELF tables
@@ -23,10 +24,12 @@ mod charge;
 mod context;
 mod cuda;
 mod elf;
+mod gauge;
 mod grants;
 mod info;
 mod launch;
 mod ledger_lock;
+mod limit;
 mod memory;
 mod nvml;
 mod pointers;
@@ -38,6 +41,7 @@ mod shares;
 mod state;
 mod sys;
 mod vmm;
+mod wait;
 
 /// Nothing in here panics; the language wants to know what if.
 #[cfg(panic = "abort")]

@@ -2,8 +2,9 @@
 
 use core::ffi::{c_int, c_uint};
 
-use crate::charge::{charge, charged, discharged};
+use crate::charge::{charge, charged};
 use crate::cuda::{self, OUT_OF_MEMORY, Pointer, SUCCESS};
+use crate::pool::give_back;
 use crate::route::hooks;
 use crate::state::Kind;
 
@@ -122,11 +123,11 @@ hooks! {
 
     fn cuMemFree_v2(pointer: Pointer) |real| {
         // SAFETY: the program's own call.
-        discharged(Kind::Pointer, pointer, || unsafe { real(pointer) })
+        give_back(pointer, || unsafe { real(pointer) })
     }
 
     fn cuMemFree(pointer: c_uint) |real| {
         // SAFETY: the program's own call.
-        discharged(Kind::Pointer, pointer.into(), || unsafe { real(pointer) })
+        give_back(pointer.into(), || unsafe { real(pointer) })
     }
 }

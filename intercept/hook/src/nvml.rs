@@ -55,6 +55,7 @@ fn uuid(device: Device) -> Option<GpuUuid> {
 
 /// Total, used and free bytes as the container is to see them, of a device that has so many in total and free.
 fn seen(device: Device, total: u64, free: u64) -> (u64, u64, u64) {
+    crate::pool::refresh();
     let granted = uuid(device).and_then(|uuid| with_state(|state| state.memory(uuid)));
     let Memory { limit, used } = granted.unwrap_or(Memory { limit: 0, used: 0 });
     let total = limit.min(total);

@@ -20,16 +20,17 @@ pub(crate) struct Cost {
 
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Entry {
+struct Entry<V> {
     /// 0 = empty.
     key: u64,
-    cost: Cost,
+    cost: V,
 }
 
-/// A table. All zeroes is empty. Linear probing; entries behind a removed one move up, so that there are no graves.
+/// A table of costs, or of what else is known by a key. All zeroes is empty, and zeroes must be a value. Linear probing;
+/// entries behind a removed one move up, so that there are no graves.
 #[repr(C)]
-pub(crate) struct Table {
-    entries: *mut Entry,
+pub(crate) struct Table<V = Cost> {
+    entries: *mut Entry<V>,
     /// A power of two, or 0.
     room: usize,
     filled: usize,
@@ -38,14 +39,14 @@ pub(crate) struct Table {
 /// 32 KiB at first.
 const FIRST_ROOM: usize = 1024;
 
-impl Table {
+impl<V: Copy + Default> Table<V> {
     /// Makes room for one more. `false` where the kernel has no memory.
     pub(crate) fn make_room(&mut self) -> bool {
         if (self.filled + 1) * 4 <= self.room * 3 {
             return true;
         }
         let room = if self.room == 0 { FIRST_ROOM } else { self.room * 2 };
-        let Some(entries) = sys::map(Map::Private, room * size_of::<Entry>()) else { return false };
+        let Some(entries) = sys::map(Map::Private, room * size_of::<Entry<V>>()) else { return false };
         let old = Self { entries: self.entries, room: self.room, filled: 0 };
         (self.entries, self.room, self.filled) = (entries.cast(), room, 0);
         for entry in old.entries() {
@@ -53,13 +54,13 @@ impl Table {
         }
         if old.room > 0 {
             // SAFETY: the old entries were mapped with that length and are not used again.
-            unsafe { sys::unmap(old.entries.cast(), old.room * size_of::<Entry>()) };
+            unsafe { sys::unmap(old.entries.cast(), old.room * size_of::<Entry<V>>()) };
         }
         true
     }
 
     /// Remembers a cost; there must be room. Answers the one that was there.
-    pub(crate) fn put(&mut self, key: u64, cost: Cost) -> Option<Cost> {
+    pub(crate) fn put(&mut self, key: u64, cost: V) -> Option<V> {
         if key == 0 || self.room == 0 {
             return None;
         }
@@ -72,7 +73,7 @@ impl Table {
     }
 
     /// The cost of a key, to be read or changed.
-    pub(crate) fn get(&mut self, key: u64) -> Option<&mut Cost> {
+    pub(crate) fn get(&mut self, key: u64) -> Option<&mut V> {
         if key == 0 || self.room == 0 {
             return None;
         }
@@ -82,7 +83,7 @@ impl Table {
     }
 
     /// Forgets a key.
-    pub(crate) fn remove(&mut self, key: u64) -> Option<Cost> {
+    pub(crate) fn remove(&mut self, key: u64) -> Option<V> {
         let cost = *self.get(key)?;
         let mut hole = self.find(key);
         let mut at = hole;
@@ -100,15 +101,16 @@ impl Table {
                 hole = at;
             }
         }
-        *self.entries_mut().get_mut(hole)? = Entry { key: 0, cost: Cost::default() };
+        *self.entries_mut().get_mut(hole)? = Entry { key: 0, cost: V::default() };
         self.filled -= 1;
         Some(cost)
     }
 
-    /// Forgets all that go away with a context, one call each; `None` when there are no more.
-    pub(crate) fn remove_of_context(&mut self, context: usize) -> Option<Cost> {
-        let key = self.entries().iter().find(|entry| entry.key != 0 && entry.cost.context == context)?.key;
-        self.remove(key)
+    /// The first key at or behind a place, and the place behind it; to go through a table that changes meanwhile. Keys that
+    /// move while that goes on may be missed or come twice.
+    pub(crate) fn key_from(&self, place: usize) -> Option<(u64, usize)> {
+        let found = self.entries().iter().enumerate().skip(place).find(|(_, entry)| entry.key != 0);
+        found.map(|(at, entry)| (entry.key, at + 1))
     }
 
     fn home(&self, key: u64) -> usize {
@@ -127,7 +129,7 @@ impl Table {
         at
     }
 
-    fn entries(&self) -> &[Entry] {
+    fn entries(&self) -> &[Entry<V>] {
         if self.room == 0 {
             return &[];
         }
@@ -135,11 +137,19 @@ impl Table {
         unsafe { &*ptr::slice_from_raw_parts(self.entries, self.room) }
     }
 
-    fn entries_mut(&mut self) -> &mut [Entry] {
+    fn entries_mut(&mut self) -> &mut [Entry<V>] {
         if self.room == 0 {
             return &mut [];
         }
         // SAFETY: as above, and borrowed exclusively with the table.
         unsafe { &mut *ptr::slice_from_raw_parts_mut(self.entries, self.room) }
+    }
+}
+
+impl Table {
+    /// Forgets all that go away with a context, one call each; `None` when there are no more.
+    pub(crate) fn remove_of_context(&mut self, context: usize) -> Option<Cost> {
+        let key = self.entries().iter().find(|entry| entry.key != 0 && entry.cost.context == context)?.key;
+        self.remove(key)
     }
 }

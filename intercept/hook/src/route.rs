@@ -137,13 +137,15 @@ const fn takes(parameters: &[u8], sizes: &[usize]) -> bool {
 
 /// All routes.
 pub(crate) fn all() -> impl Iterator<Item = &'static Route> {
-    let groups: [&'static [&'static Route]; 9] = [
+    let groups: [&'static [&'static Route]; 11] = [
         crate::memory::ROUTES,
         crate::pool::ROUTES,
         crate::vmm::ROUTES,
         crate::array::ROUTES,
         crate::context::ROUTES,
         crate::info::ROUTES,
+        crate::limit::ROUTES,
+        crate::wait::ROUTES,
         crate::launch::ROUTES,
         crate::nvml::ROUTES,
         crate::resolve::ROUTES,

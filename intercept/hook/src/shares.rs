@@ -79,6 +79,11 @@ impl Share {
         }
     }
 
+    /// What the driver takes for a context.
+    pub(crate) fn context_bytes(&mut self) -> u64 {
+        self.grant.context_bytes
+    }
+
     /// Counts a refusal.
     pub(crate) fn count_refusal(&self) {
         self.ledger.refused.fetch_add(1, Ordering::Relaxed);

@@ -5,6 +5,7 @@ use core::mem::{MaybeUninit, size_of};
 use tessera_intercept_abi::GpuUuid;
 use tessera_intercept_limiter::{Refused, release_across, reserve_across};
 
+use crate::gauge::Gauge;
 use crate::grants;
 use crate::pointers::Table;
 use crate::shares::Share;
@@ -26,13 +27,26 @@ pub(crate) enum Kind {
     Mapping = 2,
     /// Arrays and mipmapped arrays.
     Array = 3,
+    /// Pools; `bytes` is the key of the gauge.
+    Pool = 4,
+    /// Device pointers that came from pools; `bytes` is the key of the pool's gauge, which pays.
+    Pooled = 5,
+    /// Contexts; `holders` is how often they are attached.
+    Context = 6,
 }
+
+/// How many kinds there are.
+const KINDS: usize = 7;
 
 /// One GPU.
 struct Gpu {
     uuid: GpuUuid,
     shares: [MaybeUninit<Share>; SHARES],
     count: usize,
+    /// Contexts of this process on it.
+    contexts: u32,
+    /// What each context but the first is charged with; known with the first.
+    context_bytes: u64,
 }
 
 /// Memory of a GPU as the container is to see it.
@@ -48,7 +62,11 @@ pub(crate) struct Memory {
 pub(crate) struct State {
     gpus: [MaybeUninit<Gpu>; GPUS],
     count: usize,
-    tables: [Table; 4],
+    tables: [Table; KINDS],
+    /// What the driver counts itself.
+    gauges: Table<Gauge>,
+    /// The last ticket of a reading.
+    tickets: u64,
     /// By device: its UUID, once asked for.
     devices: [Option<GpuUuid>; GPUS],
     /// By device: its primary context, once retained.
@@ -73,7 +91,13 @@ impl State {
             Some(index) => index,
             None => {
                 let Some(place) = self.gpus.get_mut(self.count) else { return };
-                place.write(Gpu { uuid, shares: [const { MaybeUninit::uninit() }; SHARES], count: 0 });
+                place.write(Gpu {
+                    uuid,
+                    shares: [const { MaybeUninit::uninit() }; SHARES],
+                    count: 0,
+                    contexts: 0,
+                    context_bytes: 0,
+                });
                 self.count += 1;
                 self.count - 1
             }
@@ -114,13 +138,27 @@ impl State {
 
     /// What pointers, handles or arrays cost.
     pub(crate) fn table(&mut self, kind: Kind) -> &mut Table {
-        let [pointers, physical, mappings, arrays] = &mut self.tables;
+        let [pointers, physical, mappings, arrays, pools, pooled, contexts] = &mut self.tables;
         match kind {
             Kind::Pointer => pointers,
             Kind::Physical => physical,
             Kind::Mapping => mappings,
             Kind::Array => arrays,
+            Kind::Pool => pools,
+            Kind::Pooled => pooled,
+            Kind::Context => contexts,
         }
+    }
+
+    /// What the driver counts itself.
+    pub(crate) fn gauges(&mut self) -> &mut Table<Gauge> {
+        &mut self.gauges
+    }
+
+    /// A number that was never given out before.
+    pub(crate) fn next_ticket(&mut self) -> u64 {
+        self.tickets += 1;
+        self.tickets
     }
 
     /// Takes memory of a GPU.
@@ -139,6 +177,29 @@ impl State {
                 first.count_refusal();
             }
         })
+    }
+
+    /// Charges a context that is about to begin. The first of a process on a GPU is part of its account, as long as it lives.
+    ///
+    /// # Errors
+    /// It is not granted.
+    pub(crate) fn begin_context(&mut self, gpu: usize) -> Result<(), Refused> {
+        let fee = self.shares(gpu).first_mut().map_or(0, Share::context_bytes);
+        let (known, another) = self.gpu(gpu).map_or((0, 0), |gpu| (gpu.contexts, gpu.context_bytes));
+        self.reserve(gpu, if known == 0 { 0 } else { another })?;
+        if let Some(gpu) = self.gpu(gpu) {
+            gpu.context_bytes = if known == 0 { fee } else { another };
+            gpu.contexts = known.saturating_add(1);
+        }
+        Ok(())
+    }
+
+    /// A context has ended, or did not begin.
+    pub(crate) fn end_context(&mut self, index: usize) {
+        let Some(gpu) = self.gpu(index) else { return };
+        gpu.contexts = gpu.contexts.saturating_sub(1);
+        let fee = if gpu.contexts == 0 { 0 } else { gpu.context_bytes };
+        self.release(index, fee);
     }
 
     /// Gives memory of a GPU back.

@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use libc::{
     SYS_clock_gettime, SYS_close, SYS_fcntl, SYS_fstatfs, SYS_futex, SYS_getdents64, SYS_getpid, SYS_madvise,
-    SYS_mmap, SYS_munmap, SYS_openat, SYS_pread64, SYS_statx,
+    SYS_mmap, SYS_munmap, SYS_openat, SYS_pread64, SYS_sched_yield, SYS_statx,
 };
 
 /// An open file; closed when dropped.
@@ -206,6 +206,12 @@ pub(crate) fn monotonic_ns() -> u64 {
     // SAFETY: `time` is a `timespec` of ours.
     unsafe { libc::syscall(SYS_clock_gettime, libc::CLOCK_MONOTONIC, &raw mut time) };
     time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
+}
+
+/// Lets other threads run.
+pub(crate) fn give_way() {
+    // SAFETY: no arguments, never fails.
+    unsafe { libc::syscall(SYS_sched_yield) };
 }
 
 /// A lock between threads; all zeroes is unlocked.

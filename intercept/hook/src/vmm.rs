@@ -30,7 +30,7 @@ const ON_DEVICE: c_int = 1;
 ///
 /// # Safety
 /// `properties` is NULL or what the program wants the driver to read.
-unsafe fn device(properties: *const Properties) -> Option<c_int> {
+pub(crate) unsafe fn device(properties: *const Properties) -> Option<c_int> {
     if properties.is_null() {
         return None;
     }

@@ -3,9 +3,6 @@
 
 mod container;
 
-use std::fs;
-use std::process::Command;
-
 use container::{GIB, Node, can_contain};
 use tessera_intercept_abi::{GRANTS_TMPFS_INODES, LEDGER_TMPFS_INODES};
 
@@ -36,11 +33,7 @@ fn a_plugin_that_binds_deeply_finds_the_driver_itself() {
         return;
     }
     let node = Node::new();
-    let plugin = node.path().join("plugin.so");
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/plugin.c");
-    let built =
-        Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&plugin).arg(source).arg("-ldl").status();
-    assert!(built.expect("a C compiler runs").success() && fs::exists(&plugin).expect("known"));
+    let plugin = node.plugin("plugin");
     let container = node.contain(&[&node.share("claim-0", 0, GIB)]);
     let lines = container.run_c("deepbind", false, &[plugin.to_str().expect("text")]);
     assert_eq!(lines[0]["result"], 0);

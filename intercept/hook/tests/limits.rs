@@ -177,14 +177,15 @@ fn a_limit_changed_by_the_host_counts_at_once() {
 }
 
 #[test]
-fn contexts_are_paid_for_with_the_first_memory() {
-    if !can_contain("contexts_are_paid_for_with_the_first_memory") {
+fn contexts_are_paid_for_when_they_are_made() {
+    if !can_contain("contexts_are_paid_for_when_they_are_made") {
         return;
     }
     let node = Node::new();
     let share = node.share("claim-0", 0, GIB);
     let share = node.share_of(Grant { context_bytes: 520 * MIB, ..share.grant });
     let lines = node.contain(&[&share]).probe(&["fill"]);
+    assert_eq!(lines[0]["devices"][0]["cudaFreeBytes"], GIB - 520 * MIB);
     assert_eq!(taken(&lines[1]), GIB - 520 * MIB);
     assert_eq!(lines[1]["nvmlUsedBytes"], GIB);
 }
@@ -216,7 +217,9 @@ fn a_new_process_notices_a_total_that_was_zeroed() {
     let mut running = container.start(container::probe(), &["hold", "--take", "4Gi"]);
     running.event("holding");
     share.scribble_ledger(std::mem::offset_of!(tessera_intercept_abi::LedgerPage, total), &[0; 8]);
-    assert_eq!(taken(&container.probe(&["fill"])[1]), 0);
+    // Not even a context, which costs memory.
+    let lines = container.probe(&["fill"]);
+    assert_eq!((lines.len(), &lines[0]["name"]), (1, &"CUDA_ERROR_OUT_OF_MEMORY".into()), "{lines:?}");
 }
 
 #[test]

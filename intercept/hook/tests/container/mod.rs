@@ -256,6 +256,23 @@ impl Node {
         self.directory.path()
     }
 
+    /// What the fake driver takes for a context on the first GPU.
+    pub(crate) fn context_bytes(&self) -> u64 {
+        let world = fs::read_to_string(self.directory.path().join("world.yaml")).expect("a world");
+        tessera_fake_world::World::parse(&world, "test").expect("a world").gpus[0].model.context_bytes()
+    }
+
+    /// Compiles `tests/programs/<name>.c` as a library to be loaded by a program.
+    pub(crate) fn plugin(&self, name: &str) -> PathBuf {
+        let source =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(name).with_extension("c");
+        let out = self.directory.path().join(name).with_extension("so");
+        let mut command = Command::new(env::var_os("CC").unwrap_or_else(|| OsString::from("cc")));
+        command.args(["-shared", "-fPIC", "-o"]).arg(&out).arg(source).arg("-ldl");
+        assert!(command.status().expect("a C compiler runs").success(), "{name} compiles");
+        out
+    }
+
     /// Makes a share of a GPU.
     pub(crate) fn share(&self, id: &str, gpu: usize, bytes: u64) -> NodeShare {
         self.share_of(Grant {

@@ -1,0 +1,55 @@
+//! The ledger says to the byte what the driver says, after every call: also of memory that the program does not hold but the
+//! driver keeps for it.
+
+mod container;
+
+use container::{GIB, MIB, Node, NodeShare, can_contain};
+use serde_json::Value;
+use tessera_intercept_abi::{Grant, LedgerPage, ledger::Total};
+
+/// A share of the first GPU that pays for contexts what the fake driver takes for them.
+fn share(node: &Node, bytes: u64) -> NodeShare {
+    let share = node.share("claim-0", 0, bytes);
+    node.share_of(Grant { context_bytes: node.context_bytes(), ..share.grant })
+}
+
+fn run(node: &Node, share: &NodeShare, program: &str, arguments: &[&str]) -> Vec<Value> {
+    let bare = node.plugin("bare");
+    let total_at = std::mem::offset_of!(LedgerPage, total).to_string();
+    let shift = Total { used_bytes: 1, slot: 0, change: 0 }.pack().trailing_zeros().to_string();
+    let mut all = vec![bare.to_str().expect("text"), total_at.as_str(), shift.as_str()];
+    all.extend(arguments);
+    node.contain(&[share]).run_c(program, false, &all)
+}
+
+fn assert_agreed(lines: &[Value], least: usize) {
+    let apart: Vec<_> = lines.iter().filter(|line| line["ledger"] != line["driver"]).collect();
+    assert!(apart.is_empty(), "{apart:#?}");
+    assert!(lines.len() >= least, "only {} steps", lines.len());
+}
+
+#[test]
+fn what_pools_contexts_and_limits_keep_is_charged() {
+    if !can_contain("what_pools_contexts_and_limits_keep_is_charged") {
+        return;
+    }
+    let node = Node::new();
+    let lines = run(&node, &share(&node, 64 * GIB), "kept", &[]);
+    assert_agreed(&lines, 60);
+}
+
+#[test]
+fn what_pools_keep_is_never_more_than_granted_and_never_in_the_way() {
+    if !can_contain("what_pools_keep_is_never_more_than_granted_and_never_in_the_way") {
+        return;
+    }
+    let node = Node::new();
+    let share = share(&node, 256 * MIB + node.context_bytes());
+    let lines = run(&node, &share, "tight", &[]);
+    let (refusals, steps): (Vec<_>, Vec<_>) =
+        lines.into_iter().partition(|line| line.get("refused").is_some());
+    assert_agreed(&steps, 19);
+    assert!(refusals.iter().all(|line| line["refused"] == 2), "{refusals:?}");
+    assert_eq!(refusals.len(), 10);
+    assert_eq!(share.ledger(|ledger| ledger.peak_bytes()), 256 * MIB + node.context_bytes());
+}
