@@ -20,7 +20,7 @@ help: ## Show this menu
 .PHONY: build
 build: ## Build the programs that the demo and the tests run
 	$(CARGO) build --locked $(addprefix --package=,$(programs))
-	$(CARGO) build --locked --profile intercept --package tessera-intercept
+	$(CARGO) build --locked --profile intercept --package tessera-intercept --package tessera-intercept-cuda --package tessera-intercept-nvml
 
 .PHONY: demo
 demo: build ## Show the whole of Tessera on this machine: no root, no GPU, no Kubernetes needed

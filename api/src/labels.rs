@@ -51,6 +51,8 @@ pub mod metric {
     pub const SHARE_CORES: &str = "tessera_share_cores_percent";
     /// Counter per share: kernel launches.
     pub const SHARE_LAUNCHES: &str = "tessera_share_kernel_launches";
+    /// Counter per share: functions handed out that no release has that the library knows.
+    pub const SHARE_UNKNOWN_FUNCTIONS: &str = "tessera_share_unknown_functions";
     /// Gauge per share: living processes that have used the GPU.
     pub const SHARE_PROCESSES: &str = "tessera_share_processes";
     /// Gauge per share: 1 while its ledger can be read, 0 where not, such as where its containers have ruined it.

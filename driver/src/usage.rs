@@ -64,6 +64,8 @@ pub struct Taken {
     pub refused: u64,
     /// Kernel launches of all processes, also of those that are gone.
     pub launches: u64,
+    /// Functions that were handed out and that the library does not know.
+    pub unknown_functions: u64,
     /// The processes that live.
     pub processes: Vec<ProcessReport>,
 }
@@ -138,6 +140,7 @@ fn read(path: &Path) -> Result<Taken, UnreadableLedger> {
         peak_bytes: report.peak_bytes(),
         refused: report.refused(),
         launches: report.launches(),
+        unknown_functions: report.unknown_functions(),
         processes,
     })
 }

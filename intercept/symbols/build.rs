@@ -4,15 +4,22 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::{env, fs};
 
+#[path = "src/hash.rs"]
+mod hash;
+use hash::hash;
+
 fn main() {
     println!("cargo::rerun-if-changed=symbols.txt");
     println!("cargo::rerun-if-changed=classes.txt");
+    println!("cargo::rerun-if-changed=src/hash.rs");
     let text = fs::read_to_string("symbols.txt").expect("symbols.txt is readable");
     let mut code = String::from("&[\n");
     let mut releases = Vec::new();
+    let mut names = Vec::new();
     for (at, line) in text.lines().enumerate().filter(|(_, line)| !line.starts_with('#')) {
         let row = Row::parse(line).unwrap_or_else(|wrong| panic!("symbols.txt:{}: {wrong}", at + 1));
         releases.extend([row.first, row.last]);
+        names.extend([row.symbol, row.base].map(|name| hash(name.as_bytes())));
         row.write(&mut code);
     }
     code.push_str("]\n");
@@ -22,6 +29,9 @@ fn main() {
     let out = env::var_os("OUT_DIR").expect("cargo sets OUT_DIR");
     fs::write(Path::new(&out).join("table.rs"), code).expect("OUT_DIR is writable");
     fs::write(Path::new(&out).join("releases.rs"), format!("&[{releases}]")).expect("OUT_DIR is writable");
+    names.sort_unstable();
+    names.dedup();
+    fs::write(Path::new(&out).join("names.rs"), format!("&{names:?}")).expect("OUT_DIR is writable");
     let text = fs::read_to_string("classes.txt").expect("classes.txt is readable");
     fs::write(Path::new(&out).join("classes.rs"), classes(&text)).expect("OUT_DIR is writable");
 }

@@ -77,13 +77,18 @@ const GAUGES: [(&str, &str, Figure); 6] = [
     ),
 ];
 
-const COUNTERS: [(&str, &str, Figure); 2] = [
+const COUNTERS: [(&str, &str, Figure); 3] = [
     (
         metric::SHARE_MEMORY_REFUSALS,
         "Requests for GPU memory that the share's limit refused",
         taken!(|taken| taken.refused),
     ),
     (metric::SHARE_LAUNCHES, "Kernel launches of the share's processes", taken!(|taken| taken.launches)),
+    (
+        metric::SHARE_UNKNOWN_FUNCTIONS,
+        "Times that a program was handed out a driver function newer than the interceptor, which passes uncounted",
+        taken!(|taken| taken.unknown_functions),
+    ),
 ];
 
 impl Collector for ShareCollector {

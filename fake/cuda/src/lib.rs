@@ -13,7 +13,7 @@
 //! | `module` | any image is a module and has any function; one named `..._for_250us` takes that long |
 //! | `resolve` | `cuGetProcAddress`, by name, version and default stream, as a driver of the world's CUDA version (11.7 to 13.5) answers |
 //!
-//! Everything else that NVIDIA's library exports answers `CUDA_ERROR_NOT_SUPPORTED`. NULL where a pointer must be answers
+//! `dlsym` finds what a driver of that version has (`exports`). Everything else that NVIDIA's library exports answers `CUDA_ERROR_NOT_SUPPORTED`. NULL where a pointer must be answers
 //! `CUDA_ERROR_INVALID_VALUE`, handles that are none `CUDA_ERROR_INVALID_HANDLE` or `_CONTEXT`; nothing crashes.
 
 mod abi;
@@ -25,6 +25,7 @@ mod copy;
 mod device;
 mod driver;
 mod event;
+mod exports;
 mod host;
 mod launch;
 mod memory;

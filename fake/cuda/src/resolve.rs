@@ -5,9 +5,9 @@ use std::ffi::{c_char, c_int, c_void};
 use tessera_intercept_symbols::{Missing, Symbol, Version, resolve};
 
 use crate::abi::{Answer, In, Out, export};
-use crate::driver;
 use crate::status::Status;
 use crate::symbols::ADDRESSES;
+use crate::{driver, exports};
 
 /// `CUdriverProcAddressQueryResult`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,6 +45,9 @@ fn get(
 ) -> Answer<Result<(), Found>> {
     function.check()?;
     let driver = version(driver::cuda_number()?);
+    if name.text()? == exports::OF_TOMORROW {
+        return function.set(exports::of_tomorrow as *const c_void).map(Ok);
+    }
     match resolve(name.text()?, version(asked), flags, driver) {
         Ok(symbol) => function.set(address(symbol)).map(Ok),
         Err(why) => function.set(std::ptr::null()).map(|()| Err(why.into())),

@@ -4,7 +4,7 @@ mod driver;
 
 use driver::{Driver, SUCCESS, out};
 use tessera_fake_world::shipped;
-use tessera_intercept_symbols::{Library, TABLE};
+use tessera_intercept_symbols::{Library, RELEASES, TABLE, Version};
 
 const INVALID_VALUE: u32 = 1;
 const NOT_INITIALIZED: u32 = 3;
@@ -12,22 +12,43 @@ const NO_DEVICE: u32 = 100;
 const NOT_FOUND: u32 = 500;
 const NOT_SUPPORTED: u32 = 801;
 
-fn symbols() -> impl Iterator<Item = &'static str> {
+/// What a driver of that version exports.
+fn symbols(driver: Version) -> impl Iterator<Item = &'static str> {
     let cuda = TABLE.iter().filter(|symbol| symbol.library() == Library::Cuda);
-    cuda.map(|symbol| symbol.symbol.text)
+    cuda.filter(move |symbol| symbol.is_exported_by(driver)).map(|symbol| symbol.symbol.text)
+}
+
+/// A world with a driver of that version.
+fn world_of(driver: Version) -> String {
+    let theirs = "cuda: \"13.0\"";
+    let world = shipped::H100_8_NVSWITCH;
+    assert!(world.contains(theirs), "the world is for another version");
+    world.replace(theirs, &format!("cuda: \"{driver}\""))
 }
 
 #[test]
 fn every_symbol_takes_nothing_for_an_answer() {
-    let driver = Driver::load(shipped::T4_1);
+    let newest = *RELEASES.last().expect("there are some");
+    let driver = Driver::load(&world_of(newest));
     let known = |result| result < 1000;
-    for symbol in symbols() {
+    for symbol in symbols(newest) {
         assert!(known(driver.call(symbol, [])), "{symbol} before cuInit");
     }
     driver.ok("cuInit", [0]);
-    for symbol in symbols() {
+    for symbol in symbols(newest) {
         driver.context(0);
         assert!(known(driver.call(symbol, [])), "{symbol}");
+    }
+}
+
+#[test]
+fn functions_that_are_newer_than_the_driver_are_not_found() {
+    for version in [Version(11_040), Version(12_090), Version(13_050)] {
+        let driver = Driver::load(&world_of(version));
+        let found = TABLE.iter().filter(|symbol| symbol.library() == Library::Cuda);
+        let found: Vec<_> = found.map(|symbol| symbol.symbol.text).filter(|name| driver.has(name)).collect();
+        assert!(symbols(version).eq(found), "CUDA {version}");
+        assert!(driver.has("cuFunctionOfTomorrow"), "which no table has");
     }
 }
 

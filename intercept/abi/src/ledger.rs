@@ -59,7 +59,9 @@ pub struct LedgerPage {
     reserved1: [u64; 3],
     /// What the processes share about compute.
     pub compute: ComputePage,
-    reserved2: [u64; (HEADER_LEN - 192) / 8],
+    reserved2: [u64; (HEADER_LEN - 200) / 8],
+    /// How often a program was handed out a function that no release has that the library knows. In the last word of the header.
+    pub unknown_functions: AtomicU64,
     /// One for each process.
     pub slot: [SlotPage; SLOTS],
 }
@@ -115,7 +117,8 @@ impl LedgerPage {
             past_gpu_ns: AtomicU64::new(0),
             reserved1: [0; 3],
             compute: ComputePage::empty(),
-            reserved2: [0; (HEADER_LEN - 192) / 8],
+            reserved2: [0; (HEADER_LEN - 200) / 8],
+            unknown_functions: AtomicU64::new(0),
             slot: [const { SlotPage::empty() }; SLOTS],
         }
     }
@@ -165,6 +168,7 @@ const _: () = {
     assert!(offset_of!(ComputePage, turn_ns) == 40);
     assert!(offset_of!(ComputePage, turn_at_ns) == 48);
     assert!(offset_of!(ComputePage, turn_others_ns) == 56);
+    assert!(offset_of!(LedgerPage, unknown_functions) == HEADER_LEN - 8);
     assert!(offset_of!(LedgerPage, slot) == HEADER_LEN);
     assert!(size_of::<SlotPage>() == SLOT_LEN);
     assert!(offset_of!(SlotPage, state) == 0);
@@ -380,6 +384,12 @@ impl<'a> LedgerReport<'a> {
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.word(offset_of!(LedgerPage, refused))
+    }
+
+    /// How often a program was handed out a function that no release has that the library knows.
+    #[must_use]
+    pub fn unknown_functions(&self) -> u64 {
+        self.word(offset_of!(LedgerPage, unknown_functions))
     }
 
     /// Kernel launches of all processes, also of those that are gone.

@@ -56,7 +56,7 @@ impl Helper {
     fn address(&self) -> Option<usize> {
         match self.address.load(Ordering::Acquire) {
             0 => {
-                let found = Library::loaded(b"libcuda.so.")?.function(self.symbol)?;
+                let found = Library::driver(Of::Cuda)?.function(self.symbol)?;
                 self.address.store(found, Ordering::Release);
                 Some(found)
             }

@@ -7,6 +7,8 @@
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr;
 
+use crate::route::Of;
+
 /// A library that is loaded.
 #[derive(Clone, Copy)]
 pub(crate) struct Library {
@@ -30,18 +32,26 @@ struct Dynamic {
     value: u64,
 }
 
+/// Every proxy exports this, and no driver does.
+pub(crate) const PROXY_MARK: &CStr = c"tessera_intercept_proxy";
+
 struct Search<'a> {
     prefix: &'a [u8],
     found: Option<Library>,
 }
 
 impl Library {
-    /// The first loaded library whose soname begins so.
+    /// The first loaded library whose soname begins so, and that is no proxy.
     pub(crate) fn loaded(prefix: &[u8]) -> Option<Self> {
         let mut search = Search { prefix, found: None };
         // SAFETY: the callback gets the pointer that is passed here, while it is valid.
         unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
         search.found
+    }
+
+    /// The driver's own library: what stands in for it has the same soname, and is passed over.
+    pub(crate) fn driver(of: Of) -> Option<Self> {
+        Self::loaded(of.soname())
     }
 
     /// Where it lies: tells whether it was unloaded and loaded again.
@@ -126,7 +136,9 @@ unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, data: *mut c
     let (search, info) = unsafe { (&mut *data.cast::<Search<'_>>(), &*info) };
     // SAFETY: the loader describes a loaded library.
     match unsafe { describe(info) } {
-        Some((library, soname)) if soname.to_bytes().starts_with(search.prefix) => {
+        Some((library, soname))
+            if soname.to_bytes().starts_with(search.prefix) && library.function(PROXY_MARK).is_none() =>
+        {
             search.found = Some(library);
             1
         }

@@ -1,8 +1,9 @@
-//! `libtessera_intercept.so`: loaded into every program of a container, it holds the program to the container's grants.
+//! `libtessera_intercept.so`: loaded into every program of a container, it holds the program to the container's grants. And its
+//! two proxies, which do the same in the place of `libcuda.so.1` and `libnvidia-ml.so.1`: see `proxy`.
 //!
 //! ```text
 //!  program ----------> hook (memory, pool, vmm, array, context, info, nvml, launch)
-//!    dlsym, cuGetProcAddress --> resolve: hands out hooks for the driver's functions
+//!    dlsym, cuGetProcAddress --> loader, resolve: hand out hooks for the driver's functions
 //!                        |
 //!                        v  charge, then call the driver, then keep or undo
 //!                      charge --> state (one lock, never held over a driver call)
@@ -30,16 +31,21 @@ mod info;
 mod launch;
 mod ledger_lock;
 mod limit;
+#[cfg(artefact = "preload")]
+mod loader;
 mod memory;
 mod nvml;
 mod pointers;
 mod pool;
+#[cfg(not(artefact = "preload"))]
+mod proxy;
 mod resolve;
 mod root;
 mod route;
 mod shares;
 mod state;
 mod sys;
+mod unknown;
 mod vmm;
 mod wait;
 

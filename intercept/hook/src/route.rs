@@ -16,7 +16,7 @@ pub(crate) enum Of {
 }
 
 impl Of {
-    fn soname(self) -> &'static [u8] {
+    pub(crate) fn soname(self) -> &'static [u8] {
         match self {
             Self::Cuda => b"libcuda.so.",
             Self::Nvml => b"libnvidia-ml.so.",
@@ -94,7 +94,7 @@ impl Route {
 
     /// Looks the function up in the library as it is loaded now: programs close libraries and open them again.
     pub(crate) fn look_up(&self) -> Option<usize> {
-        let library = Library::loaded(self.of.soname())?;
+        let library = Library::driver(self.of)?;
         if self.of.last_base().swap(library.base(), Ordering::AcqRel) != library.base() {
             all().filter(|route| route.of == self.of).for_each(Self::forget);
             crate::cuda::forget_helpers();
@@ -153,7 +153,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Route> {
     groups.into_iter().flatten().copied()
 }
 
-/// Defines hooks: exported under the name of the driver's function, with the real one at hand. What form of which function
+/// Defines hooks: in the preload library, exported under the name of the driver's function, with the real one at hand. What form of which function
 /// that is, the table of symbols says. A hook whose real function is not there answers what its library answers for that.
 macro_rules! hooks {
     ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) |$real:ident| $body:block)*) => {
@@ -168,7 +168,8 @@ macro_rules! hooks {
                     $crate::route::Hook($name as *const ()),
                 );
 
-                #[unsafe(no_mangle)]
+                // A proxy exports every function of its library in a way of its own.
+                #[cfg_attr(artefact = "preload", unsafe(no_mangle))]
                 unsafe extern "C" fn $name($($argument: $type),*) -> core::ffi::c_int {
                     type Real = unsafe extern "C" fn($($type),*) -> core::ffi::c_int;
                     let Some(address) = ROUTE.real() else { return $crate::cuda::absent(ROUTE.of) };

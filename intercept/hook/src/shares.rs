@@ -89,6 +89,11 @@ impl Share {
         self.ledger.refused.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Counts a function that was handed out and that nobody here knows.
+    pub(crate) fn count_unknown(&self) {
+        self.ledger.unknown_functions.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// The word where this process's launches are counted.
     pub(crate) fn launches(&mut self) -> Option<&'static AtomicU64> {
         let slot = self.account().ok()?.slot();

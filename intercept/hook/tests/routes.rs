@@ -4,7 +4,7 @@ mod container;
 
 use std::fs;
 
-use container::{GIB, Node, can_contain, libraries};
+use container::{GIB, Mode, Node, can_contain, libraries};
 use tessera_intercept_symbols::{Library, PER_THREAD_STREAM, RELEASES, Symbol, TABLE, Version, resolve};
 
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
@@ -85,6 +85,34 @@ fn queries() -> Vec<Query> {
     cuda.map(of_form).chain(text.lines().map(of_runtime)).collect()
 }
 
+/// The answers of a driver: for each query the symbol, or `-`.
+fn answers(queries: &[Query], driver: Version) -> Vec<&'static str> {
+    let answers = queries.iter().map(|(name, version, flags)| resolve(name, *version, *flags, driver));
+    answers.map(|found| found.map_or("-", |symbol| symbol.symbol.text)).collect()
+}
+
+fn ask_every_query(queries: &[Query], driver: Version, mode: Mode) {
+    let answers = answers(queries, driver);
+    let line = |((name, version, flags), symbol): (&Query, &&str)| {
+        let name = if name.is_empty() { "." } else { name };
+        format!("{name} {} {flags} {symbol}\n", version.0)
+    };
+    let node = Node::with_cuda(driver);
+    let table = node.path().join("queries.txt");
+    fs::write(&table, queries.iter().zip(&answers).map(line).collect::<String>()).expect("written");
+    let container = node.contain_in(mode, &[&node.share("claim-0", 0, GIB)]);
+    let [table, real] = [table, mode.real_cuda()].map(|path| path.to_str().expect("text").to_owned());
+    let lines = container.run_c("queries", false, &[&table, &real]);
+    assert_eq!(lines[0]["wrong"], 0, "{mode:?}, CUDA {driver}: {:?}", &lines[1..]);
+    assert_eq!(lines[0]["queries"], queries.len(), "{mode:?}, CUDA {driver}");
+    let is_hooked = |symbol: &&&str| mode != Mode::Bare && container::exported().contains(**symbol);
+    let hooks = answers.iter().filter(is_hooked).count();
+    assert_eq!(
+        lines[0]["hooked"], hooks,
+        "{mode:?}, CUDA {driver}: every hook is handed out, and nothing else"
+    );
+}
+
 #[test]
 fn every_query_at_every_version_gets_the_form_that_it_asks_for() {
     if !can_contain("every_query_at_every_version_gets_the_form_that_it_asks_for") {
@@ -92,20 +120,47 @@ fn every_query_at_every_version_gets_the_form_that_it_asks_for() {
     }
     let queries = queries();
     for driver in [Version(11_040)].iter().chain(RELEASES) {
-        let answers = queries.iter().map(|(name, version, flags)| resolve(name, *version, *flags, *driver));
-        let answers: Vec<_> = answers.map(|found| found.map_or("-", |symbol| symbol.symbol.text)).collect();
-        let line = |((name, version, flags), symbol): (&Query, &&str)| {
-            let name = if name.is_empty() { "." } else { name };
-            format!("{name} {} {flags} {symbol}\n", version.0)
+        ask_every_query(&queries, *driver, Mode::Preload);
+    }
+}
+
+#[test]
+fn every_query_gets_the_same_form_wherever_the_interceptor_stands() {
+    if !can_contain("every_query_gets_the_same_form_wherever_the_interceptor_stands") {
+        return;
+    }
+    let queries = queries();
+    for mode in [Mode::Bare, Mode::Proxy, Mode::Both] {
+        for driver in [11_040, 12_090, 13_050].map(Version) {
+            ask_every_query(&queries, driver, mode);
+        }
+    }
+}
+
+/// Programs decide by what `dlsym` finds what they can use.
+#[test]
+fn dlsym_finds_what_the_driver_has_and_nothing_newer() {
+    if !can_contain("dlsym_finds_what_the_driver_has_and_nothing_newer") {
+        return;
+    }
+    let cuda = TABLE.iter().filter(|symbol| symbol.library() == Library::Cuda);
+    let names: Vec<_> = cuda.map(|symbol| symbol.symbol).collect();
+    let text: String = names.iter().map(|name| format!("{name}\n")).collect();
+    for driver in [11_040, 12_090, 13_050].map(Version) {
+        let node = Node::with_cuda(driver);
+        let file = node.path().join("names.txt");
+        fs::write(&file, &text).expect("written");
+        let missing = |mode| {
+            let container = node.contain_in(mode, &[&node.share(&format!("{mode:?}"), 0, GIB)]);
+            container.run_c("names", false, &[file.to_str().expect("text")])
         };
-        let node = Node::with_cuda(*driver);
-        let table = node.path().join("queries.txt");
-        fs::write(&table, queries.iter().zip(&answers).map(line).collect::<String>()).expect("written");
-        let container = node.contain(&[&node.share("claim-0", 0, GIB)]);
-        let lines = container.run_c("queries", false, &[table.to_str().expect("text")]);
-        assert_eq!(lines[0]["wrong"], 0, "CUDA {driver}: {:?}", &lines[1..]);
-        assert_eq!(lines[0]["queries"], queries.len(), "CUDA {driver}");
-        let hooks = answers.iter().filter(|symbol| container::exported().contains(**symbol)).count();
-        assert_eq!(lines[0]["hooked"], hooks, "CUDA {driver}: every hook is handed out, and nothing else");
+        let bare = missing(Mode::Bare);
+        let expected = TABLE.iter().filter(|symbol| symbol.library() == Library::Cuda);
+        let expected = expected.filter(|symbol| !symbol.is_exported_by(driver)).count();
+        // One line more, that ends it.
+        assert_eq!(bare.len(), expected + 1, "CUDA {driver}");
+        for mode in Mode::HELD {
+            assert_eq!(missing(mode), bare, "{mode:?}, CUDA {driver}");
+        }
     }
 }

@@ -21,6 +21,8 @@
 #![forbid(unsafe_code)]
 
 mod class;
+mod hash;
+mod names;
 mod resolve;
 mod version;
 
@@ -28,6 +30,7 @@ use core::ffi::CStr;
 use core::fmt;
 
 pub use class::{CLASSES, Class, Classified, class_of};
+pub use names::is_known;
 pub use resolve::{Missing, PER_THREAD_STREAM, resolve};
 pub use version::Version;
 

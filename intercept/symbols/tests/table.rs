@@ -5,7 +5,8 @@ use std::fs;
 use std::path::Path;
 
 use tessera_intercept_symbols::{
-    CLASSES, Library, Missing, PER_THREAD_STREAM, RELEASES, Symbol, TABLE, Variant, Version, find, resolve,
+    CLASSES, Library, Missing, PER_THREAD_STREAM, RELEASES, Symbol, TABLE, Variant, Version, find, is_known,
+    resolve,
 };
 
 fn of(library: Library) -> impl Iterator<Item = &'static Symbol> {
@@ -20,6 +21,19 @@ fn symbols_are_sorted_and_there_once() {
         assert_eq!(find(symbol.symbol.text), Some(*symbol));
     }
     assert_eq!(find("cuMemAlloc_v3"), None);
+}
+
+#[test]
+fn every_name_of_the_table_is_known_and_no_other() {
+    for symbol in TABLE {
+        assert!(
+            is_known(symbol.symbol.text.as_bytes()) && is_known(symbol.base.text.as_bytes()),
+            "{symbol:?}"
+        );
+    }
+    assert!(
+        ["", "cu", "cuMemAlloc_v3", "cuFunctionOfTomorrow"].iter().all(|name| !is_known(name.as_bytes()))
+    );
 }
 
 #[test]

@@ -63,11 +63,20 @@ impl Driver {
         self.ok("cuCtxSetCurrent", [context]);
     }
 
+    /// Whether it exports a function.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        !self.find(name).is_null()
+    }
+
+    fn find(&self, name: &str) -> *mut c_void {
+        let name = CString::new(name).expect("a name without zeroes");
+        // SAFETY: an open library and a terminated name.
+        unsafe { libc::dlsym(self.handle, name.as_ptr()) }
+    }
+
     /// Calls a function; arguments that are not given are 0.
     pub(crate) fn call<const N: usize>(&self, name: &str, arguments: [usize; N]) -> u32 {
-        let c_name = CString::new(name).expect("a name without zeroes");
-        // SAFETY: an open library and a terminated name.
-        let address = unsafe { libc::dlsym(self.handle, c_name.as_ptr()) };
+        let address = self.find(name);
         // SAFETY: every symbol of the driver is a C function of integer and pointer arguments; null becomes `None`.
         let function = unsafe { std::mem::transmute::<*mut c_void, Option<AnyFunction>>(address) };
         let function = function.unwrap_or_else(|| panic!("{name} is not exported"));
@@ -111,7 +120,7 @@ pub(crate) fn out<T>(place: &mut T) -> usize {
 
 fn open(path: &Path) -> *mut c_void {
     let path = CString::new(path.as_os_str().as_bytes()).expect("a path without zeroes");
-    // SAFETY: loads the library built by this workspace; it has no initialisers of its own.
+    // SAFETY: loads the library built by this workspace, whose initialiser only looks at the world.
     let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     assert!(!handle.is_null(), "it loads");
     handle

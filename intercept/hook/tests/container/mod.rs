@@ -4,6 +4,8 @@
 //! Where namespaces are not allowed, tests that need them say `SKIPPED: <test>: <reason>` on stderr and end.
 #![allow(dead_code, reason = "every test file uses its own part of it")]
 
+mod mode;
+
 use std::collections::BTreeSet;
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -14,6 +16,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::OnceLock;
 
+#[allow(unused_imports, reason = "every test file uses its own part of it")]
+pub(crate) use mode::{Mode, REAL, proxies};
 use serde_json::Value;
 use tempfile::TempDir;
 use tessera_fake_world::{artifact, shipped};
@@ -35,7 +39,12 @@ pub(crate) fn intercept() -> &'static Path {
 
 /// What a tool of binutils, which every C compiler comes with, says of the library.
 pub(crate) fn inspect(tool: &str, arguments: &[&str]) -> String {
-    let output = Command::new(tool).args(arguments).arg(intercept()).output().expect("binutils are there");
+    inspect_file(tool, arguments, intercept())
+}
+
+/// The same of another.
+pub(crate) fn inspect_file(tool: &str, arguments: &[&str], file: &Path) -> String {
+    let output = Command::new(tool).args(arguments).arg(file).output().expect("binutils are there");
     assert!(output.status.success(), "{tool}");
     String::from_utf8(output.stdout).expect("text")
 }
@@ -318,6 +327,16 @@ impl Node {
 
     /// A container with those shares.
     pub(crate) fn container<'a>(&'a self, shares: &[(&NodeShare, Mount)]) -> Container<'a> {
+        self.container_in(Mode::Preload, shares)
+    }
+
+    /// The usual container, with the interceptor in that place.
+    pub(crate) fn contain_in<'a>(&'a self, mode: Mode, shares: &[&NodeShare]) -> Container<'a> {
+        let real: Vec<_> = shares.iter().map(|share| (*share, Mount::Real)).collect();
+        self.container_in(mode, &real)
+    }
+
+    fn container_in<'a>(&'a self, mode: Mode, shares: &[(&NodeShare, Mount)]) -> Container<'a> {
         let mut script = format!("set -eu\ndev=$(mktemp -d -p {})\n", self.path().display());
         script.push_str("mount -t tmpfs tmpfs \"$dev\"\n");
         for device in ["null", "zero", "urandom"] {
@@ -331,15 +350,14 @@ impl Node {
         script.push_str("mount --rbind \"$dev\" /dev\n");
         // The library gets into every program as it does in a pod: by /etc/ld.so.preload.
         script.push_str("etc=$(mktemp -d -p /dev)\ncp /etc/ld.so.cache \"$etc/\"\n");
-        writeln!(script, "echo {} > \"$etc/ld.so.preload\"", intercept().display()).expect("a string");
+        script.push_str(&mode.script());
         script.push_str("mount --bind \"$etc\" /etc\nexec \"$@\"\n");
         Container { node: self, script }
     }
 
     /// The usual container: its shares as the driver makes them.
     pub(crate) fn contain<'a>(&'a self, shares: &[&NodeShare]) -> Container<'a> {
-        let real: Vec<_> = shares.iter().map(|share| (*share, Mount::Real)).collect();
-        self.container(&real)
+        self.contain_in(Mode::Preload, shares)
     }
 }
 

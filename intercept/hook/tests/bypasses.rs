@@ -1,0 +1,138 @@
+//! Every way to the driver, the devious ones too, wherever the interceptor stands: what is held, and what is not. Written down in
+//! `docs/intercept-bypasses.md`, so that nobody believes otherwise.
+
+mod container;
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use container::{Container, GIB, Mode, Node, can_contain, libraries, lines_of, program};
+use serde_json::Value;
+
+const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/intercept-bypasses.md");
+
+const HEAD: &str = "# Ways to the driver, and which of them the interceptor holds
+
+Written by the test `bypasses` of `intercept/hook` from what its programs get; `UPDATE=1` writes it anew. In a container with a grant of
+1 GiB each asks for 2 GiB, on the fake driver. *Held*: it is refused. **Escapes**: it gets them, uncounted. Without the interceptor
+each of them is open.
+
+`preload`: the library is loaded into every program of the container. `proxy`: it stands in the place of `libcuda.so.1` and
+`libnvidia-ml.so.1`. `both`: it does both, and charges once (`docs/adr/0081-in-every-program-and-in-the-drivers-place.md`).
+
+| way | preload | proxy | both |
+|---|---|---|---|
+";
+
+const TAIL: &str = "
+Not run here, by how they work:
+
+- **ioctls on `/dev/nvidia*`**, made by a program without the driver's library: escape in every mode. So does a program with a loader of its
+  own that maps the real driver.
+- **Statically linked programs**: the preload library is not loaded into them. One that opens libcuda all the same, which glibc supports only in part (with the
+  fake driver it crashes), escapes in mode `preload`, and finds the proxy in the others.
+- **Programs of another C library** (musl): musl's loader does not read `/etc/ld.so.preload`, and cannot load NVIDIA's libraries, which are made
+  for glibc. With a glibc beside it, such a program is one of the above.
+- **Programs of 32 bits**: the library is of 64 bits, and the loader leaves it out with a message. NVIDIA's driver of 32 bits is not among what a
+  container gets; one in the image escapes.
+- **`cuGetExportTable` and `nvmlInternalGetExportTable`** hand out tables of functions that are documented nowhere. They pass: NVIDIA's own libraries need
+  them. Whoever knows what is in there escapes in every mode.
+
+So no mode is a boundary for a tenant who sets out to break it; what escapes shows in the audit (`docs/security.md`). `both` leaves the fewest ways.
+";
+
+/// What a way leads to in a container.
+fn outcomes(container: &Container<'_>, mode: Mode, node: &Node, ways: &Ways) -> Vec<(String, i64)> {
+    let (elsewhere, real) = (libraries().join("libcuda.so.1"), mode.real_cuda());
+    let [elsewhere, real] = [&elsewhere, &real].map(|path| path.to_str().expect("text"));
+    let plugin = ways.plugin.to_str().expect("text");
+    let arguments = [elsewhere, real, plugin];
+    let mut found: Vec<(String, i64)> = Vec::new();
+    for linked in [true, false] {
+        for line in container.run_c("bypasses", linked, &arguments) {
+            let route = line["route"].as_str().expect("a route").to_owned();
+            if !found.iter().any(|(known, _)| *known == route) {
+                found.push((route, line["result"].as_i64().expect("a number")));
+            }
+        }
+    }
+    let result = |lines: Vec<Value>| lines[0]["result"].as_i64().expect("a number");
+    let world = format!("TESSERA_FAKE_WORLD={}", node.path().join("world.yaml").display());
+    let program = ways.elsewhere.to_str().expect("text");
+    let usual = mode.cuda();
+    let emptied = ["-i", &world, program, usual.to_str().expect("text")];
+    found.push((
+        "a program with an emptied environment".into(),
+        result(lines_of(&container.run("env", &emptied))),
+    ));
+    found.push((
+        "another copy of the driver, as of CUDA's compatibility package, by its path and `dlsym`".into(),
+        result(lines_of(&container.run(&ways.elsewhere, &[elsewhere]))),
+    ));
+    found
+}
+
+/// Programs that are made once.
+struct Ways {
+    plugin: PathBuf,
+    elsewhere: PathBuf,
+}
+
+impl Ways {
+    fn build(directory: &Path) -> Self {
+        let compiled = |name: &str, options: &[&str], libraries: &[&Path]| {
+            let source =
+                Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(name).with_extension("c");
+            let out = directory.join(format!("{name}{}", options.concat()));
+            let mut command = Command::new("cc");
+            command.args(["-std=gnu11", "-O1", "-o"]).arg(&out).arg(source).args(options).args(libraries);
+            let made = command.output().expect("a C compiler runs");
+            assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+            out
+        };
+        let cuda = libraries().join("libcuda.so.1");
+        Self {
+            plugin: compiled("linkedplugin", &["-shared", "-fPIC"], &[&cuda]),
+            elsewhere: program("elsewhere", false, directory),
+        }
+    }
+}
+
+fn cell(outcome: i64) -> &'static str {
+    /// `CUDA_ERROR_OUT_OF_MEMORY`.
+    const REFUSED: i64 = 2;
+    match outcome {
+        REFUSED => "held",
+        0 => "**escapes**",
+        _ => "not there",
+    }
+}
+
+#[test]
+fn what_is_held_and_what_is_not_is_as_the_document_says() {
+    if !can_contain("what_is_held_and_what_is_not_is_as_the_document_says") {
+        return;
+    }
+    let node = Node::new();
+    let ways = Ways::build(node.path());
+    let in_mode = |mode| {
+        let share = node.share(&format!("{mode:?}"), 0, GIB);
+        outcomes(&node.contain_in(mode, &[&share]), mode, &node, &ways)
+    };
+    let open = in_mode(Mode::Bare);
+    assert!(open.iter().all(|(_, outcome)| *outcome == 0), "each is a way: {open:?}");
+    let held = Mode::HELD.map(in_mode);
+    let mut text = HEAD.to_owned();
+    for (at, (way, _)) in open.iter().enumerate() {
+        let [preload, proxy, both] = held.each_ref().map(|outcomes| cell(outcomes[at].1));
+        writeln!(text, "| {way} | {preload} | {proxy} | {both} |").expect("a string");
+    }
+    text.push_str(TAIL);
+    if std::env::var_os("UPDATE").is_some() {
+        fs::write(DOCUMENT, &text).expect("written");
+    }
+    let written = fs::read_to_string(DOCUMENT).unwrap_or_default();
+    assert!(written == text, "{DOCUMENT} is out of date; if that is meant: UPDATE=1\n{text}");
+}

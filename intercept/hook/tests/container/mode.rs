@@ -1,0 +1,87 @@
+//! Where the interceptor stands in a container.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use super::{build, intercept, libraries};
+
+/// Where the real driver is in containers with proxies.
+pub(crate) const REAL: &str = "/usr/local/lib/tessera/driver";
+
+/// Where the test's containers have the proxies, in the place where images have the driver.
+const PROXIES: &str = "/usr/local/lib/driver";
+
+/// Where it stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// Nowhere.
+    Bare,
+    /// In every program.
+    Preload,
+    /// In the place of the driver's libraries.
+    Proxy,
+    /// Both.
+    Both,
+}
+
+impl Mode {
+    /// Those with an interceptor.
+    pub(crate) const HELD: [Self; 3] = [Self::Preload, Self::Proxy, Self::Both];
+
+    fn has_proxies(self) -> bool {
+        matches!(self, Self::Proxy | Self::Both)
+    }
+
+    /// The driver itself, as a program in the container finds it if it knows where.
+    pub(crate) fn real_cuda(self) -> PathBuf {
+        let directory = if self.has_proxies() { Path::new(REAL) } else { libraries() };
+        directory.join("libcuda.so.1")
+    }
+
+    /// What a program in the container finds as the driver, by its path.
+    pub(crate) fn cuda(self) -> PathBuf {
+        let directory = if self.has_proxies() { Path::new(PROXIES) } else { libraries() };
+        directory.join("libcuda.so.1")
+    }
+
+    /// Puts it in place, when `/etc` is a copy at `$etc` that is not mounted yet.
+    pub(super) fn script(self) -> String {
+        let mut script = String::new();
+        let mut add = |line: std::fmt::Arguments<'_>| writeln!(script, "{line}").expect("a string");
+        if matches!(self, Self::Preload | Self::Both) {
+            add(format_args!("echo {} > \"$etc/ld.so.preload\"", intercept().display()));
+        }
+        if self.has_proxies() {
+            add(format_args!("mount -t tmpfs tmpfs /usr/local/lib; mkdir -p {REAL} {PROXIES}"));
+            for [file, proxy] in proxies() {
+                let file = file.display();
+                add(format_args!(
+                    "cp {}/{file} {REAL}/; cp {} {PROXIES}/{file}",
+                    libraries().display(),
+                    proxy.display()
+                ));
+            }
+            add(format_args!("export LD_LIBRARY_PATH={PROXIES}"));
+        }
+        script
+    }
+}
+
+/// The proxies as they ship, each after the name of the library whose place it takes.
+pub(crate) fn proxies() -> &'static [[PathBuf; 2]; 2] {
+    static BUILT: OnceLock<[[PathBuf; 2]; 2]> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let built = |package, file| build(package, &["--profile", "intercept"], file);
+        [
+            [
+                "libcuda.so.1".into(),
+                built("tessera-intercept-cuda", "intercept/libtessera_intercept_cuda.so"),
+            ],
+            [
+                "libnvidia-ml.so.1".into(),
+                built("tessera-intercept-nvml", "intercept/libtessera_intercept_nvml.so"),
+            ],
+        ]
+    })
+}

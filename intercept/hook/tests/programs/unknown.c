@@ -1,0 +1,13 @@
+/* Asks for a function that no table has, in both ways, and calls it. */
+#include "driver.h"
+
+int main(void) {
+    int (*found)(void) = 0, status;
+    begin();
+    ok(CU(cuFunctionOfTomorrow), "dlsym");
+    ok(CU(cuGetProcAddress_v2, "cuFunctionOfTomorrow", &found, 99000, (uint64_t)0, &status), "cuGetProcAddress");
+    ok(found(), "cuGetProcAddress");
+    /* None that the driver does not have. */
+    say("{\"none\":%d}", dlsym(driver(), "cuFunctionOfTheDayAfter") == 0);
+    return 0;
+}
