@@ -20,7 +20,7 @@ Written by the test `bypasses` of `intercept/hook` from what its programs get; `
 each of them is open.
 
 `preload`: the library is loaded into every program of the container. `proxy`: it stands in the place of `libcuda.so.1` and
-`libnvidia-ml.so.1`. `both`: it does both, and charges once (`docs/adr/0081-in-every-program-and-in-the-drivers-place.md`).
+`libnvidia-ml.so.1`. `both`: it does both, and charges once (`docs/adr/0082-in-every-program-and-in-the-drivers-place.md`).
 
 | way | preload | proxy | both |
 |---|---|---|---|
