@@ -25,6 +25,9 @@ pub mod ledger;
 mod text;
 mod uuid;
 
+#[cfg(test)]
+mod fuzz_tests;
+
 pub use compute::{ComputePage, ComputeSlot, PublishedPage};
 pub use grant::{ComputePolicy, Grant, GrantError, GrantPage, GrantUpdate, grant_offset};
 pub use ledger::{Busy, LedgerError, LedgerPage, LedgerReport, ProcessReport, SlotPage};
