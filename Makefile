@@ -55,6 +55,7 @@ lint: ## Formatting, clippy, documentation, dependencies, shell scripts, the cha
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	$(CARGO) clippy --locked $(fault_points) --all-targets -- -D warnings
+	$(CARGO) clippy --locked --package tessera-intercept --features hami -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --quiet
 	$(CARGO) deny --locked check --hide-inclusion-graph bans licenses sources
 	e2e/cluster/lint.sh

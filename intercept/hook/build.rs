@@ -16,6 +16,8 @@ const REAL_DIRECTORY: &str = "/usr/local/lib/tessera/driver";
 
 fn main() {
     println!("cargo::rustc-check-cfg=cfg(artefact, values(\"preload\", \"cuda\", \"nvml\"))");
+    // A feature of the preload library only.
+    println!("cargo::rustc-check-cfg=cfg(feature, values(\"hami\"))");
     // What it calls in itself is its own, whatever else is preloaded.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-Bsymbolic");
     println!("cargo::rustc-cdylib-link-arg=-nostartfiles");

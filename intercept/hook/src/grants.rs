@@ -20,6 +20,12 @@ const DIRECTORY: &CStr = c"/dev/tessera";
 /// The longest id, and a NUL.
 pub(crate) const NAME_ROOM: usize = 129;
 
+/// Whether the container has a place for shares, which only the driver makes: whether any of them counts is another question.
+#[cfg(feature = "hami")]
+pub(crate) fn are_given() -> bool {
+    sys::status(HERE, DIRECTORY, 0).is_some()
+}
+
 /// Calls `found` with every share of the container.
 pub(crate) fn discover(mut found: impl FnMut(Share)) {
     let flags = libc::O_RDONLY | libc::O_DIRECTORY;
@@ -85,10 +91,16 @@ fn open_ledger(directory: c_int) -> Option<(&'static LedgerPage, (u64, u64))> {
     let status = file.status()?;
     let genuine =
         status.regular && status.mount_root && file.file_system()?.tmpfs_inodes == Some(LEDGER_TMPFS_INODES);
-    if !genuine || status.length != LEDGER_LEN as u64 {
+    if genuine { map_ledger(&file) } else { None }
+}
+
+/// Maps a file as a ledger, if it is one; and its identity.
+pub(crate) fn map_ledger(file: &Fd) -> Option<(&'static LedgerPage, (u64, u64))> {
+    let status = file.status()?;
+    if !status.regular || status.length != LEDGER_LEN as u64 {
         return None;
     }
-    let at = sys::map(Map::Shared(&file), LEDGER_LEN)?;
+    let at = sys::map(Map::Shared(file), LEDGER_LEN)?;
     // SAFETY: a mapping of that length that is never unmapped while it counts; every bit pattern is valid for atomics and
     // integers. (The tenant can truncate its ledger: then its processes die of SIGBUS, and no others.)
     let page: &'static LedgerPage = unsafe { &*at.cast::<LedgerPage>() };
@@ -108,6 +120,10 @@ fn open_ledger(directory: c_int) -> Option<(&'static LedgerPage, (u64, u64))> {
 
 /// Opens a share's ledger again, if it is still the same file: for locks.
 pub(crate) fn reopen_ledger(name: &CStr, identity: (u64, u64)) -> Option<Fd> {
+    #[cfg(feature = "hami")]
+    if let Some(file) = crate::variables::reopen_ledger(name) {
+        return (file.status()?.identity == identity).then_some(file);
+    }
     let all = Fd::open_at(HERE, DIRECTORY, libc::O_PATH | libc::O_DIRECTORY)?;
     let own = Fd::open_at(all.raw(), name, libc::O_PATH | libc::O_DIRECTORY)?;
     let file = Fd::open_at(own.raw(), c"ledger", libc::O_RDWR)?;

@@ -46,6 +46,8 @@ mod shares;
 mod state;
 mod sys;
 mod unknown;
+#[cfg(feature = "hami")]
+mod variables;
 mod vmm;
 mod wait;
 

@@ -71,6 +71,9 @@ pub(crate) struct State {
     devices: [Option<GpuUuid>; GPUS],
     /// By device: its primary context, once retained.
     primaries: [usize; GPUS],
+    /// There is no place for grants: variables say what may be taken.
+    #[cfg(feature = "hami")]
+    by_variables: bool,
 }
 
 impl State {
@@ -81,13 +84,17 @@ impl State {
         let this = unsafe { &mut *state };
         this.devices = [None; GPUS];
         grants::discover(|share| this.add(share));
+        #[cfg(feature = "hami")]
+        {
+            this.by_variables = !grants::are_given();
+        }
         Some(state)
     }
 
     /// A share that there is no room for does not count.
     fn add(&mut self, share: Share) {
         let uuid = share.gpu();
-        let gpu = match self.find(uuid) {
+        let gpu = match self.known(uuid) {
             Some(index) => index,
             None => {
                 let Some(place) = self.gpus.get_mut(self.count) else { return };
@@ -116,6 +123,17 @@ impl State {
 
     /// The GPU with that UUID.
     pub(crate) fn find(&mut self, uuid: GpuUuid) -> Option<usize> {
+        let known = self.known(uuid);
+        #[cfg(feature = "hami")]
+        if known.is_none() && self.by_variables {
+            let ordinal = self.devices.iter().position(|device| *device == Some(uuid));
+            self.add(crate::variables::share_of(uuid, ordinal)?);
+            return self.known(uuid);
+        }
+        known
+    }
+
+    fn known(&mut self, uuid: GpuUuid) -> Option<usize> {
         (0..self.count).find(|index| self.gpu(*index).is_some_and(|gpu| gpu.uuid == uuid))
     }
 

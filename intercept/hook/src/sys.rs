@@ -263,3 +263,58 @@ impl Lock {
         unsafe { libc::syscall(SYS_futex, self.0.as_ptr(), operation, value, ptr::null::<c_void>()) };
     }
 }
+
+/// Makes a file with this content at a path, for everybody to read and write whatever the umask says, and complete from the
+/// first moment that it is there. `false` where that cannot be; then another may have been first.
+#[cfg(feature = "hami")]
+pub(crate) fn make_shared_file(path: &CStr, temporary: &CStr, start: &[u8], length: usize) -> bool {
+    const MODE: c_int = 0o666;
+    let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_CLOEXEC | libc::O_NOFOLLOW;
+    let remove = || {
+        // SAFETY: the path is terminated.
+        unsafe { libc::syscall(libc::SYS_unlinkat, HERE, temporary.as_ptr(), 0) };
+    };
+    // What a process left that had this number before and died right here.
+    remove();
+    // SAFETY: the path is terminated.
+    let fd = unsafe { libc::syscall(SYS_openat, HERE, temporary.as_ptr(), flags, MODE) };
+    let Some(file) = c_int::try_from(fd).ok().filter(|fd| *fd >= 0).map(Fd) else { return false };
+    // SAFETY: a descriptor of ours.
+    let opened = unsafe { libc::syscall(libc::SYS_fchmod, file.0, MODE) } == 0;
+    // Every byte is written: a full file system is noticed here, and not by a signal later.
+    let made = opened && file.fill(length) && file.write_start(start);
+    // SAFETY: the paths are terminated.
+    let linked = made
+        && unsafe { libc::syscall(libc::SYS_linkat, HERE, temporary.as_ptr(), HERE, path.as_ptr(), 0) } == 0;
+    remove();
+    linked
+}
+
+#[cfg(feature = "hami")]
+impl Fd {
+    /// Reads from a place of the file; answers how much. `None` where it cannot be read.
+    pub(crate) fn read_at(&self, into: &mut [u8], at: u64) -> Option<usize> {
+        // SAFETY: the buffer is as long as is said.
+        let read = unsafe { libc::syscall(SYS_pread64, self.0, into.as_mut_ptr(), into.len(), at as i64) };
+        usize::try_from(read).ok()
+    }
+
+    fn fill(&self, length: usize) -> bool {
+        let zeroes = [0_u8; 4096];
+        (0..length).step_by(zeroes.len()).all(|at| {
+            let part = zeroes.get(..zeroes.len().min(length - at)).unwrap_or_default();
+            self.write_at(part, at)
+        })
+    }
+
+    fn write_start(&self, bytes: &[u8]) -> bool {
+        self.write_at(bytes, 0)
+    }
+
+    fn write_at(&self, bytes: &[u8], at: usize) -> bool {
+        // SAFETY: the buffer is as long as is said.
+        let written =
+            unsafe { libc::syscall(libc::SYS_pwrite64, self.0, bytes.as_ptr(), bytes.len(), at as i64) };
+        usize::try_from(written) == Ok(bytes.len())
+    }
+}

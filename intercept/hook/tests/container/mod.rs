@@ -17,7 +17,7 @@ use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::OnceLock;
 
 #[allow(unused_imports, reason = "every test file uses its own part of it")]
-pub(crate) use mode::{Mode, REAL, proxies};
+pub(crate) use mode::{Mode, REAL, built_for_hami, proxies};
 use serde_json::Value;
 use tempfile::TempDir;
 use tessera_fake_world::{artifact, shipped};
@@ -65,13 +65,18 @@ pub(crate) fn probe() -> &'static Path {
 }
 
 fn build(package: &str, profile: &[&str], file: &str) -> PathBuf {
+    build_in("", package, profile, file)
+}
+
+/// Builds in a directory below cargo's.
+fn build_in(directory: &str, package: &str, profile: &[&str], file: &str) -> PathBuf {
     // Tests run from target/<profile>/deps.
     let program = env::current_exe().expect("a test has a path");
-    let target = program.ancestors().nth(3).expect("a test is in a target directory");
+    let target = program.ancestors().nth(3).expect("a test is in a target directory").join(directory);
     let cargo = env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
     let mut command = Command::new(cargo);
     command.args(["build", "--quiet", "--package", package]).args(profile);
-    command.arg("--target-dir").arg(target).current_dir(env!("CARGO_MANIFEST_DIR"));
+    command.arg("--target-dir").arg(&target).current_dir(env!("CARGO_MANIFEST_DIR"));
     assert!(command.status().expect("cargo runs").success(), "{package} builds");
     target.join(file)
 }
@@ -343,7 +348,10 @@ impl Node {
             writeln!(script, "touch \"$dev/{device}\"; mount --bind /dev/{device} \"$dev/{device}\"")
                 .expect("a string");
         }
-        script.push_str("mkdir \"$dev/shm\" \"$dev/tessera\"\n");
+        script.push_str("mkdir \"$dev/shm\"\n");
+        if mode != Mode::Hami || !shares.is_empty() {
+            script.push_str("mkdir \"$dev/tessera\"\n");
+        }
         for (share, mount) in shares {
             share.write_mounts(*mount, &mut script);
         }

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use super::{build, intercept, libraries};
+use super::{build, build_in, intercept, libraries};
 
 /// Where the real driver is in containers with proxies.
 pub(crate) const REAL: &str = "/usr/local/lib/tessera/driver";
@@ -23,6 +23,8 @@ pub(crate) enum Mode {
     Proxy,
     /// Both.
     Both,
+    /// In every program, built for HAMi's variables; and nobody has made a place for grants, unless there are some.
+    Hami,
 }
 
 impl Mode {
@@ -49,8 +51,13 @@ impl Mode {
     pub(super) fn script(self) -> String {
         let mut script = String::new();
         let mut add = |line: std::fmt::Arguments<'_>| writeln!(script, "{line}").expect("a string");
-        if matches!(self, Self::Preload | Self::Both) {
-            add(format_args!("echo {} > \"$etc/ld.so.preload\"", intercept().display()));
+        let preloaded = match self {
+            Self::Preload | Self::Both => Some(intercept()),
+            Self::Hami => Some(built_for_hami()),
+            Self::Bare | Self::Proxy => None,
+        };
+        if let Some(library) = preloaded {
+            add(format_args!("echo {} > \"$etc/ld.so.preload\"", library.display()));
         }
         if self.has_proxies() {
             add(format_args!("mount -t tmpfs tmpfs /usr/local/lib; mkdir -p {REAL} {PROXIES}"));
@@ -66,6 +73,15 @@ impl Mode {
         }
         script
     }
+}
+
+/// The library as it is built for HAMi's variables; in a directory of its own, since its name is that of the usual one.
+pub(crate) fn built_for_hami() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let options = ["--profile", "intercept", "--features", "hami"];
+        build_in("hami", "tessera-intercept", &options, "intercept/libtessera_intercept.so")
+    })
 }
 
 /// The proxies as they ship, each after the name of the library whose place it takes.

@@ -1,0 +1,103 @@
+//! What HAMi-core's environment variables say, read as HAMi-core reads them.
+//!
+//! ```text
+//!  CUDA_DEVICE_MEMORY_LIMIT[_<i>]   bytes; k, m, g at the end         memory(i)
+//!  CUDA_DEVICE_SM_LIMIT[_<i>]       percent                           cores(i)
+//!  GPU_CORE_UTILIZATION_POLICY      `disable`: no compute is limited  cores(i)
+//!  CUDA_VISIBLE_DEVICES             which GPU an ordinal means        gpu_of(ordinal)
+//!  CUDA_DEVICE_MEMORY_SHARED_CACHE  where processes share a ledger    cache()
+//! ```
+//!
+//! A number is what C's `strtoul` makes of the text with base 0, times the unit that its last letter says; a number for one GPU goes
+//! before the general one; nothing, or 0, is no limit. In one thing it is stricter than HAMi-core, which takes anything else for no
+//! limit, or for one of 2^64 bytes: what is no number, or below 0, is a limit of 0 bytes. `CUDA_TASK_PRIORITY` is read by HAMi's monitor, which is not
+//! here; it changes nothing, like the variables that choose logs and that HAMi-core reads and does not use.
+//!
+//! Pure: it asks for variables through a function, and takes no memory.
+#![no_std]
+#![forbid(unsafe_code)]
+
+mod name;
+mod number;
+
+use name::Name;
+use number::{Number, number};
+
+/// GPUs that HAMi has variables for.
+pub const GPUS: usize = 16;
+
+/// Where processes of a container share what they count, where no variable says.
+pub const DEFAULT_CACHE: &[u8] = b"/tmp/cudevshr.cache";
+
+/// A GPU's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Memory {
+    /// All of it.
+    Unlimited,
+    /// So many bytes.
+    Bytes(u64),
+}
+
+/// The variables of a process. The function answers the value of one by its name.
+#[derive(Debug, Clone, Copy)]
+pub struct Variables<F>(pub F);
+
+impl<'v, F: Fn(&[u8]) -> Option<&'v [u8]>> Variables<F> {
+    /// Memory of a GPU, by its index among those that the container has.
+    pub fn memory(&self, gpu: usize) -> Memory {
+        match self.limit(b"CUDA_DEVICE_MEMORY_LIMIT", gpu) {
+            Number::None => Memory::Unlimited,
+            Number::Of(bytes) => Memory::Bytes(bytes),
+            Number::Senseless => Memory::Bytes(0),
+        }
+    }
+
+    /// The least memory that any GPU has: for one whose index is not known.
+    pub fn least_memory(&self) -> Memory {
+        (0..GPUS).map(|gpu| self.memory(gpu)).fold(Memory::Unlimited, |least, memory| match (least, memory) {
+            (Memory::Unlimited, other) | (other, Memory::Unlimited) => other,
+            (Memory::Bytes(one), Memory::Bytes(other)) => Memory::Bytes(one.min(other)),
+        })
+    }
+
+    /// Percent of a GPU's compute, 1 to 99; `None` = not limited. What makes no sense is the least there is.
+    pub fn cores(&self, gpu: usize) -> Option<u32> {
+        let policy = (self.0)(b"GPU_CORE_UTILIZATION_POLICY").unwrap_or_default();
+        if matches!(policy, b"disable" | b"DISABLE") {
+            return None;
+        }
+        match self.limit(b"CUDA_DEVICE_SM_LIMIT", gpu) {
+            Number::None => None,
+            Number::Of(percent) => u32::try_from(percent).ok().filter(|percent| *percent < 100),
+            Number::Senseless => Some(1),
+        }
+    }
+
+    /// The least that any GPU has: for one whose index is not known.
+    pub fn least_cores(&self) -> Option<u32> {
+        (0..GPUS).filter_map(|gpu| self.cores(gpu)).min()
+    }
+
+    /// The index of the GPU that CUDA calls by an ordinal: `CUDA_VISIBLE_DEVICES` reorders, where it is a list of numbers.
+    pub fn gpu_of(&self, ordinal: usize) -> usize {
+        let Some(list) = (self.0)(b"CUDA_VISIBLE_DEVICES") else { return ordinal };
+        let named = list.split(|byte| *byte == b',').nth(ordinal);
+        let index = named.and_then(|text| core::str::from_utf8(text.trim_ascii()).ok()?.parse().ok());
+        index.unwrap_or(ordinal)
+    }
+
+    /// The path that ledgers' names begin with.
+    pub fn cache(&self) -> &'v [u8] {
+        (self.0)(b"CUDA_DEVICE_MEMORY_SHARED_CACHE").filter(|path| !path.is_empty()).unwrap_or(DEFAULT_CACHE)
+    }
+
+    /// One GPU's own limit; the general one where it has none.
+    fn limit(&self, name: &[u8], gpu: usize) -> Number {
+        let general = || (self.0)(name).map_or(Number::None, number);
+        let own = (gpu < GPUS).then(|| (self.0)(Name::of_gpu(name, gpu).as_bytes())).flatten();
+        match own.map_or(Number::None, number) {
+            Number::None => general(),
+            own => own,
+        }
+    }
+}
