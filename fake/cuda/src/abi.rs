@@ -127,6 +127,13 @@ impl<T> Clone for In<T> {
 
 impl<T> Copy for In<T> {}
 
+/// A parameter that is a result too.
+impl<T> From<*mut c_void> for In<T> {
+    fn from(pointer: *mut c_void) -> Self {
+        Self(pointer.cast_const().cast())
+    }
+}
+
 impl<T: Copy> In<T> {
     /// Reads the value.
     pub(crate) fn get(self) -> Answer<T> {

@@ -5,6 +5,7 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use crate::abi::{Answer, Out, export};
 use crate::allocation::discharge;
+use crate::capture;
 use crate::device::{Device, gpu};
 use crate::driver;
 use crate::state::{self, Handle, State};
@@ -355,7 +356,8 @@ export! {
 
     fn cuCtxSynchronize() {
         let end = {
-            let state = state::lock()?;
+            let mut state = state::lock()?;
+            capture::check_unsafe(&mut state)?;
             let gpu = current_gpu(&state)?;
             state.timelines.get(&gpu).map_or(0, |timeline| timeline.end())
         };

@@ -3,6 +3,7 @@
 use std::ffi::c_uint;
 
 use crate::abi::{Answer, Out, export};
+use crate::capture;
 use crate::context::{current, current_gpu};
 use crate::driver;
 use crate::state::{self, Handle};
@@ -78,9 +79,13 @@ export! {
         if flags > 1 { Err(Status::InvalidValue) } else { record(event, on) }
     }
 
-    fn cuEventQuery(event: Handle) { if now() < time_of(event)? { Err(Status::NotReady) } else { Ok(()) } }
+    fn cuEventQuery(event: Handle) {
+        capture::check_unsafe(&mut *state::lock()?)?;
+        if now() < time_of(event)? { Err(Status::NotReady) } else { Ok(()) }
+    }
 
     fn cuEventSynchronize(event: Handle) {
+        capture::check_unsafe(&mut *state::lock()?)?;
         timeline::wait_until(time_of(event)?);
         state::lock()?.shrink_pools()
     }

@@ -10,6 +10,7 @@
 //! | `context` | primary and plain contexts, a stack of current ones per thread; a context takes memory |
 //! | `memory`, `pool`, `vmm`, `array` | memory that is taken from the world's GPU, against all processes of the world, and given back when the process dies. Nothing is behind it: copies check their bounds, take their time and move no bytes |
 //! | `timeline`, `stream`, `event`, `launch` | work takes modelled time, one kernel after the other on a GPU; synchronising really waits (times the world's `time.scale`) |
+//! | `capture`, `graph` | streams record what they are given, and calls that are forbidden meanwhile spoil it; a graph takes as long as its kernels together |
 //! | `module` | any image is a module and has any function; one named `..._for_250us` takes that long |
 //! | `resolve` | `cuGetProcAddress`, by name, version and default stream, as a driver of the world's CUDA version (11.7 to 13.5) answers |
 //!
@@ -20,12 +21,14 @@ mod abi;
 mod allocation;
 mod array;
 mod attribute;
+mod capture;
 mod context;
 mod copy;
 mod device;
 mod driver;
 mod event;
 mod exports;
+mod graph;
 mod host;
 mod launch;
 mod memory;

@@ -11,6 +11,7 @@ use crate::array::Array;
 use crate::context::{Context, Green, Primary};
 use crate::driver;
 use crate::event::Event;
+use crate::graph::Graph;
 use crate::module::{Function, Module};
 use crate::pool::Pool;
 use crate::status::Status;
@@ -54,6 +55,8 @@ pub(crate) struct State {
     pub(crate) current_pools: HashMap<usize, Handle>,
     pub(crate) physical: HashMap<u64, Physical>,
     pub(crate) reservations: BTreeMap<u64, Reservation>,
+    pub(crate) graphs: HashMap<Handle, Graph>,
+    pub(crate) executable_graphs: HashMap<Handle, Graph>,
     pub(crate) timelines: HashMap<usize, Timeline>,
 }
 

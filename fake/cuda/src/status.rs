@@ -30,11 +30,15 @@ statuses! {
     InvalidDevice = 101, c"CUDA_ERROR_INVALID_DEVICE", c"invalid device ordinal";
     InvalidContext = 201, c"CUDA_ERROR_INVALID_CONTEXT", c"invalid device context";
     InvalidHandle = 400, c"CUDA_ERROR_INVALID_HANDLE", c"invalid resource handle";
+    IllegalState = 401, c"CUDA_ERROR_ILLEGAL_STATE", c"the operation cannot be performed in the present state";
     NotFound = 500, c"CUDA_ERROR_NOT_FOUND", c"named symbol not found";
     NotReady = 600, c"CUDA_ERROR_NOT_READY", c"device not ready";
     PeerAccessAlreadyEnabled = 704, c"CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED", c"peer access is already enabled";
     PeerAccessNotEnabled = 705, c"CUDA_ERROR_PEER_ACCESS_NOT_ENABLED", c"peer access has not been enabled";
     NotSupported = 801, c"CUDA_ERROR_NOT_SUPPORTED", c"operation not supported";
     DeviceUnavailable = 46, c"CUDA_ERROR_DEVICE_UNAVAILABLE", c"CUDA-capable device(s) is/are busy or unavailable";
+    StreamCaptureUnsupported = 900, c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", c"operation not permitted when stream is capturing";
+    StreamCaptureInvalidated = 901, c"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", c"operation failed due to a previous error during capture";
+    StreamCaptureImplicit = 906, c"CUDA_ERROR_STREAM_CAPTURE_IMPLICIT", c"operation would make the legacy stream depend on a capturing blocking stream";
     Unknown = 999, c"CUDA_ERROR_UNKNOWN", c"unknown error";
 }

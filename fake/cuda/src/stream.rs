@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::time::Duration;
 
 use crate::abi::{Answer, Out, export};
+use crate::capture::{self, Capture};
 use crate::context::{current, current_gpu};
 use crate::device::Device;
 use crate::state::{self, Handle, State};
@@ -22,10 +23,21 @@ pub(crate) struct Stream {
     priority: c_int,
     /// When its work ends.
     end: u64,
+    /// What it records, while it does.
+    pub(crate) capture: Option<Capture>,
+}
+
+impl Stream {
+    /// Whether the default stream waits for it.
+    pub(crate) fn is_blocking(&self) -> bool {
+        /// `CU_STREAM_NON_BLOCKING`
+        const NON_BLOCKING: c_uint = 1;
+        self.flags & NON_BLOCKING == 0
+    }
 }
 
 /// NULL, `CU_STREAM_LEGACY` and `CU_STREAM_PER_THREAD`: the default stream.
-fn is_default(stream: Handle) -> bool {
+pub(crate) fn is_default(stream: Handle) -> bool {
     stream.0 <= 2
 }
 
@@ -48,6 +60,10 @@ impl State {
     /// Puts work into a stream; answers when it ends.
     pub(crate) fn queue(&mut self, on: Handle, engine: Engine, length: Duration) -> Answer<u64> {
         let (gpu, before) = (gpu_of(self, on)?, end_of(self, on)?);
+        if let Some(capture) = self.streams.get_mut(&on).and_then(|stream| stream.capture.as_mut()) {
+            capture.add(length);
+            return Ok(before);
+        }
         let end = self.timelines.entry(gpu).or_default().queue(engine, before, length);
         if let Some(stream) = self.streams.get_mut(&on) {
             stream.end = end;
@@ -75,7 +91,7 @@ fn create(out: Out<Handle>, flags: c_uint, priority: c_int) -> Answer {
     let context = current().ok_or(Status::InvalidContext)?;
     let handle = state.new_handle();
     let priority = priority.clamp(HIGHEST_PRIORITY, 0);
-    state.streams.insert(handle, Stream { context, gpu, flags, priority, end: 0 });
+    state.streams.insert(handle, Stream { context, gpu, flags, priority, end: 0, capture: None });
     out.set(handle)
 }
 
@@ -95,12 +111,17 @@ export! {
     fn cuStreamDestroy_v2(stream: Handle) { destroy(stream) }
 
     fn cuStreamSynchronize(stream: Handle) {
-        let end = end_of(&*state::lock()?, stream)?;
+        let end = {
+            let mut state = state::lock()?;
+            capture::check_unsafe(&mut state)?;
+            end_of(&state, stream)?
+        };
         timeline::wait_until(end);
         state::lock()?.shrink_pools()
     }
 
     fn cuStreamQuery(stream: Handle) {
+        capture::check_unsafe(&mut *state::lock()?)?;
         if now() < end_of(&*state::lock()?, stream)? { Err(Status::NotReady) } else { Ok(()) }
     }
 
@@ -139,11 +160,6 @@ export! {
         context.set(own.or_else(current).ok_or(Status::InvalidContext)?)
     }
 
-    fn cuStreamIsCapturing(stream: Handle, status: Out<c_int>) {
-        gpu_of(&*state::lock()?, stream)?;
-        status.set(0)
-    }
-
     fn cuLaunchHostFunc(stream: Handle, function: Option<extern "C" fn(*mut c_void)>, data: *mut c_void) {
         let function = function.ok_or(Status::InvalidValue)?;
         let end = end_of(&*state::lock()?, stream)?;
@@ -153,11 +169,5 @@ export! {
             function(data as *mut c_void);
         });
         Ok(())
-    }
-
-    fn cuThreadExchangeStreamCaptureMode(mode: Out<c_int>) {
-        // Nothing captures, so that the mode that was is always the first, global.
-        state::lock()?;
-        mode.set(0)
     }
 }

@@ -6,6 +6,7 @@
 use core::ffi::{c_int, c_uint, c_void};
 
 use crate::charge::gpu_of;
+use crate::compute;
 use crate::cuda::{self, Device, Handle, OUT_OF_MEMORY, SUCCESS};
 use crate::limit;
 use crate::pointers::Cost;
@@ -130,6 +131,7 @@ fn begin_primary(
 /// Calls the driver to reset or release a primary context.
 fn release(device: Device, real: impl FnOnce() -> c_int, resets: bool) -> c_int {
     let context = primary(device);
+    compute::context_ends(context);
     let result = real();
     if result == SUCCESS {
         if cuda::primary_is_active(device) == Some(false) {
@@ -201,11 +203,13 @@ hooks! {
     }
 
     fn cuCtxDestroy(context: Handle) |real| {
+        compute::context_ends(context as usize);
         // SAFETY: the program's own call.
         destroyed(context, unsafe { real(context) })
     }
 
     fn cuCtxDestroy_v2(context: Handle) |real| {
+        compute::context_ends(context as usize);
         // SAFETY: the program's own call.
         destroyed(context, unsafe { real(context) })
     }
@@ -221,6 +225,7 @@ hooks! {
     }
 
     fn cuCtxDetach(context: Handle) |real| {
+        compute::context_ends(context as usize);
         // SAFETY: the program's own call.
         let result = unsafe { real(context) };
         if result == SUCCESS && attach(context as usize, -1) == Some(0) {

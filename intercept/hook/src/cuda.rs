@@ -42,18 +42,18 @@ pub(crate) enum Form {
 }
 
 /// A function that is called for what it knows.
-struct Helper {
+pub(crate) struct Helper {
     symbol: &'static CStr,
     /// Its address and the library's when it was looked up.
     address: AtomicUsize,
 }
 
 impl Helper {
-    const fn new(symbol: &str) -> Self {
+    pub(crate) const fn new(symbol: &str) -> Self {
         Self { symbol: symbols::get(symbol).symbol.c, address: AtomicUsize::new(0) }
     }
 
-    fn address(&self) -> Option<usize> {
+    pub(crate) fn address(&self) -> Option<usize> {
         match self.address.load(Ordering::Acquire) {
             0 => {
                 let found = Library::driver(Of::Cuda)?.function(self.symbol)?;
@@ -62,6 +62,13 @@ impl Helper {
             }
             known => Some(known),
         }
+    }
+}
+
+impl Helper {
+    /// Looks it up anew the next time.
+    pub(crate) fn forget(&self) {
+        self.address.store(0, Ordering::Release);
     }
 }
 
@@ -100,8 +107,9 @@ pub(crate) fn forget_helpers() {
         &DEVICE_GET_ATTRIBUTE,
         &CTX_GET_LIMIT,
     ] {
-        helper.address.store(0, Ordering::Release);
+        helper.forget();
     }
+    crate::compute::forget_helpers();
 }
 
 /// The device of the current context.

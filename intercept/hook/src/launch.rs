@@ -1,43 +1,75 @@
-//! Launches are counted in the ledger. Compute shares are not enforced yet.
+//! Launches of every kind: each is paid for before it is made.
 
 use core::ffi::{c_int, c_uint, c_void};
-use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::charge::uuid_of;
-use crate::cuda::{self, Handle, SUCCESS};
-use crate::root::{launches, set_launches, with_state};
+use tessera_intercept_limiter::compute::Key;
+
+use crate::compute::{Stream, launch};
+use crate::cuda::Handle;
 use crate::route::hooks;
 
-/// Counts a launch on the GPU of the current context.
-fn count() {
-    let place = match launches() {
-        Some(place) => Some(place),
-        None => find_place(),
-    };
-    if let Some(place) = place {
-        place.fetch_add(1, Ordering::Relaxed);
-    }
+/// The beginning of `CUlaunchConfig`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Config {
+    grid: [c_uint; 3],
+    block: [c_uint; 3],
+    shared: c_uint,
+    stream: Handle,
 }
 
-/// Where launches are counted; where the container has one GPU only, it stays there.
-fn find_place() -> Option<&'static AtomicU64> {
-    let uuid = uuid_of(cuda::current_device()?)?;
-    let (place, only_one) = with_state(|state| {
-        let gpu = state.find(uuid)?;
-        let place = state.shares(gpu).first_mut()?.launches()?;
-        Some((place, state.gpu_count() == 1))
-    })??;
-    if only_one {
-        set_launches(place);
-    }
-    Some(place)
+/// `CUDA_LAUNCH_PARAMS`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Parameters {
+    function: Handle,
+    grid: [c_uint; 3],
+    block: [c_uint; 3],
+    shared: c_uint,
+    stream: Handle,
+    parameters: *mut *mut c_void,
 }
 
-fn counted(result: c_int) -> c_int {
-    if result == SUCCESS {
-        count();
+fn product([x, y, z]: [c_uint; 3]) -> u64 {
+    u64::from(x).wrapping_mul(y.into()).wrapping_mul(z.into())
+}
+
+fn kernel(function: Handle, grid: [c_uint; 3], block: [c_uint; 3]) -> Key {
+    Key::kernel(function as usize, product(grid), product(block) as u32)
+}
+
+/// A launch by a description, which the driver finds fault with if it is none.
+///
+/// # Safety
+/// `config` is NULL or what the program wants the driver to read.
+unsafe fn described(
+    config: *const c_void,
+    function: Handle,
+    stream: fn(Handle) -> Stream,
+    make: impl FnOnce() -> c_int,
+) -> c_int {
+    if config.is_null() {
+        return make();
     }
-    result
+    // SAFETY: by this function's contract.
+    let config = unsafe { config.cast::<Config>().read_unaligned() };
+    launch(kernel(function, config.grid, config.block), stream(config.stream), make)
+}
+
+/// A launch on several GPUs at once, as one: it begins nowhere before it may begin everywhere. It is paid on the GPU of the current
+/// context, for all of them.
+///
+/// # Safety
+/// `list` is NULL or what the program wants the driver to read: so many.
+unsafe fn everywhere(list: *const c_void, count: c_uint, make: impl FnOnce() -> c_int) -> c_int {
+    if list.is_null() || count == 0 {
+        return make();
+    }
+    // SAFETY: by this function's contract.
+    let first = unsafe { list.cast::<Parameters>().read_unaligned() };
+    let blocks = product(first.grid).wrapping_mul(count.into());
+    let key = Key::kernel(first.function as usize, blocks, product(first.block) as u32);
+    launch(key, Stream::plain(first.stream), make)
 }
 
 hooks! {
@@ -45,8 +77,9 @@ hooks! {
         function: Handle, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint,
         block_z: c_uint, shared: c_uint, stream: Handle, parameters: *mut *mut c_void, extra: *mut *mut c_void,
     ) |real| {
+        let key = kernel(function, [grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
         // SAFETY: the program's own call.
-        counted(unsafe {
+        launch(key, Stream::plain(stream), || unsafe {
             real(
                 function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream, parameters, extra,
             )
@@ -57,8 +90,9 @@ hooks! {
         function: Handle, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint,
         block_z: c_uint, shared: c_uint, stream: Handle, parameters: *mut *mut c_void, extra: *mut *mut c_void,
     ) |real| {
+        let key = kernel(function, [grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
         // SAFETY: the program's own call.
-        counted(unsafe {
+        launch(key, Stream::per_thread(stream), || unsafe {
             real(
                 function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream, parameters, extra,
             )
@@ -69,13 +103,73 @@ hooks! {
         config: *const c_void, function: Handle, parameters: *mut *mut c_void, extra: *mut *mut c_void,
     ) |real| {
         // SAFETY: the program's own call.
-        counted(unsafe { real(config, function, parameters, extra) })
+        unsafe {
+            described(config, function, Stream::plain, || real(config, function, parameters, extra))
+        }
     }
 
     fn cuLaunchKernelEx_ptsz(
         config: *const c_void, function: Handle, parameters: *mut *mut c_void, extra: *mut *mut c_void,
     ) |real| {
         // SAFETY: the program's own call.
-        counted(unsafe { real(config, function, parameters, extra) })
+        unsafe {
+            described(config, function, Stream::per_thread, || real(config, function, parameters, extra))
+        }
+    }
+
+    fn cuLaunchCooperativeKernel(
+        function: Handle, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint,
+        block_z: c_uint, shared: c_uint, stream: Handle, parameters: *mut *mut c_void,
+    ) |real| {
+        let key = kernel(function, [grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
+        // SAFETY: the program's own call.
+        launch(key, Stream::plain(stream), || unsafe {
+            real(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream, parameters)
+        })
+    }
+
+    fn cuLaunchCooperativeKernel_ptsz(
+        function: Handle, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint,
+        block_z: c_uint, shared: c_uint, stream: Handle, parameters: *mut *mut c_void,
+    ) |real| {
+        let key = kernel(function, [grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
+        // SAFETY: the program's own call.
+        launch(key, Stream::per_thread(stream), || unsafe {
+            real(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream, parameters)
+        })
+    }
+
+    fn cuLaunchCooperativeKernelMultiDevice(list: *mut c_void, count: c_uint, flags: c_uint) |real| {
+        // SAFETY: the program's own call.
+        unsafe { everywhere(list, count, || real(list, count, flags)) }
+    }
+
+    // The forms of CUDA 2, whose blocks were described before: one length for all of a function's launches of that size.
+    fn cuLaunch(function: Handle) |real| {
+        let key = kernel(function, [1, 1, 1], [0, 0, 0]);
+        // SAFETY: the program's own call.
+        launch(key, Stream::plain(core::ptr::null_mut()), || unsafe { real(function) })
+    }
+
+    fn cuLaunchGrid(function: Handle, width: c_int, height: c_int) |real| {
+        let key = kernel(function, [width.cast_unsigned(), height.cast_unsigned(), 1], [0, 0, 0]);
+        // SAFETY: the program's own call.
+        launch(key, Stream::plain(core::ptr::null_mut()), || unsafe { real(function, width, height) })
+    }
+
+    fn cuLaunchGridAsync(function: Handle, width: c_int, height: c_int, stream: Handle) |real| {
+        let key = kernel(function, [width.cast_unsigned(), height.cast_unsigned(), 1], [0, 0, 0]);
+        // SAFETY: the program's own call.
+        launch(key, Stream::plain(stream), || unsafe { real(function, width, height, stream) })
+    }
+
+    fn cuGraphLaunch(graph: Handle, stream: Handle) |real| {
+        // SAFETY: the program's own call.
+        launch(Key::graph(graph as usize), Stream::plain(stream), || unsafe { real(graph, stream) })
+    }
+
+    fn cuGraphLaunch_ptsz(graph: Handle, stream: Handle) |real| {
+        // SAFETY: the program's own call.
+        launch(Key::graph(graph as usize), Stream::per_thread(stream), || unsafe { real(graph, stream) })
     }
 }

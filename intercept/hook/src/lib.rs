@@ -2,10 +2,11 @@
 //! two proxies, which do the same in the place of `libcuda.so.1` and `libnvidia-ml.so.1`: see `proxy`.
 //!
 //! ```text
-//!  program ----------> hook (memory, pool, vmm, array, context, info, nvml, launch)
+//!  program ----------> hook (memory, pool, vmm, array, context, info, nvml, launch, capture)
 //!    dlsym, cuGetProcAddress --> loader, resolve: hand out hooks for the driver's functions
 //!                        |
 //!                        v  charge, then call the driver, then keep or undo
+//!   launch, capture, wait: compute --> gate of the GPU (its own locks)
 //!                      charge --> state (one lock, never held over a driver call)
 //!                                   |-- shares: /dev/tessera/<id>/{grant,ledger}, by GPU UUID
 //!                                   |-- pointers: what each pointer costs
@@ -21,7 +22,9 @@
 #![cfg_attr(panic = "abort", no_std)]
 
 mod array;
+mod capture;
 mod charge;
+mod compute;
 mod context;
 mod cuda;
 mod elf;

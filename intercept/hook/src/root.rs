@@ -4,9 +4,10 @@
 //! of its own, whatever thread of the parent held which lock.
 
 use core::ptr;
-use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
-use crate::state::State;
+use crate::compute::Gate;
+use crate::state::{GPUS, State};
 use crate::sys::{self, Lock, Map};
 
 /// All zeroes is its beginning.
@@ -14,8 +15,12 @@ use crate::sys::{self, Lock, Map};
 pub(crate) struct Root {
     lock: Lock,
     state: AtomicPtr<State>,
-    /// Where launches are counted, once that is known and there is only one such place.
-    launches: AtomicPtr<AtomicU64>,
+    /// What launches go through, once that is known and the container has one GPU only.
+    only_gate: AtomicPtr<Gate>,
+    /// By GPU of the state.
+    gates: [AtomicPtr<Gate>; GPUS],
+    /// A stream has captured launches, or does.
+    has_captured: AtomicBool,
 }
 
 static ROOT: AtomicPtr<Root> = AtomicPtr::new(ptr::null_mut());
@@ -24,12 +29,18 @@ const LENGTH: usize = 4096;
 const _: () = assert!(size_of::<Root>() <= LENGTH);
 
 /// The root of this process; `None` where the kernel gives no page, or cannot zero it in children.
+#[inline]
 fn root() -> Option<&'static Root> {
     let known = ROOT.load(Ordering::Acquire);
     if !known.is_null() {
         // SAFETY: what was put there is a page that stays for ever, and zeroes are a valid `Root`.
         return Some(unsafe { &*known });
     }
+    make_root()
+}
+
+#[cold]
+fn make_root() -> Option<&'static Root> {
     let page = sys::map(Map::WipedOnFork, LENGTH)?.cast::<Root>();
     match ROOT.compare_exchange(ptr::null_mut(), page, Ordering::AcqRel, Ordering::Acquire) {
         // SAFETY: as above.
@@ -59,16 +70,49 @@ pub(crate) fn with_state<T>(run: impl FnOnce(&mut State) -> T) -> Option<T> {
     })
 }
 
-/// The place where launches are counted, if it is known.
-pub(crate) fn launches() -> Option<&'static AtomicU64> {
-    let place = root()?.launches.load(Ordering::Acquire);
-    // SAFETY: only set by `set_launches`, to a word of a mapping that stays for ever.
-    unsafe { place.as_ref() }
+/// What launches go through, where that is the same for all of them.
+#[inline]
+pub(crate) fn only_gate() -> Option<&'static Gate> {
+    let gate = root()?.only_gate.load(Ordering::Acquire);
+    // SAFETY: what was put there stays for ever.
+    unsafe { gate.as_ref() }
 }
 
-/// Remembers where launches are counted.
-pub(crate) fn set_launches(place: &'static AtomicU64) {
+/// What launches on that GPU go through; made if need be.
+pub(crate) fn gate(gpu: usize, only_one: bool) -> Option<&'static Gate> {
+    let root = root()?;
+    let place = root.gates.get(gpu)?;
+    if place.load(Ordering::Acquire).is_null() {
+        let new = Gate::new(gpu)?;
+        if place.compare_exchange(ptr::null_mut(), new, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            // SAFETY: another thread was first; nobody has seen this one.
+            unsafe { Gate::discard(new) };
+        }
+    }
+    let gate = place.load(Ordering::Acquire);
+    if only_one {
+        root.only_gate.store(gate, Ordering::Release);
+    }
+    // SAFETY: what was put there stays for ever.
+    unsafe { gate.as_ref() }
+}
+
+/// All that were made.
+pub(crate) fn gates() -> impl Iterator<Item = &'static Gate> {
+    let places = root().map_or(&[][..], |root| &root.gates[..]);
+    // SAFETY: what was put there stays for ever.
+    places.iter().filter_map(|place| unsafe { place.load(Ordering::Acquire).as_ref() })
+}
+
+/// Whether a stream has captured launches.
+#[inline]
+pub(crate) fn has_captured() -> bool {
+    root().is_some_and(|root| root.has_captured.load(Ordering::Acquire))
+}
+
+/// A stream captures launches.
+pub(crate) fn note_capture() {
     if let Some(root) = root() {
-        root.launches.store(ptr::from_ref(place).cast_mut(), Ordering::Release);
+        root.has_captured.store(true, Ordering::Release);
     }
 }

@@ -137,7 +137,7 @@ const fn takes(parameters: &[u8], sizes: &[usize]) -> bool {
 
 /// All routes.
 pub(crate) fn all() -> impl Iterator<Item = &'static Route> {
-    let groups: [&'static [&'static Route]; 11] = [
+    let groups: [&'static [&'static Route]; 12] = [
         crate::memory::ROUTES,
         crate::pool::ROUTES,
         crate::vmm::ROUTES,
@@ -148,6 +148,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Route> {
         crate::wait::ROUTES,
         crate::launch::ROUTES,
         crate::nvml::ROUTES,
+        crate::capture::ROUTES,
         crate::resolve::ROUTES,
     ];
     groups.into_iter().flatten().copied()

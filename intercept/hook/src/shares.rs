@@ -1,13 +1,14 @@
 //! One share of a GPU: a grant and its ledger, as this process uses them.
 
 use core::ffi::CStr;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 
 use tessera_intercept_abi::ledger::{SLOT_LIVE, Total};
-use tessera_intercept_abi::{GpuUuid, Grant, LedgerPage};
+use tessera_intercept_abi::{ComputePolicy, GpuUuid, Grant, LedgerPage};
 use tessera_intercept_limiter::compute::{Crowd, Published, Rate, rate_of};
 use tessera_intercept_limiter::{Account, Burial, Refused, adds_up, reclaim};
 
+use crate::compute::Terms;
 use crate::grants::{self, NAME_ROOM};
 use crate::ledger_lock::{LedgerLocks, own_slot};
 use crate::sys;
@@ -94,10 +95,22 @@ impl Share {
         self.ledger.unknown_functions.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The word where this process's launches are counted.
-    pub(crate) fn launches(&mut self) -> Option<&'static AtomicU64> {
+    /// Its name.
+    pub(crate) fn name(&self) -> &[u8] {
+        &self.name
+    }
+
+    /// How its part of the GPU's time is held, and how much that is, now.
+    pub(crate) fn compute(&mut self) -> (ComputePolicy, Rate) {
+        self.limit();
+        (self.grant.policy, self.cores())
+    }
+
+    /// What holds for launches by it alone.
+    pub(crate) fn terms(&mut self) -> Option<Terms> {
+        let (policy, share) = self.compute();
         let slot = self.account().ok()?.slot();
-        self.ledger.slot.get(slot).map(|slot| &slot.launches)
+        Some(Terms { ledger: self.ledger, slot, published: grants::published(self.page), policy, share })
     }
 
     /// This process's part; begins it, if the ledger is in order.

@@ -5,6 +5,7 @@ use core::mem::{MaybeUninit, size_of};
 use tessera_intercept_abi::GpuUuid;
 use tessera_intercept_limiter::{Refused, release_across, reserve_across};
 
+use crate::compute::Terms;
 use crate::gauge::Gauge;
 use crate::grants;
 use crate::pointers::Table;
@@ -12,7 +13,7 @@ use crate::shares::Share;
 use crate::sys::{self, Map};
 
 /// GPUs that a container can have shares of.
-const GPUS: usize = 64;
+pub(crate) const GPUS: usize = 64;
 /// Shares of one GPU that a container can have.
 const SHARES: usize = 16;
 
@@ -235,6 +236,19 @@ impl State {
             limit: sum.limit.saturating_add(share.limit()),
             used: sum.used.saturating_add(share.used()),
         })
+    }
+
+    /// What holds for launches on a GPU: on the ledger of the share whose name comes first, which is the same in every process. `None`
+    /// where there is no share, or no place for this process in the ledger.
+    pub(crate) fn terms(&mut self, gpu: usize) -> Option<Terms> {
+        let shares = self.shares(gpu);
+        let first = (0..shares.len()).min_by_key(|at| shares.get(*at).map(Share::name))?;
+        let terms = shares.get_mut(first)?.terms()?;
+        let others = shares.iter_mut().enumerate().filter(|(at, _)| *at != first);
+        Some(others.fold(terms, |terms, (_, share)| {
+            let (policy, cores) = share.compute();
+            terms.and(policy, cores)
+        }))
     }
 
     /// The shares of a GPU.

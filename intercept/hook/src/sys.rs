@@ -214,6 +214,22 @@ pub(crate) fn give_way() {
     unsafe { libc::syscall(SYS_sched_yield) };
 }
 
+/// Sleeps for so long, or until the word that processes share is woken; not at all where it is not that value any more.
+pub(crate) fn wait_shared(word: &AtomicU32, value: u32, ns: u64) {
+    let time = libc::timespec {
+        tv_sec: (ns / 1_000_000_000).cast_signed(),
+        tv_nsec: (ns % 1_000_000_000).cast_signed(),
+    };
+    // SAFETY: word and time live as long as the call; a time span counts by the monotonic clock.
+    unsafe { libc::syscall(SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, value, &raw const time) };
+}
+
+/// Wakes all who sleep so.
+pub(crate) fn wake_shared(word: &AtomicU32) {
+    // SAFETY: the word lives as long as the call.
+    unsafe { libc::syscall(SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, c_int::MAX) };
+}
+
 /// A lock between threads; all zeroes is unlocked.
 #[repr(transparent)]
 pub(crate) struct Lock(AtomicU32);
@@ -235,10 +251,24 @@ impl Lock {
             }
         }
         let result = run();
+        self.let_go();
+        result
+    }
+
+    /// Runs something while holding the lock, if nobody holds it now.
+    pub(crate) fn try_hold<T>(&self, run: impl FnOnce() -> T) -> Option<T> {
+        if !self.take() {
+            return None;
+        }
+        let result = run();
+        self.let_go();
+        Some(result)
+    }
+
+    fn let_go(&self) {
         if self.0.swap(FREE, Ordering::Release) == WANTED {
             self.futex(libc::FUTEX_WAKE, 1);
         }
-        result
     }
 
     fn take(&self) -> bool {

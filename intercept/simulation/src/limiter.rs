@@ -3,7 +3,7 @@
 use tessera_intercept_abi::ComputePolicy;
 use tessera_intercept_limiter::compute::{
     ComputePage, ComputeSlot, Decision, Key, MARKERS, Marker, Meter, Plan, Published, PublishedPage, Rate,
-    Surroundings, Timer, running_of,
+    Surroundings, Till, Timer, running_of,
 };
 
 use crate::gpu::Gpu;
@@ -38,7 +38,7 @@ pub struct Enforced {
 /// What each process has for itself.
 #[derive(Debug)]
 pub(crate) enum Own {
-    Tessera(Box<Meter>),
+    Tessera(Box<(Till, Meter)>),
     Hami(Hami),
     Aimd,
     Nothing,
@@ -96,9 +96,10 @@ impl Enforced {
         MARKERS
     }
 
-    fn around(&self, slot: usize, now: u64) -> Surroundings<'_> {
+    fn around<'a>(&'a self, till: &'a Till, slot: usize, now: u64) -> Surroundings<'a> {
         let siblings = self.slots.iter().enumerate().filter(|(at, _)| *at != slot).map(|(_, slot)| slot);
         Surroundings {
+            till,
             page: &self.page,
             slot: &self.slots[slot],
             siblings: running_of(siblings, now),
@@ -121,11 +122,12 @@ impl Enforced {
         now: u64,
     ) -> Verdict {
         match own {
-            Own::Tessera(meter) => {
-                if meter.spend(key) {
+            Own::Tessera(own) => {
+                let (till, meter) = &mut **own;
+                if till.spend(key).is_some() {
                     return Verdict::Go(None);
                 }
-                match meter.admit(key, events.context, &self.around(slot, now), events, now) {
+                match meter.admit(key, events.context, &self.around(till, slot, now), events, now) {
                     Decision::Go(Plan { between }) => {
                         Verdict::Go(between.map(|(before, behind)| (before.0, behind.0)))
                     }
@@ -140,8 +142,9 @@ impl Enforced {
 
     /// A synchronisation returned.
     pub(crate) fn synced(&self, own: &mut Own, slot: usize, gpu: &Gpu, context: usize, now: u64) {
-        if let Own::Tessera(meter) = own {
-            meter.synced(&self.around(slot, now), &mut Events { gpu, context }, now);
+        if let Own::Tessera(own) = own {
+            let (till, meter) = &mut **own;
+            meter.synced(&self.around(till, slot, now), &mut Events { gpu, context }, now);
         }
     }
 }

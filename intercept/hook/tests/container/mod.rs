@@ -22,8 +22,10 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tessera_fake_world::{artifact, shipped};
 use tessera_intercept_abi::{
-    ComputePolicy, GRANTS_TMPFS_INODES, Grant, LEDGER_LEN, LEDGER_TMPFS_INODES, LedgerReport, Text, ledger,
+    ComputePolicy, GRANTS_TMPFS_INODES, Grant, LEDGER_LEN, LEDGER_TMPFS_INODES, LedgerReport, Text,
+    grant_offset, ledger,
 };
+use tessera_intercept_limiter::compute::Published;
 use tessera_intercept_symbols::Version;
 
 pub(crate) const MIB: u64 = 1 << 20;
@@ -255,10 +257,19 @@ impl Node {
         Self::with_world(&world.replace(theirs, &format!("cuda: \"{version}\"")))
     }
 
+    /// The same, where GPU work takes the time it takes.
+    pub(crate) fn in_real_time() -> Self {
+        Self::at_scale(shipped::H100_8_NVSWITCH, 1.0)
+    }
+
     fn with_world(world: &str) -> Self {
-        let directory = TempDir::new().expect("a directory");
         // The world's time costs only waiting.
-        let world = format!("{world}\ntime: {{scale: 0.0, launchNanos: 0}}\n");
+        Self::at_scale(world, 0.0)
+    }
+
+    fn at_scale(world: &str, scale: f64) -> Self {
+        let directory = TempDir::new().expect("a directory");
+        let world = format!("{world}\ntime: {{scale: {scale:.1}, launchNanos: 0}}\n");
         fs::write(directory.path().join("world.yaml"), &world).expect("written");
         let parsed = tessera_fake_world::World::parse(&world, "test").expect("a world");
         let uuids = parsed.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
@@ -400,6 +411,13 @@ impl NodeShare {
     /// Its files, as programs of the node know them: grant and ledger.
     pub(crate) fn paths(&self) -> &[PathBuf; 2] {
         &self.inside
+    }
+
+    /// What the host publishes, as the driver writes it.
+    pub(crate) fn publish(&self, published: &Published) {
+        let [word, others_busy_ns] = published.words();
+        self.scribble_grant(grant_offset::PUBLISHED + 8, &others_busy_ns.to_le_bytes());
+        self.scribble_grant(grant_offset::PUBLISHED, &word.to_le_bytes());
     }
 
     /// What the ledger says.

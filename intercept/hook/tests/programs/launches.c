@@ -15,6 +15,7 @@ int main(int argc, char **argv) {
         ok(CU(cuLaunchKernel_ptsz, function, 1, 1, 1, 32, 1, 1, 0, (void *)0, (void *)0, (void *)0), "launch ptsz");
         ok(CU(cuLaunchKernelEx, &config, function, (void *)0, (void *)0), "launch ex");
     }
+    ok(CU(cuCtxSynchronize), "synchronize");
     /* What the driver refuses is no launch. */
     launch((void *)0x1234, 1, 1, 1, 32, 1, 1, 0, (void *)0, (void *)0, (void *)0);
     say("{\"launched\":true}");

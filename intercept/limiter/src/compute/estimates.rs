@@ -1,5 +1,7 @@
 //! How long kernels take, by what was seen.
 
+use core::sync::atomic::{AtomicU64, Ordering};
+
 /// What is launched: a kernel with its grid, or a graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Key(u64);
@@ -8,7 +10,12 @@ impl Key {
     /// A kernel, by its function and how many blocks of how many threads.
     #[must_use]
     pub const fn kernel(function: usize, blocks: u64, threads: u32) -> Self {
-        Self(mix(mix(function as u64) ^ blocks).wrapping_add(threads as u64) | 1)
+        let (function, blocks) = (function as u64, blocks);
+        let mixed = function.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            ^ blocks.wrapping_mul(0xc2b2_ae3d_27d4_eb4f).rotate_left(32)
+            ^ (threads as u64).wrapping_mul(0x1656_67b1_9e37_79f9).rotate_left(16);
+        let mixed = (mixed ^ mixed >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
+        Self(mixed ^ mixed >> 32 | 1)
     }
 
     /// An executable graph: one unit.
@@ -34,23 +41,59 @@ const FIRST_NS: u64 = 100_000;
 /// What a kernel never seen is taken to cost at most: it is measured at once, and settled.
 const STRANGER_NS: u64 = 2_000_000;
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Default)]
 struct Entry {
     /// 0: none.
-    key: u64,
-    mean_ns: u64,
+    key: Word,
+    mean_ns: Word,
     /// Samples that the mean stands for, up to [`MEMORY`].
-    samples: u64,
+    samples: Word,
     /// Mean of what it had by equal turns.
-    even_ns: u64,
+    even_ns: Word,
 }
 
 /// Averages of the last samples, by key: 32 KiB, all zeroes when new.
+///
+/// Written by one at a time, under the meter's lock, and read by anyone at any time: who reads while an entry changes hands may
+/// take one kernel's mean for another's, once.
 #[derive(Debug)]
 pub struct Estimates {
     sets: [[Entry; WAYS]; SETS],
     /// Average of the first samples of keys; 0: none yet.
-    stranger_ns: u64,
+    stranger_ns: Word,
+}
+
+/// A number that others may read meanwhile.
+#[derive(Debug, Default)]
+struct Word(AtomicU64);
+
+impl Word {
+    const fn new() -> Self {
+        Self(AtomicU64::new(0))
+    }
+
+    #[inline]
+    fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn set(&self, value: u64) {
+        self.0.store(value, Ordering::Relaxed);
+    }
+}
+
+impl Entry {
+    const fn empty() -> Self {
+        Self { key: Word::new(), mean_ns: Word::new(), samples: Word::new(), even_ns: Word::new() }
+    }
+
+    fn put(&self, key: u64, mean_ns: u64, samples: u64, even_ns: u64) {
+        self.key.set(0);
+        self.mean_ns.set(mean_ns);
+        self.samples.set(samples);
+        self.even_ns.set(even_ns);
+        self.key.set(key);
+    }
 }
 
 impl Default for Estimates {
@@ -63,20 +106,20 @@ impl Estimates {
     /// Knows nothing.
     #[must_use]
     pub const fn new() -> Self {
-        Self { sets: [[Entry { key: 0, mean_ns: 0, samples: 0, even_ns: 0 }; WAYS]; SETS], stranger_ns: 0 }
+        Self { sets: [const { [const { Entry::empty() }; WAYS] }; SETS], stranger_ns: Word::new() }
     }
 
     /// GPU-ns that it takes, where it was measured.
     #[must_use]
     #[inline]
     pub fn known(&self, key: Key) -> Option<u64> {
-        self.set(key).iter().find(|entry| entry.key == key.0).map(|entry| entry.mean_ns)
+        self.find(key).map(|entry| entry.mean_ns.get())
     }
 
     /// GPU-ns for what was never measured: as others were when they were new, but no more than 2 ms.
     #[must_use]
-    pub const fn stranger(&self) -> u64 {
-        match self.stranger_ns {
+    pub fn stranger(&self) -> u64 {
+        match self.stranger_ns.get() {
             0 => FIRST_NS,
             STRANGER_NS.. => STRANGER_NS,
             ns => ns,
@@ -84,42 +127,57 @@ impl Estimates {
     }
 
     /// Learns from a sample. The least known of a full set makes room, and all others of it age.
-    pub fn learn(&mut self, key: Key, gpu_ns: u64) {
-        let set = &mut self.sets[key.0 as usize >> 8 & (SETS - 1)];
-        if let Some(entry) = set.iter_mut().find(|entry| entry.key == key.0) {
-            entry.mean_ns = blend(entry.mean_ns, gpu_ns, entry.samples);
-            entry.samples = (entry.samples + 1).min(MEMORY);
+    pub fn learn(&self, key: Key, gpu_ns: u64) {
+        if let Some(entry) = self.find(key) {
+            entry.mean_ns.set(blend(entry.mean_ns.get(), gpu_ns, entry.samples.get()));
+            entry.samples.set((entry.samples.get() + 1).min(MEMORY));
             return;
         }
-        for entry in set.iter_mut() {
-            entry.samples /= 2;
+        let set = self.set(key);
+        for entry in set {
+            entry.samples.set(entry.samples.get() / 2);
         }
-        if let Some(entry) = set.iter_mut().min_by_key(|entry| entry.samples) {
-            *entry = Entry { key: key.0, mean_ns: gpu_ns, samples: 1, even_ns: 0 };
+        if let Some(entry) = set.iter().min_by_key(|entry| entry.samples.get()) {
+            entry.put(key.0, gpu_ns, 1, 0);
         }
-        self.stranger_ns = if self.stranger_ns == 0 {
-            gpu_ns.max(1)
-        } else {
-            blend(self.stranger_ns, gpu_ns, MEMORY).max(1)
+        let stranger_ns = match self.stranger_ns.get() {
+            0 => gpu_ns,
+            before => blend(before, gpu_ns, MEMORY),
         };
+        self.stranger_ns.set(stranger_ns.max(1));
     }
 
     /// Learns what a kernel had by equal turns, and answers the mean of it.
-    pub fn learn_even(&mut self, key: Key, gpu_ns: u64) -> u64 {
-        let set = &mut self.sets[key.0 as usize >> 8 & (SETS - 1)];
-        let Some(entry) = set.iter_mut().find(|entry| entry.key == key.0) else { return gpu_ns };
-        entry.even_ns = if entry.even_ns == 0 { gpu_ns } else { blend(entry.even_ns, gpu_ns, MEMORY) };
-        entry.even_ns
+    pub fn learn_even(&self, key: Key, gpu_ns: u64) -> u64 {
+        let Some(entry) = self.find(key) else { return gpu_ns };
+        let even_ns = match entry.even_ns.get() {
+            0 => gpu_ns,
+            before => blend(before, gpu_ns, MEMORY),
+        };
+        entry.even_ns.set(even_ns);
+        even_ns
     }
 
     /// Forgets, since the address may be another's from now on.
-    pub fn forget(&mut self, key: Key) {
-        let set = &mut self.sets[key.0 as usize >> 8 & (SETS - 1)];
-        for entry in set.iter_mut().filter(|entry| entry.key == key.0) {
-            *entry = Entry { key: 0, mean_ns: 0, samples: 0, even_ns: 0 };
+    pub fn forget(&self, key: Key) {
+        if let Some(entry) = self.find(key) {
+            entry.put(0, 0, 0, 0);
         }
     }
 
+    /// Believes the next sample of each kernel alone: any of them may be gone.
+    pub fn doubt(&self) {
+        for entry in self.sets.iter().flatten() {
+            entry.samples.set(0);
+        }
+    }
+
+    #[inline]
+    fn find(&self, key: Key) -> Option<&Entry> {
+        self.set(key).iter().find(|entry| entry.key.get() == key.0)
+    }
+
+    #[inline]
     fn set(&self, key: Key) -> &[Entry; WAYS] {
         &self.sets[key.0 as usize >> 8 & (SETS - 1)]
     }

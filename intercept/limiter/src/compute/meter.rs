@@ -7,6 +7,7 @@ use tessera_intercept_abi::ComputePolicy;
 use crate::compute::estimates::{Estimates, Key};
 use crate::compute::page::advance;
 use crate::compute::spans::{Span, Spans};
+use crate::compute::till::Till;
 use crate::compute::{Bucket, ComputePage, ComputeSlot, Crowd, Published, Rate};
 
 /// GPU time that a process takes from the bucket at once; a launch that takes longer is paid for by itself, and measured.
@@ -57,6 +58,11 @@ pub struct Marker(pub u16);
 
 /// What can be asked of events.
 pub trait Timer {
+    /// Whether events may be asked now. `false`: nothing is settled.
+    fn may_ask(&self) -> bool {
+        true
+    }
+
     /// Whether the GPU has passed it. Where that cannot be known, `true`.
     fn is_done(&mut self, marker: Marker) -> bool;
 
@@ -68,6 +74,8 @@ pub trait Timer {
 /// Where a process's launches count, and what goes on around it.
 #[derive(Debug, Clone, Copy)]
 pub struct Surroundings<'a> {
+    /// Where the process's launches pay.
+    pub till: &'a Till,
     /// The container's part.
     pub page: &'a ComputePage,
     /// The process's own part.
@@ -109,13 +117,16 @@ pub struct Waiting {
     pub wake: u32,
 }
 
-/// One process's launches on one GPU. In the process's own memory, under its lock.
+/// One process's launches on one GPU. In the process's own memory, under its lock. What needs no decision pays at the [`Till`].
 #[derive(Debug)]
 pub struct Meter {
-    estimates: Estimates,
     spans: Spans,
     /// Taken from the bucket and not spent.
     lease: u64,
+    /// How much of it was put into the till.
+    lent: u64,
+    /// Launches that were paid from the till and nobody has asked about.
+    launches: u64,
     /// Spent since the last span.
     open: u64,
     /// Spent for spans that are under way.
@@ -194,9 +205,10 @@ impl Meter {
     #[must_use]
     pub const fn new() -> Self {
         Self {
-            estimates: Estimates::new(),
             spans: Spans::new(),
             lease: 0,
+            lent: 0,
+            launches: 0,
             open: 0,
             pending: 0,
             ended: None,
@@ -211,17 +223,6 @@ impl Meter {
         }
     }
 
-    /// Pays for a launch from what was taken before. `false`: ask [`Meter::admit`].
-    #[inline]
-    pub fn spend(&mut self, key: Key) -> bool {
-        let Some(cost) = self.estimates.known(key).filter(|cost| self.busy && *cost <= self.lease) else {
-            return false;
-        };
-        self.lease -= cost;
-        self.open += cost;
-        true
-    }
-
     /// Decides on a launch.
     pub fn admit(
         &mut self,
@@ -231,11 +232,26 @@ impl Meter {
         timer: &mut impl Timer,
         now: u64,
     ) -> Decision {
+        self.collect(around.till);
+        let decision = self.decide(key, context, around, timer, now);
+        self.lend(around.till);
+        decision
+    }
+
+    fn decide(
+        &mut self,
+        key: Key,
+        context: usize,
+        around: &Surroundings<'_>,
+        timer: &mut impl Timer,
+        now: u64,
+    ) -> Decision {
         // Before anything is looked at: what changes from here on ends the wait.
         let wake = around.page.wake.load(Ordering::Acquire);
-        self.drain(around, timer, now);
-        let known = self.estimates.known(key);
-        let cost = known.unwrap_or_else(|| self.estimates.stranger());
+        self.look(around, timer, now);
+        let estimates = &around.till.estimates;
+        let known = estimates.known(key);
+        let cost = known.unwrap_or_else(|| estimates.stranger());
         let pays = self.lease < cost;
         let meets = if known.is_none() { self.meet_strangers(key, around, now) } else { Ok(()) };
         let paid = meets.and_then(|()| if pays { self.pay(cost, around, now) } else { Ok(()) });
@@ -262,8 +278,17 @@ impl Meter {
 
     /// Looks which launches the GPU is done with, and settles them. Not while a stream is being captured.
     pub fn drain(&mut self, around: &Surroundings<'_>, timer: &mut impl Timer, now: u64) {
+        self.collect(around.till);
+        self.look(around, timer, now);
+        self.lend(around.till);
+    }
+
+    fn look(&mut self, around: &Surroundings<'_>, timer: &mut impl Timer, now: u64) {
         let was = self.outstanding();
         let turn = advance(around.page, now, around.siblings + u64::from(self.busy), around.published);
+        if !timer.may_ask() {
+            return self.note_busy(was, around, now);
+        }
         for (place, span) in self.spans.pending() {
             if !span.done && (span.void || timer.is_done(Spans::behind(place))) {
                 span.done = true;
@@ -285,9 +310,11 @@ impl Meter {
 
     /// All work of the process on this GPU is done: a synchronisation of the context returned, or of its only stream.
     pub fn synced(&mut self, around: &Surroundings<'_>, timer: &mut impl Timer, now: u64) {
+        self.collect(around.till);
         self.open = 0;
         self.admitted = 0;
-        self.drain(around, timer, now);
+        self.look(around, timer, now);
+        self.lend(around.till);
     }
 
     /// A context goes away, and its events with it: drain before. What it has under way stays paid as estimated.
@@ -298,9 +325,10 @@ impl Meter {
         self.ended = self.ended.filter(|ended| ended.context != context);
     }
 
-    /// A launch with a plan failed: what was paid for it comes back with the next drain.
-    pub fn failed(&mut self, plan: Plan) {
+    /// A launch with a plan failed: what was paid for it pays for others.
+    pub fn failed(&mut self, plan: Plan, till: &Till) {
         let Some((before, _)) = plan.between else { return };
+        self.collect(till);
         if let Some(span) = self.spans.at(usize::from(before.0) / 2) {
             span.void = true;
             self.lease += span.cost;
@@ -308,11 +336,31 @@ impl Meter {
             self.pending -= span.cost;
             span.cost = 0;
         }
+        self.lend(till);
     }
 
-    /// A graph or a module is gone: another may get its address.
-    pub fn forget(&mut self, key: Key) {
-        self.estimates.forget(key);
+    /// A launch with a plan was made, and could not be measured: it stays paid as estimated.
+    pub fn unmeasured(&mut self, plan: Plan) {
+        let Some((before, _)) = plan.between else { return };
+        if let Some(span) = self.spans.at(usize::from(before.0) / 2) {
+            span.void = true;
+        }
+    }
+
+    /// Launches that were paid from the till since the last time that somebody asked.
+    pub const fn take_launches(&mut self) -> u64 {
+        core::mem::replace(&mut self.launches, 0)
+    }
+
+    /// The launches that are measured and under way, oldest first: the first of their markers, and their context.
+    pub fn unsettled(&self) -> impl Iterator<Item = (Marker, usize)> {
+        self.spans.places().map(|(place, span)| (Spans::before(place), span.context))
+    }
+
+    /// The last launch that was measured, likewise.
+    #[must_use]
+    pub fn last_settled(&self) -> Option<(Marker, usize)> {
+        self.ended.map(|last| (Spans::before(last.place), last.context))
     }
 
     /// Whether waiters are to be woken (futex of `page.wake`); once.
@@ -320,10 +368,35 @@ impl Meter {
         core::mem::replace(&mut self.rang, false)
     }
 
+    /// Whether there is work, as far as is known.
+    #[must_use]
+    pub const fn is_busy(&self) -> bool {
+        self.busy
+    }
+
     /// GPU-ns paid for work that is not known to be done.
     #[must_use]
     pub const fn outstanding(&self) -> u64 {
         self.pending + self.open
+    }
+
+    /// Takes the lease out of the till.
+    fn collect(&mut self, till: &Till) {
+        if let Some(takings) = till.empty() {
+            self.open += self.lent.saturating_sub(takings.left);
+            // What did not fit into the till is still here.
+            self.lease = self.lease - self.lent + takings.left;
+            self.launches += takings.launches;
+        }
+        self.lent = 0;
+    }
+
+    /// Puts the lease into the till, for launches that need not ask. Who has no work asks.
+    fn lend(&mut self, till: &Till) {
+        if self.busy {
+            self.lent = self.lease.min(Till::ROOM);
+            till.fill(self.lent);
+        }
     }
 
     /// Gets at least so much into the lease.
@@ -364,7 +437,7 @@ impl Meter {
     /// Holds back a kernel of unknown length while it is being measured, or too many others are.
     fn meet_strangers(&mut self, key: Key, around: &Surroundings<'_>, now: u64) -> Result<(), u64> {
         let (mut count, mut same) = (0, false);
-        for span in self.spans.under_way().filter(|span| self.estimates.known(span.key).is_none()) {
+        for span in self.spans.under_way().filter(|span| around.till.estimates.known(span.key).is_none()) {
             count += 1;
             same |= span.key == key;
         }
@@ -425,8 +498,11 @@ impl Meter {
         let had = had.filter(|_| single && span.charged == span.cost && span.cost >= LEASE_GPU_NS);
         let only_siblings = around.published.is_none_or(|published| published.others.is_nobody());
         let company = During { crowd, had, only_siblings };
-        let Some(own) = self.own_part(span.key, measured, company, around.slice_ns.max(1)) else { return };
-        self.estimates.learn(span.key, own);
+        let Some(own) = own_part(&around.till.estimates, span.key, measured, company, around.slice_ns.max(1))
+        else {
+            return;
+        };
+        around.till.estimates.learn(span.key, own);
         let own = own - measured.overlap.min(own);
         // Which launch of a lease is measured is by chance, in proportion to what it was thought to take: it stands for the others.
         let stands_for = if company.crowd.is_nobody() { span.charged } else { span.cost };
@@ -462,35 +538,6 @@ impl Meter {
             return (self.company.crowd, Some(had));
         }
         (self.company.crowd, None)
-    }
-
-    /// What of the time between two events was this kernel's. `None` where that cannot be told.
-    fn own_part(&mut self, key: Key, measured: Measured, company: During, slice_ns: u64) -> Option<u64> {
-        let Measured { wall, follows, .. } = measured;
-        if company.crowd.is_nobody() || wall <= slice_ns && !company.only_siblings {
-            return Some(wall);
-        }
-        let known = self.estimates.known(key);
-        // Siblings' turns are no whole slices. What took its usual time had none of them in it.
-        let usual = wall <= slice_ns && known.is_some_and(|mean| wall <= mean + mean / 2);
-        let even = company.only_siblings && company.had.is_some() && !usual;
-        if !even && known.is_some_and(|mean| mean <= slice_ns) {
-            // What took longer had turns of others in it, and says nothing. What took much longer was long itself.
-            let turns = slice_ns * TURNS_WITHIN_SHORT * u64::from(company.crowd.in_256ths().div_ceil(256));
-            if wall <= slice_ns {
-                return Some(wall);
-            }
-            if wall <= turns + slice_ns {
-                return None;
-            }
-        }
-        let Some(had) = company.had else { return Some(company.crowd.share_of(wall)) };
-        if company.only_siblings || follows {
-            return Some(had);
-        }
-        let even = self.estimates.learn_even(key, had);
-        let beyond = wall % slice_ns;
-        Some(((even.saturating_sub(beyond) + slice_ns / 2) / slice_ns * slice_ns + beyond).min(wall))
     }
 
     fn correct(&mut self, paid: u64, used: u64, around: &Surroundings<'_>, now: u64) {
@@ -538,7 +585,7 @@ impl Meter {
     fn promise(&self, around: &Surroundings<'_>, now: u64) {
         let others = around.published.map_or(0, |published| published.others.in_256ths().div_ceil(256));
         let contexts = 1 + around.siblings + u64::from(others);
-        let strange = self.spans.under_way().any(|span| self.estimates.known(span.key).is_none());
+        let strange = self.spans.under_way().any(|span| around.till.estimates.known(span.key).is_none());
         let longest = if strange {
             STRANGERS_PROMISE_NS
         } else {
@@ -556,6 +603,41 @@ impl Meter {
             around.slot.waiting_since_ns.store(0, Ordering::Relaxed);
         }
     }
+}
+
+/// What of the time between two events was this kernel's. `None` where that cannot be told.
+fn own_part(
+    estimates: &Estimates,
+    key: Key,
+    measured: Measured,
+    company: During,
+    slice_ns: u64,
+) -> Option<u64> {
+    let Measured { wall, follows, .. } = measured;
+    if company.crowd.is_nobody() || wall <= slice_ns && !company.only_siblings {
+        return Some(wall);
+    }
+    let known = estimates.known(key);
+    // Siblings' turns are no whole slices. What took its usual time had none of them in it.
+    let usual = wall <= slice_ns && known.is_some_and(|mean| wall <= mean + mean / 2);
+    let even = company.only_siblings && company.had.is_some() && !usual;
+    if !even && known.is_some_and(|mean| mean <= slice_ns) {
+        // What took longer had turns of others in it, and says nothing. What took much longer was long itself.
+        let turns = slice_ns * TURNS_WITHIN_SHORT * u64::from(company.crowd.in_256ths().div_ceil(256));
+        if wall <= slice_ns {
+            return Some(wall);
+        }
+        if wall <= turns + slice_ns {
+            return None;
+        }
+    }
+    let Some(had) = company.had else { return Some(company.crowd.share_of(wall)) };
+    if company.only_siblings || follows {
+        return Some(had);
+    }
+    let even = estimates.learn_even(key, had);
+    let beyond = wall % slice_ns;
+    Some(((even.saturating_sub(beyond) + slice_ns / 2) / slice_ns * slice_ns + beyond).min(wall))
 }
 
 impl Surroundings<'_> {

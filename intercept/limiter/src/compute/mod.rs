@@ -1,7 +1,7 @@
 //! Compute: who may launch when.
 //!
 //! ```text
-//!  hook: launch --> Meter::spend          from the lease: no clock, nothing shared        (nearly always)
+//!  hook: launch --> Till::spend           from the lease: no clock, nothing shared        (nearly always)
 //!             \---> Meter::admit --> Bucket::take    GPU-ns of the container, one word    (about every 250 us of GPU)
 //!                        |  Go: launch it, between two events where asked    Wait: until when, then ask again
 //!                        v
@@ -22,6 +22,7 @@ mod page;
 mod published;
 mod rate;
 mod spans;
+mod till;
 
 pub use arbiter::{Arbiter, Observation, Tenant};
 pub use bucket::{BURST_GPU_NS, Bucket, bury};
@@ -35,3 +36,4 @@ pub use page::{busy_of, running_of};
 pub use published::Published;
 pub use rate::Rate;
 pub use tessera_intercept_abi::{ComputePage, ComputeSlot, PublishedPage};
+pub use till::{Paid, Till};

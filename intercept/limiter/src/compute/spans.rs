@@ -76,10 +76,15 @@ impl Spans {
         all.filter_map(|(place, span)| Some((place, span.as_mut()?)))
     }
 
+    /// All of them, oldest first, with their places.
+    pub(super) fn places(&self) -> impl Iterator<Item = (usize, &Span)> {
+        let places = (self.head..self.head + self.count).map(|at| at % ROOM);
+        places.filter_map(|place| Some((place, self.ring[place].as_ref()?)))
+    }
+
     /// Those that are not known to be done.
     pub(super) fn under_way(&self) -> impl Iterator<Item = &Span> {
-        let places = (self.head..self.head + self.count).map(|at| at % ROOM);
-        places.filter_map(|place| self.ring[place].as_ref()).filter(|span| !span.done)
+        self.places().map(|(_, span)| span).filter(|span| !span.done)
     }
 
     pub(super) fn at(&mut self, place: usize) -> Option<&mut Span> {

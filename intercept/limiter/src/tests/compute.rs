@@ -30,6 +30,7 @@ impl Timer for Events {
 struct Alone {
     page: ComputePage,
     slot: ComputeSlot,
+    till: Till,
     meter: Meter,
     events: Events,
 }
@@ -37,6 +38,7 @@ struct Alone {
 impl Alone {
     fn admit(&mut self, key: Key, now: u64) -> Decision {
         let around = Surroundings {
+            till: &self.till,
             page: &self.page,
             slot: &self.slot,
             siblings: 0,
@@ -97,9 +99,9 @@ fn what_a_failed_launch_cost_comes_back() {
     alone.admit(KERNEL, START + 10 * MS);
     let before = alone.meter.outstanding();
     let Decision::Go(plan) = alone.admit(KERNEL, START + 11 * MS) else { panic!("not in debt") };
-    alone.meter.failed(plan);
+    alone.meter.failed(plan, &alone.till);
     assert_eq!(alone.meter.outstanding(), before);
-    assert!(alone.meter.spend(KERNEL), "the next may have what the failed one paid");
+    assert!(alone.till.spend(KERNEL).is_some(), "the next may have what the failed one paid");
 }
 
 #[test]
@@ -108,7 +110,7 @@ fn short_launches_are_paid_from_a_lease_and_every_lease_is_measured() {
     alone.run(KERNEL, START, START + 5_000);
     let (mut spent, mut admitted) = (0, 0);
     for at in 1..=1_000 {
-        if alone.meter.spend(KERNEL) {
+        if alone.till.spend(KERNEL).is_some() {
             spent += 1;
         } else {
             admitted += 1;
@@ -132,7 +134,7 @@ fn a_context_that_goes_takes_its_events_along_and_nothing_waits_for_them() {
 
 #[test]
 fn tables_full_of_other_kernels_forget_the_oldest() {
-    let mut estimates = Estimates::new();
+    let estimates = Estimates::new();
     for function in 0..100_000 {
         estimates.learn(Key::kernel(function, 1, 1), 7);
     }
@@ -140,6 +142,35 @@ fn tables_full_of_other_kernels_forget_the_oldest() {
     assert_eq!(estimates.known(Key::kernel(0, 1, 1)), None);
     estimates.forget(Key::kernel(99_999, 1, 1));
     assert_eq!(estimates.known(Key::kernel(99_999, 1, 1)), None);
+}
+
+#[test]
+fn a_kernel_that_may_be_another_is_believed_by_its_next_sample() {
+    let estimates = Estimates::new();
+    for _ in 0..9 {
+        estimates.learn(KERNEL, 1_000);
+    }
+    estimates.doubt();
+    estimates.learn(KERNEL, 9_000);
+    assert_eq!(estimates.known(KERNEL), Some(9_000));
+}
+
+#[test]
+fn threads_that_pay_at_once_pay_once_each() {
+    let mut alone = Alone::default();
+    alone.run(KERNEL, START, START + 5_000);
+    alone.admit(KERNEL, START + MS);
+    let till = &alone.till;
+    let paid: usize = std::thread::scope(|scope| {
+        let payers: Vec<_> = (0..4)
+            .map(|_| scope.spawn(|| (0..1_000).filter(|_| till.spend(KERNEL).is_some()).count()))
+            .collect();
+        payers.into_iter().map(|payer| payer.join().expect("no panic")).sum()
+    });
+    // A lease of 375 to 625 us less what the first was thought to cost, in launches of 5 us.
+    assert!((50..=125).contains(&paid), "{paid}");
+    assert!(matches!(alone.admit(KERNEL, START + 5 * MS), Decision::Go(_)));
+    assert_eq!(alone.meter.take_launches(), paid as u64);
 }
 
 #[test]

@@ -1,0 +1,109 @@
+//! Compute: launches are paid for before they are made, and wait where the container has no tokens.
+//!
+//! ```text
+//!  hook (launch, order) --> Gate of the GPU
+//!                             |-- Till::spend                from the lease: no lock, no call        (nearly always)
+//!                             `-- Gate::enter   capturing?   not charged: the graph is, when it is launched
+//!                                   |-- Events::ask          what is done, without any lock that a launch waits for
+//!                                   |-- Meter::admit         under the gate's lock, no call
+//!                                   `-- futex                as long as it says, holding nothing
+//!                                 launch, between two events where the meter asks for them
+//! ```
+//!
+//! What cannot be asked or measured is let go as it was paid: nobody is kept from launching for ever by an event. Why it is
+//! done this way: `docs/adr/0078-compute-is-prepaid-in-gpu-nanoseconds.md`.
+
+mod driver;
+mod events;
+mod gate;
+mod terms;
+
+use core::ffi::c_int;
+
+use tessera_intercept_limiter::compute::Key;
+
+use crate::charge::uuid_of;
+use crate::cuda::{self, Form, Handle, SUCCESS};
+use crate::root::{self, with_state};
+pub(crate) use driver::forget_helpers;
+pub(crate) use gate::Gate;
+pub(crate) use terms::Terms;
+
+/// A stream as the driver's functions proper take it, whichever form the program called.
+#[derive(Clone, Copy)]
+pub(crate) struct Stream(pub(crate) Handle);
+
+impl Stream {
+    /// What a function of the plain form was given.
+    pub(crate) fn plain(stream: Handle) -> Self {
+        Self(stream)
+    }
+
+    /// What a function of the form for the per-thread default stream was given.
+    pub(crate) fn per_thread(stream: Handle) -> Self {
+        /// `CU_STREAM_PER_THREAD`
+        const PER_THREAD: usize = 2;
+        Self(if stream.is_null() { PER_THREAD as Handle } else { stream })
+    }
+
+    /// Whether launches in it are recorded in place of being made. Where the driver does not say, the launch itself will fail.
+    fn is_capturing(self) -> bool {
+        cuda::is_capturing(self.0, Form::Legacy)
+    }
+}
+
+/// Makes a launch once it is paid.
+#[inline]
+pub(crate) fn launch(key: Key, stream: Stream, make: impl FnOnce() -> c_int) -> c_int {
+    let Some(gate) = gate() else { return make() };
+    if root::has_captured() && stream.is_capturing() {
+        return make();
+    }
+    let Some(paid) = gate.till.spend(key) else { return gate.enter(key, stream, make) };
+    let result = make();
+    if result != SUCCESS {
+        gate.till.give_back(paid);
+    }
+    result
+}
+
+/// A context's work is done: the program waited for it.
+pub(crate) fn context_is_done() {
+    if let Some(gate) = gate() {
+        gate.drain(true);
+    }
+}
+
+/// Some work is done: the program waited for it.
+pub(crate) fn work_is_done() {
+    if let Some(gate) = gate() {
+        gate.drain(false);
+    }
+}
+
+/// A context is about to end, and its events with it.
+pub(crate) fn context_ends(context: usize) {
+    root::gates().for_each(|gate| gate.leave(context));
+}
+
+/// A stream records its launches from now on. There is no way back: whether any stream still does could only be known by asking
+/// about streams that may be gone.
+pub(crate) fn capture_begins() {
+    root::note_capture();
+}
+
+/// The gate of the current context's GPU; `None` where nothing is granted of it.
+#[inline]
+fn gate() -> Option<&'static Gate> {
+    match root::only_gate() {
+        Some(gate) => Some(gate),
+        None => find_gate(),
+    }
+}
+
+#[cold]
+fn find_gate() -> Option<&'static Gate> {
+    let uuid = uuid_of(cuda::current_device()?)?;
+    let (gpu, only_one) = with_state(|state| Some((state.find(uuid)?, state.gpu_count() == 1)))??;
+    root::gate(gpu, only_one)
+}

@@ -1,0 +1,79 @@
+//! The driver's functions about events: its own, never the hooks.
+
+use core::ffi::{c_int, c_uint};
+
+use crate::cuda::{Handle, Helper, SUCCESS};
+
+/// `CUDA_ERROR_NOT_READY`.
+const NOT_READY: c_int = 600;
+
+static EVENT_CREATE: Helper = Helper::new("cuEventCreate");
+static EVENT_DESTROY: Helper = Helper::new("cuEventDestroy_v2");
+static EVENT_RECORD: Helper = Helper::new("cuEventRecord");
+static EVENT_QUERY: Helper = Helper::new("cuEventQuery");
+static EVENT_ELAPSED: Helper = Helper::new("cuEventElapsedTime");
+static EXCHANGE_MODE: Helper = Helper::new("cuThreadExchangeStreamCaptureMode");
+
+/// Forgets where they are: the driver was loaded anew.
+pub(crate) fn forget_helpers() {
+    let all = [&EVENT_CREATE, &EVENT_DESTROY, &EVENT_RECORD, &EVENT_QUERY, &EVENT_ELAPSED, &EXCHANGE_MODE];
+    all.into_iter().for_each(Helper::forget);
+}
+
+/// An event with timing, in the current context.
+pub(super) fn create_event() -> Option<Handle> {
+    /// `CU_EVENT_DEFAULT`
+    const TIMING: c_uint = 0;
+    type Real = unsafe extern "C" fn(*mut Handle, c_uint) -> c_int;
+    // SAFETY: the type is that of cuda.h.
+    let real = unsafe { core::mem::transmute::<usize, Real>(EVENT_CREATE.address()?) };
+    let mut event = core::ptr::null_mut();
+    // SAFETY: the result goes to a variable of ours.
+    (unsafe { real(&mut event, TIMING) } == SUCCESS && !event.is_null()).then_some(event)
+}
+
+/// Ends an event of ours.
+pub(super) fn destroy_event(event: Handle) {
+    type Real = unsafe extern "C" fn(Handle) -> c_int;
+    if let Some(address) = EVENT_DESTROY.address() {
+        // SAFETY: the type is that of cuda.h; nobody else knows the event.
+        unsafe { core::mem::transmute::<usize, Real>(address)(event) };
+    }
+}
+
+/// Puts an event of ours into a stream.
+pub(super) fn record_event(event: Handle, stream: Handle) -> bool {
+    type Real = unsafe extern "C" fn(Handle, Handle) -> c_int;
+    let Some(address) = EVENT_RECORD.address() else { return false };
+    // SAFETY: the type is that of cuda.h; the stream is the one that the program launches in.
+    unsafe { core::mem::transmute::<usize, Real>(address)(event, stream) == SUCCESS }
+}
+
+/// Whether the GPU has not come to an event yet. One that cannot be asked is none to wait for.
+pub(super) fn is_pending(event: Handle) -> bool {
+    type Real = unsafe extern "C" fn(Handle) -> c_int;
+    let Some(address) = EVENT_QUERY.address() else { return false };
+    // SAFETY: the type is that of cuda.h; the event is ours.
+    unsafe { core::mem::transmute::<usize, Real>(address)(event) == NOT_READY }
+}
+
+/// Time from one event that was passed to another, of the GPU's clock.
+pub(super) fn elapsed_ns(from: Handle, to: Handle) -> Option<i64> {
+    type Real = unsafe extern "C" fn(*mut f32, Handle, Handle) -> c_int;
+    // SAFETY: the type is that of cuda.h.
+    let real = unsafe { core::mem::transmute::<usize, Real>(EVENT_ELAPSED.address()?) };
+    let mut milliseconds = 0.0;
+    // SAFETY: the result goes to a variable of ours; both events are ours.
+    let result = unsafe { real(&mut milliseconds, from, to) };
+    (result == SUCCESS).then_some((f64::from(milliseconds) * 1e6) as i64)
+}
+
+/// Changes the thread's capture mode; answers what it was.
+pub(super) fn exchange_capture_mode(mode: c_int) -> Option<c_int> {
+    type Real = unsafe extern "C" fn(*mut c_int) -> c_int;
+    // SAFETY: the type is that of cuda.h.
+    let real = unsafe { core::mem::transmute::<usize, Real>(EXCHANGE_MODE.address()?) };
+    let mut mode = mode;
+    // SAFETY: what it was goes to a variable of ours.
+    (unsafe { real(&mut mode) } == SUCCESS).then_some(mode)
+}

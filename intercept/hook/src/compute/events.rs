@@ -1,0 +1,277 @@
+//! Events that measure launches: made when they are needed, asked when somebody comes by.
+//!
+//! The driver's own functions are called, with the thread's capture mode relaxed meanwhile: a query is forbidden to threads while
+//! a stream captures globally, and would end the capture.
+
+use core::ffi::c_int;
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use tessera_intercept_limiter::compute::{MARKERS, Marker, Meter, Timer};
+
+use crate::compute::{Stream, driver};
+use crate::cuda::Handle;
+
+/// Contexts of one GPU whose launches are measured. What is launched in more of them stays paid as estimated.
+const CONTEXTS: usize = 8;
+/// Launches that can be measured at the same time.
+const PLACES: usize = MARKERS / 2;
+/// What an empty pair shows at most; more, and others were on the GPU in between.
+const MOST_OVERHEAD_NS: i64 = 20_000;
+
+const _: () = assert!(PLACES <= u64::BITS as usize);
+
+/// The events of a GPU's contexts. All zeroes is the beginning.
+pub(super) struct Events {
+    pools: [Pool; CONTEXTS],
+    /// By place: both of its events are in a stream.
+    recorded: AtomicU64,
+}
+
+/// The events of one context.
+struct Pool {
+    /// 0: nobody's.
+    context: AtomicUsize,
+    /// By marker; 0: not made yet.
+    events: [AtomicUsize; MARKERS],
+    /// A pair with nothing in between.
+    empty: [AtomicUsize; 2],
+    /// What the empty pair shows, and one; 0: not known yet.
+    overhead_ns: AtomicU64,
+}
+
+/// Launches that are to be asked about, oldest first.
+pub(super) struct Unsettled {
+    launches: [(Marker, usize); PLACES],
+    count: usize,
+    last: Option<(Marker, usize)>,
+}
+
+/// What events say.
+pub(super) struct Answers {
+    may_ask: bool,
+    /// By place.
+    done: u64,
+    /// By place: between its two events.
+    own_ns: [Option<i64>; PLACES],
+    /// By place: from the last one's end to its beginning, and which that is.
+    gap_ns: [Option<(usize, i64)>; PLACES],
+}
+
+fn place_of(marker: Marker) -> usize {
+    usize::from(marker.0) / 2
+}
+
+fn behind(place: usize) -> usize {
+    place * 2 + 1
+}
+
+impl Events {
+    /// A launch is about to be measured there: what was recorded before says nothing any more. Under the meter's lock.
+    pub(super) fn begins(&self, before: Marker) {
+        self.recorded.fetch_and(!(1 << place_of(before)), Ordering::Relaxed);
+    }
+
+    /// Both events of it are in a stream.
+    pub(super) fn recorded(&self, behind: Marker) {
+        self.recorded.fetch_or(1 << place_of(behind), Ordering::Release);
+    }
+
+    /// Puts an event into a stream of the current context.
+    pub(super) fn record(&self, context: usize, marker: Marker, stream: Stream) -> bool {
+        let Some(pool) = self.find(context).or_else(|| self.claim(context)) else { return false };
+        let Some(place) = pool.events.get(usize::from(marker.0)) else { return false };
+        relaxed(|| {
+            pool.gauge(stream);
+            event_at(place).is_some_and(|event| driver::record_event(event, stream.0))
+        })
+    }
+
+    /// Whether there are events of that context.
+    pub(super) fn has(&self, context: usize) -> bool {
+        self.find(context).is_some()
+    }
+
+    /// Whether all launches that were measured are of one context.
+    pub(super) fn are_of_one_context(&self) -> bool {
+        self.pools.iter().filter(|pool| pool.context.load(Ordering::Relaxed) != 0).count() < 2
+    }
+
+    /// Destroys the events of a context, which may or may not go after that. Nobody asks them meanwhile.
+    pub(super) fn destroy(&self, context: usize) {
+        let Some(pool) = self.find(context) else { return };
+        relaxed(|| {
+            for place in pool.events.iter().chain(&pool.empty) {
+                match place.swap(0, Ordering::AcqRel) {
+                    0 => {}
+                    event => driver::destroy_event(event as Handle),
+                }
+            }
+        });
+        pool.overhead_ns.store(0, Ordering::Relaxed);
+        pool.context.store(0, Ordering::Release);
+    }
+
+    /// What there is to ask. Under the meter's lock.
+    pub(super) fn unsettled(&self, meter: &Meter) -> Unsettled {
+        let mut unsettled =
+            Unsettled { launches: [(Marker(0), 0); PLACES], count: 0, last: meter.last_settled() };
+        for (place, launch) in unsettled.launches.iter_mut().zip(meter.unsettled()) {
+            *place = launch;
+            unsettled.count += 1;
+        }
+        unsettled
+    }
+
+    /// Asks. Only one thread does at a time, and only it settles: places are not used again until then.
+    pub(super) fn ask(&self, unsettled: &Unsettled) -> Answers {
+        let mut answers = Answers { may_ask: true, ..Answers::none() };
+        if unsettled.count > 0 {
+            relaxed(|| self.ask_all(unsettled, &mut answers));
+        }
+        answers
+    }
+
+    fn ask_all(&self, unsettled: &Unsettled, answers: &mut Answers) {
+        let recorded = self.recorded.load(Ordering::Acquire);
+        let mut last = unsettled.last;
+        // Those behind one that is not done are not settled yet.
+        let mut in_order = true;
+        for &(before, context) in unsettled.launches.iter().take(unsettled.count) {
+            let place = place_of(before);
+            if recorded & 1 << place == 0 {
+                continue;
+            }
+            let Some(pool) = self.find(context) else { continue };
+            if !pool.is_done(behind(place)) {
+                in_order = false;
+                continue;
+            }
+            answers.done |= 1 << place;
+            if in_order && answers.measure(pool, place, last.filter(|(_, other)| *other == context)) {
+                last = Some((before, context));
+            }
+        }
+    }
+
+    fn find(&self, context: usize) -> Option<&Pool> {
+        self.pools.iter().find(|pool| pool.context.load(Ordering::Acquire) == context)
+    }
+
+    fn claim(&self, context: usize) -> Option<&Pool> {
+        let claims = |pool: &&Pool| {
+            pool.context.compare_exchange(0, context, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        };
+        self.pools.iter().find(claims)
+    }
+}
+
+impl Pool {
+    fn event(&self, marker: usize) -> Option<Handle> {
+        match self.events.get(marker)?.load(Ordering::Acquire) {
+            0 => None,
+            event => Some(event as Handle),
+        }
+    }
+
+    /// An event that cannot be asked counts as done: a broken context must not stop launches.
+    fn is_done(&self, marker: usize) -> bool {
+        self.event(marker).is_none_or(|event| !driver::is_pending(event))
+    }
+
+    fn elapsed_ns(&self, from: usize, to: usize) -> Option<i64> {
+        let elapsed = driver::elapsed_ns(self.event(from)?, self.event(to)?)?;
+        Some(elapsed - self.overhead_ns())
+    }
+
+    /// Records an empty pair, once.
+    fn gauge(&self, stream: Stream) {
+        if self.empty.iter().any(|place| place.load(Ordering::Relaxed) != 0) {
+            return;
+        }
+        for place in &self.empty {
+            if let Some(event) = event_at(place) {
+                driver::record_event(event, stream.0);
+            }
+        }
+    }
+
+    fn overhead_ns(&self) -> i64 {
+        match self.overhead_ns.load(Ordering::Relaxed) {
+            0 => self.learn_overhead().unwrap_or(0),
+            known => known.cast_signed() - 1,
+        }
+    }
+
+    fn learn_overhead(&self) -> Option<i64> {
+        let [from, to] = self.empty.each_ref().map(|place| place.load(Ordering::Acquire));
+        if from == 0 || to == 0 || driver::is_pending(to as Handle) {
+            return None;
+        }
+        let shown = driver::elapsed_ns(from as Handle, to as Handle)?;
+        let overhead = if shown > MOST_OVERHEAD_NS { 0 } else { shown.max(0) };
+        self.overhead_ns.store(overhead.cast_unsigned() + 1, Ordering::Relaxed);
+        Some(overhead)
+    }
+}
+
+impl Answers {
+    /// Nobody was asked.
+    pub(super) const fn none() -> Self {
+        Self { may_ask: false, done: 0, own_ns: [None; PLACES], gap_ns: [None; PLACES] }
+    }
+
+    /// Reads a launch that is done; `last` is the one before it in the same context. `false` where it cannot be read.
+    fn measure(&mut self, pool: &Pool, place: usize, last: Option<(Marker, usize)>) -> bool {
+        let own_ns = pool.elapsed_ns(place * 2, behind(place));
+        let gap_ns = last.and_then(|(marker, _)| {
+            let before = place_of(marker);
+            Some((before, pool.elapsed_ns(behind(before), place * 2)?))
+        });
+        if let (Some(own), Some(gap)) = (self.own_ns.get_mut(place), self.gap_ns.get_mut(place)) {
+            (*own, *gap) = (own_ns, gap_ns);
+        }
+        own_ns.is_some()
+    }
+}
+
+impl Timer for Answers {
+    fn may_ask(&self) -> bool {
+        self.may_ask
+    }
+
+    fn is_done(&mut self, marker: Marker) -> bool {
+        self.done & 1 << place_of(marker) != 0
+    }
+
+    fn elapsed_ns(&mut self, from: Marker, to: Marker) -> Option<i64> {
+        let (from, to) = (place_of(from), place_of(to));
+        if from == to {
+            return *self.own_ns.get(to)?;
+        }
+        (*self.gap_ns.get(to)?).filter(|(last, _)| *last == from).map(|(_, gap)| gap)
+    }
+}
+
+/// The event of a place, made now if need be.
+fn event_at(place: &AtomicUsize) -> Option<Handle> {
+    match place.load(Ordering::Acquire) {
+        0 => {
+            let event = driver::create_event()?;
+            place.store(event as usize, Ordering::Release);
+            Some(event)
+        }
+        known => Some(known as Handle),
+    }
+}
+
+/// Runs something with the thread's capture mode relaxed.
+fn relaxed<T>(run: impl FnOnce() -> T) -> T {
+    /// `CU_STREAM_CAPTURE_MODE_RELAXED`
+    const RELAXED: c_int = 2;
+    let before = driver::exchange_capture_mode(RELAXED);
+    let result = run();
+    if let Some(before) = before {
+        driver::exchange_capture_mode(before);
+    }
+    result
+}

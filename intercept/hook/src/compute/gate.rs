@@ -1,0 +1,183 @@
+//! One GPU's launches in this process.
+
+use core::cell::UnsafeCell;
+use core::ffi::c_int;
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+use tessera_intercept_limiter::compute::{Decision, Key, Meter, Plan, Surroundings, Till};
+
+use crate::compute::events::{Answers, Events};
+use crate::compute::{Stream, Terms};
+use crate::cuda::{self, SUCCESS};
+use crate::root::with_state;
+use crate::sys::{self, Lock, Map};
+
+/// How long it is believed which slots are anybody's.
+const REACH_HOLDS_NS: u64 = 10_000_000;
+
+/// What launches on one GPU go through. Lives in memory of the kernel's, which begins zeroed and is not there in a forked child.
+///
+/// Two locks. `lock` is for the meter, and nothing is called under it. `asking` is for those who ask events, which is calling the
+/// driver: a launch only tries it, and settles nothing where another thread has it. Who ends a context waits for it, since the events go too.
+pub(crate) struct Gate {
+    pub(super) till: Till,
+    lock: Lock,
+    meter: UnsafeCell<Meter>,
+    asking: Lock,
+    events: Events,
+    /// The GPU, among those of the state.
+    gpu: usize,
+    /// Whether the process has work, as far as is known.
+    busy: AtomicBool,
+    reach: AtomicUsize,
+    reach_at: AtomicU64,
+}
+
+// SAFETY: the meter is only used under the lock; all else is atomic.
+unsafe impl Sync for Gate {}
+
+/// What came of asking the meter.
+struct Outcome<T> {
+    value: T,
+    launches: u64,
+    wakes: bool,
+}
+
+impl Gate {
+    /// A new one; `None` where the kernel has no memory.
+    pub(crate) fn new(gpu: usize) -> Option<*mut Self> {
+        let gate = sys::map(Map::Private, Self::LENGTH)?.cast::<Self>();
+        // SAFETY: a new mapping of that length, zeroed, which is how all other fields begin.
+        unsafe {
+            (&raw mut (*gate).meter).write(UnsafeCell::new(Meter::new()));
+            (&raw mut (*gate).gpu).write(gpu);
+        }
+        Some(gate)
+    }
+
+    /// Gives back one that nobody has seen.
+    ///
+    /// # Safety
+    /// It came from [`Gate::new`] and is not used any more.
+    pub(crate) unsafe fn discard(gate: *mut Self) {
+        // SAFETY: by this function's contract.
+        unsafe { sys::unmap(gate.cast(), Self::LENGTH) };
+    }
+
+    const LENGTH: usize = size_of::<Self>().next_multiple_of(4096);
+
+    /// Makes a launch that the till does not pay for.
+    #[cold]
+    pub(super) fn enter(&self, key: Key, stream: Stream, make: impl FnOnce() -> c_int) -> c_int {
+        // What is recorded is not launched, and an event would be recorded too.
+        if stream.is_capturing() {
+            return make();
+        }
+        let admitted = cuda::current_context().and_then(|context| Some((context, self.admit(key, context)?)));
+        let Some((context, (plan, terms))) = admitted else { return make() };
+        let begun = plan.between.is_some_and(|(before, _)| self.events.record(context, before, stream));
+        let result = make();
+        if result != SUCCESS {
+            self.with_meter(|meter| meter.failed(plan, &self.till));
+            return result;
+        }
+        terms.count(1);
+        if let Some((_, behind)) = plan.between {
+            if begun && self.events.record(context, behind, stream) {
+                self.events.recorded(behind);
+            } else {
+                self.with_meter(|meter| meter.unmeasured(plan));
+            }
+        }
+        result
+    }
+
+    /// Waits until a launch may be made. `None` where it cannot be accounted for.
+    fn admit(&self, key: Key, context: usize) -> Option<(Plan, Terms)> {
+        loop {
+            let terms = self.terms()?;
+            let now = sys::monotonic_ns();
+            let decision = self.step(&terms, |meter, around, answers| {
+                let decision = meter.admit(key, context, around, answers, now);
+                if let Decision::Go(Plan { between: Some((before, _)) }) = decision {
+                    self.events.begins(before);
+                }
+                decision
+            })?;
+            match decision {
+                Decision::Go(plan) => return Some((plan, terms)),
+                Decision::Wait(waiting) => terms.wait(waiting, sys::monotonic_ns()),
+            }
+        }
+    }
+
+    /// Looks what is done. `all`: everything in the current context.
+    pub(super) fn drain(&self, all: bool) {
+        if !self.busy.load(Ordering::Relaxed) {
+            return;
+        }
+        let Some(terms) = self.terms() else { return };
+        let now = sys::monotonic_ns();
+        let all = all && self.events.are_of_one_context();
+        self.step(&terms, |meter, around, answers| {
+            if all { meter.synced(around, answers, now) } else { meter.drain(around, answers, now) }
+        });
+    }
+
+    /// A context is about to end.
+    pub(super) fn leave(&self, context: usize) {
+        if !self.events.has(context) {
+            return;
+        }
+        self.drain(false);
+        self.asking.hold(|| {
+            self.with_meter(|meter| meter.leave(context));
+            self.events.destroy(context);
+        });
+    }
+
+    fn terms(&self) -> Option<Terms> {
+        with_state(|state| state.terms(self.gpu))?
+    }
+
+    /// Runs something on the meter, with what events say; then tells others what came of it.
+    fn step<T>(
+        &self,
+        terms: &Terms,
+        run: impl Fn(&mut Meter, &Surroundings<'_>, &mut Answers) -> T,
+    ) -> Option<T> {
+        let decide = |answers: &mut Answers| {
+            let now = sys::monotonic_ns();
+            let around = terms.around(&self.till, terms.siblings(self.reach(terms, now), now), now)?;
+            Some(self.with_meter(|meter| {
+                let value = run(meter, &around, answers);
+                self.busy.store(meter.is_busy(), Ordering::Relaxed);
+                Outcome { value, launches: meter.take_launches(), wakes: meter.must_wake() }
+            }))
+        };
+        let asked = self.asking.try_hold(|| {
+            let unsettled = self.with_meter(|meter| self.events.unsettled(meter));
+            decide(&mut self.events.ask(&unsettled))
+        });
+        let outcome = asked.unwrap_or_else(|| decide(&mut Answers::none()))?;
+        terms.count(outcome.launches);
+        if outcome.wakes {
+            terms.wake();
+        }
+        Some(outcome.value)
+    }
+
+    /// Looking at all slots takes a microsecond or two, so it is done seldom.
+    fn reach(&self, terms: &Terms, now: u64) -> usize {
+        if now.saturating_sub(self.reach_at.load(Ordering::Relaxed)) > REACH_HOLDS_NS {
+            self.reach.store(terms.reach(), Ordering::Relaxed);
+            self.reach_at.store(now, Ordering::Relaxed);
+        }
+        self.reach.load(Ordering::Relaxed)
+    }
+
+    fn with_meter<T>(&self, run: impl FnOnce(&mut Meter) -> T) -> T {
+        // SAFETY: only here, under the lock, which is not taken twice: nothing that runs on the meter calls back.
+        self.lock.hold(|| run(unsafe { &mut *self.meter.get() }))
+    }
+}

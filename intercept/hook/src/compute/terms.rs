@@ -1,0 +1,86 @@
+//! What holds for this process's launches on a GPU: its grants, its places in the ledger, and what the host says.
+
+use core::sync::atomic::Ordering;
+
+use tessera_intercept_abi::ledger::SLOT_LIVE;
+use tessera_intercept_abi::{ComputePolicy, LedgerPage, PublishedPage};
+use tessera_intercept_limiter::compute::{Published, Rate, Surroundings, Till, Waiting};
+
+use crate::sys;
+
+/// How long a context keeps the GPU while others have work.
+const SLICE_NS: u64 = 2_000_000;
+
+/// As the grants are now.
+#[derive(Clone, Copy)]
+pub(crate) struct Terms {
+    /// Where the container accounts.
+    pub(crate) ledger: &'static LedgerPage,
+    /// This process's slot.
+    pub(crate) slot: usize,
+    /// What the host says, for that ledger's grant.
+    pub(crate) published: &'static PublishedPage,
+    /// Of all the container's grants on the GPU: the one that holds least.
+    pub(crate) policy: ComputePolicy,
+    /// Of all of them together.
+    pub(crate) share: Rate,
+}
+
+impl Terms {
+    /// With another grant on the same GPU: they add up.
+    pub(crate) fn and(self, policy: ComputePolicy, share: Rate) -> Self {
+        let policy = match (self.policy, policy) {
+            (ComputePolicy::None, _) | (_, ComputePolicy::None) => ComputePolicy::None,
+            (ComputePolicy::Balance, _) | (_, ComputePolicy::Balance) => ComputePolicy::Balance,
+            (ComputePolicy::Fixed, ComputePolicy::Fixed) => ComputePolicy::Fixed,
+        };
+        let share = Rate::new(self.share.hundredths().saturating_add(share.hundredths()));
+        Self { policy, share, ..self }
+    }
+
+    /// As the meter wants it.
+    pub(super) fn around<'a>(&self, till: &'a Till, siblings: u64, now: u64) -> Option<Surroundings<'a>> {
+        Some(Surroundings {
+            till,
+            page: &self.ledger.compute,
+            slot: &self.ledger.slot.get(self.slot)?.compute,
+            siblings,
+            published: Published::read(self.published, now),
+            policy: self.policy,
+            share: self.share,
+            slice_ns: SLICE_NS,
+        })
+    }
+
+    /// How many of the container's other processes have work, of those below that slot.
+    pub(super) fn siblings(&self, reach: usize, now: u64) -> u64 {
+        let slots = self.ledger.slot.iter().take(reach).enumerate().filter(|(at, _)| *at != self.slot);
+        let live = slots.filter(|(_, slot)| slot.state.load(Ordering::Relaxed) == SLOT_LIVE);
+        live.filter(|(_, slot)| slot.compute.is_busy(now)).count() as u64
+    }
+
+    /// The slot behind the last that is anybody's.
+    pub(super) fn reach(&self) -> usize {
+        let live = |slot: &tessera_intercept_abi::SlotPage| slot.state.load(Ordering::Relaxed) == SLOT_LIVE;
+        self.ledger.slot.iter().rposition(live).map_or(0, |last| last + 1)
+    }
+
+    /// Counts launches.
+    pub(super) fn count(&self, launches: u64) {
+        if launches > 0
+            && let Some(slot) = self.ledger.slot.get(self.slot)
+        {
+            slot.launches.fetch_add(launches, Ordering::Relaxed);
+        }
+    }
+
+    /// Sleeps, holding nothing.
+    pub(super) fn wait(&self, waiting: Waiting, now: u64) {
+        sys::wait_shared(&self.ledger.compute.wake, waiting.wake, waiting.until_ns.saturating_sub(now));
+    }
+
+    /// Lets those look who sleep.
+    pub(super) fn wake(&self) {
+        sys::wake_shared(&self.ledger.compute.wake);
+    }
+}
