@@ -145,12 +145,6 @@ impl GpuConfig {
         if self.memory.oversubscribe == Some(true) {
             return Err(not_supported("memory.oversubscribe", true));
         }
-        if let Some(policy @ (ComputePolicy::Fixed | ComputePolicy::Balance)) = self.compute.policy {
-            return Err(not_supported("compute.policy", policy));
-        }
-        if let Some(priority @ (ComputePriority::High | ComputePriority::Low)) = self.compute.priority {
-            return Err(not_supported("compute.priority", priority));
-        }
         match self.sharing {
             Some(sharing @ (Sharing::TimeSlicing | Sharing::Mps)) => Err(not_supported("sharing", sharing)),
             Some(Sharing::Intercept) | None => Ok(()),

@@ -53,6 +53,12 @@ pub mod metric {
     pub const SHARE_LAUNCHES: &str = "tessera_share_kernel_launches";
     /// Counter per share: functions handed out that no release has that the library knows.
     pub const SHARE_UNKNOWN_FUNCTIONS: &str = "tessera_share_unknown_functions";
+    /// Counter per share: GPU time of its processes, in seconds.
+    pub const SHARE_GPU_SECONDS: &str = "tessera_share_gpu_seconds";
+    /// Counter per share: time that launches were held back, in seconds.
+    pub const SHARE_THROTTLED_SECONDS: &str = "tessera_share_throttled_seconds";
+    /// Counter per share: launches that were held back.
+    pub const SHARE_THROTTLED_LAUNCHES: &str = "tessera_share_throttled_launches";
     /// Gauge per share: living processes that have used the GPU.
     pub const SHARE_PROCESSES: &str = "tessera_share_processes";
     /// Gauge per share: 1 while its ledger can be read, 0 where not, such as where its containers have ruined it.

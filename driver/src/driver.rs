@@ -21,6 +21,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    arbitration::Arbitration,
     audit::Audit,
     base_spec::{BaseSpec, DriverRoot},
     events::Events,
@@ -121,6 +122,7 @@ impl Driver {
         let journal = Arc::new(JournalStore::new(paths.clone()));
         let ledgers = Ledgers::new(paths.clone(), journal.watch());
         let metrics = Arc::new(Metrics::default().of_shares(ShareCollector(ledgers.clone())));
+        let arbitrated = paths.clone();
         let library = InstalledLibrary::install(&settings.intercept_library, &paths, &journal, &*mounts)?;
         let base = Arc::new(BaseSpec::new(SpecStore::new(&cdi_dir), settings.driver_root));
         let files = ShareFiles::new(paths.clone(), mounts);
@@ -154,6 +156,8 @@ impl Driver {
         let servers = KubeletServers::start(&sockets, DRIVER_NAME, Arc::clone(&claims), health)?;
         tokio::spawn(keep_gauges(journal.watch(), servers.registered(), Arc::clone(&metrics), begun));
 
+        let arbitration = Arbitration::new(arbitrated, journal.watch());
+        tokio::spawn(arbitration.run(stop.clone()));
         let slices = SliceSource::new(node_name, settings.device_order, settings.mode);
         let (orphaned_sender, orphaned) = watch::channel(None);
         let audit = Audit::new(

@@ -21,6 +21,7 @@
 //! A restart changes nothing for running pods: all state is in files, which [`prepare::repair`] brings in line at start.
 #![forbid(unsafe_code)]
 
+pub mod arbitration;
 pub mod args;
 pub mod audit;
 pub mod base_spec;

@@ -3,6 +3,7 @@
 //! ```text
 //! <state-dir>/journal.json                          what is prepared         journal
 //! <state-dir>/journal.lock                          shared by instances
+//! <state-dir>/arbitration.lock                      held by the instance that shares compute out
 //! <state-dir>/asked/<claim>                         a Prepare is under way              attempts
 //! <state-dir>/grants/<claim>/<id>/grant             what may be taken        shares; `grants` is a tmpfs of its own
 //! <state-dir>/ledgers/<claim>/<id>/ledger           what is taken; `<id>` is a tmpfs of its own
@@ -53,6 +54,12 @@ impl StatePaths {
     #[must_use]
     pub fn journal_lock(&self) -> PathBuf {
         self.root.join("journal.lock")
+    }
+
+    /// The lock of the instance that says how compute is shared. Never removed, as the journal's.
+    #[must_use]
+    pub fn arbitration_lock(&self) -> PathBuf {
+        self.root.join("arbitration.lock")
     }
 
     /// Prepares under way.

@@ -19,6 +19,7 @@ use std::{
     os::unix::fs::OpenOptionsExt,
     path::Path,
     sync::Arc,
+    time::Duration,
 };
 
 use nix::{
@@ -66,6 +67,12 @@ pub struct Taken {
     pub launches: u64,
     /// Functions that were handed out and that the library does not know.
     pub unknown_functions: u64,
+    /// Launches that were held back.
+    pub throttled_launches: u64,
+    /// For how long, added up over processes.
+    pub throttled: Duration,
+    /// GPU time of all processes, as far as it was measured.
+    pub gpu_time: Duration,
     /// The processes that live.
     pub processes: Vec<ProcessReport>,
 }
@@ -128,18 +135,30 @@ impl Ledgers {
     }
 }
 
-fn read(path: &Path) -> Result<Taken, UnreadableLedger> {
+/// A copy of a ledger, as it is now.
+///
+/// # Errors
+/// What the system says. Whether the bytes are those of a ledger is not looked at.
+pub fn read_ledger(path: &Path) -> io::Result<(File, Vec<u8>)> {
     // Its tenants own the file: whatever it is by now, opening it must neither wait nor lead elsewhere.
     let careful = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
     let file = OpenOptions::new().read(true).custom_flags(careful.bits()).open(path)?;
     let mut bytes = Vec::with_capacity(LEDGER_LEN + 1);
     (&file).take(LEDGER_LEN as u64 + 1).read_to_end(&mut bytes)?;
+    Ok((file, bytes))
+}
+
+fn read(path: &Path) -> Result<Taken, UnreadableLedger> {
+    let (file, bytes) = read_ledger(path)?;
     let report = LedgerReport::parse(&bytes).map_err(UnreadableLedger::Ruined)?;
     let processes = report.processes().filter(|process| is_alive(&file, process.slot)).collect();
     Ok(Taken {
         peak_bytes: report.peak_bytes(),
         refused: report.refused(),
         launches: report.launches(),
+        throttled_launches: report.waits(),
+        throttled: Duration::from_nanos(report.waited_ns()),
+        gpu_time: Duration::from_nanos(report.gpu_ns()),
         unknown_functions: report.unknown_functions(),
         processes,
     })

@@ -200,14 +200,14 @@ async fn parameters_that_this_version_does_not_enforce_are_refused() {
     let node = Node::with_gpus(1);
     let _driver = node.start().await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
-    let mut fixed = claim("a", &[(0, 1, 50)]);
-    fixed["status"]["allocation"]["devices"]["config"] = json!([{"source": "FromClaim", "opaque": {
+    let mut shared = claim("a", &[(0, 1, 50)]);
+    shared["status"]["allocation"]["devices"]["config"] = json!([{"source": "FromClaim", "opaque": {
         "driver": "gpu.tessera.dev",
-        "parameters": {"apiVersion": "gpu.tessera.dev/v1alpha1", "kind": "GpuConfig", "compute": {"policy": "Fixed"}},
+        "parameters": {"apiVersion": "gpu.tessera.dev/v1alpha1", "kind": "GpuConfig", "sharing": "MPS"},
     }}]);
-    node.api.put_claim(fixed);
+    node.api.put_claim(shared);
     let error = kubelet.prepare(asked("a")).await.expect_err("refused");
-    assert!(error.contains("compute.policy") && error.contains("not supported in this version"), "{error}");
+    assert!(error.contains("sharing") && error.contains("not supported in this version"), "{error}");
 }
 
 /// Begins a Prepare whose read of the claim the API server holds, and cancels the call.

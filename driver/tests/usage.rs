@@ -127,6 +127,9 @@ async fn each_share_says_what_it_may_take_and_what_its_living_processes_hold() {
     ledger.word(offset_of!(LedgerPage, refused), 3);
     ledger.word(offset_of!(LedgerPage, past_launches), 10);
     ledger.word(offset_of!(LedgerPage, unknown_functions), 7);
+    ledger.word(offset_of!(LedgerPage, compute.waited_ns), 1_500_000_000);
+    ledger.word(offset_of!(LedgerPage, compute.waits), 12);
+    ledger.word(offset_of!(LedgerPage, past_gpu_ns), 2_250_000_000);
     let total = Total { used_bytes: 1000 * MIB, slot: 5, change: 1 };
     ledger.word(offset_of!(LedgerPage, total), total.pack());
     let alive = Ledger::lives(&node, "a", 0);
@@ -139,6 +142,9 @@ async fn each_share_says_what_it_may_take_and_what_its_living_processes_hold() {
     assert_eq!(value(&driver, "tessera_share_memory_refusals_total"), ["3"]);
     assert_eq!(value(&driver, "tessera_share_kernel_launches_total"), ["24"]);
     assert_eq!(value(&driver, "tessera_share_unknown_functions_total"), ["7"]);
+    assert_eq!(value(&driver, "tessera_share_throttled_launches_total"), ["12"]);
+    assert_eq!(value(&driver, "tessera_share_throttled_seconds_total"), ["1.5"]);
+    assert_eq!(value(&driver, "tessera_share_gpu_seconds_total"), ["2.25"]);
     let metrics = driver.metrics().render();
     let limit = lines(&metrics, "tessera_share_memory_limit_bytes");
     for label in

@@ -166,10 +166,6 @@ fn half_a_topology_term_and_one_said_twice_are_refused() {
 fn what_is_not_enforced_yet_is_refused_with_those_words() {
     let cases = [
         (json!({"memory": {"oversubscribe": true}}), "memory.oversubscribe: true"),
-        (json!({"compute": {"policy": "Fixed"}}), "compute.policy: Fixed"),
-        (json!({"compute": {"policy": "Balance"}}), "compute.policy: Balance"),
-        (json!({"compute": {"priority": "High"}}), "compute.priority: High"),
-        (json!({"compute": {"priority": "Low"}}), "compute.priority: Low"),
         (json!({"sharing": "TimeSlicing"}), "sharing: TimeSlicing"),
         (json!({"sharing": "MPS"}), "sharing: MPS"),
     ];
@@ -188,6 +184,8 @@ fn what_is_enforced_is_accepted() {
         json!({"topology": [{"scope": "PCIe", "mode": "Prefer"}, {"scope": "NVLink", "mode": "Require"}]}),
         json!({"memory": {"percent": 100, "oversubscribe": false}}),
         json!({"compute": {"policy": "None", "priority": "Normal"}}),
+        json!({"compute": {"policy": "Fixed", "priority": "High"}}),
+        json!({"compute": {"policy": "Balance", "priority": "Low"}}),
         json!({"topology": [], "sharing": "Intercept"}),
     ] {
         assert_eq!(unsupported(fields), None);

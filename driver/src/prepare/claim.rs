@@ -5,7 +5,7 @@ use k8s_openapi::api::resource::v1::{
 };
 use tessera_api::{
     ConfigError, Quantity,
-    config::{ComputePolicy, allocated_config, effective_config},
+    config::{ComputePolicy, ComputePriority, allocated_config, effective_config},
     names::{
         ClaimName, ClaimUid, DRIVER_NAME, DeviceName, NameError, Namespace, PodName, PoolName, RequestName,
         ShareId, capacity,
@@ -13,6 +13,7 @@ use tessera_api::{
     quantity::QuantityError,
 };
 
+use crate::state::journal;
 use crate::state::journal::ComputeCap;
 
 /// A claim that this node can prepare.
@@ -47,6 +48,8 @@ pub struct AllocatedShare {
     pub cores_percent: u8,
     /// How the percent is held.
     pub compute: ComputeCap,
+    /// Who yields first.
+    pub priority: journal::ComputePriority,
 }
 
 /// A pod that has reserved a claim.
@@ -252,7 +255,12 @@ fn shares(allocation: &AllocationResult, ours: &PoolName) -> Result<Vec<Allocate
             ComputePolicy::Balance => ComputeCap::Balance,
             ComputePolicy::None => ComputeCap::None,
         };
-        shares.push(share(index, result, request, compute, ours)?);
+        let priority = match config.compute_priority {
+            ComputePriority::High => journal::ComputePriority::High,
+            ComputePriority::Normal => journal::ComputePriority::Normal,
+            ComputePriority::Low => journal::ComputePriority::Low,
+        };
+        shares.push(AllocatedShare { compute, priority, ..share(index, result, request, ours)? });
     }
     if shares.is_empty() { Err(ClaimError::NothingOfOurs) } else { Ok(shares) }
 }
@@ -261,7 +269,6 @@ fn share(
     index: usize,
     result: &DeviceRequestAllocationResult,
     request: RequestName,
-    compute: ComputeCap,
     ours: &PoolName,
 ) -> Result<AllocatedShare, ClaimError> {
     if *ours != result.pool.as_str() {
@@ -289,7 +296,8 @@ fn share(
             .and_then(|percent| u8::try_from(percent).ok())
             .filter(|percent| *percent <= 100)
             .ok_or_else(|| wrong(capacity::CORES, cores, "a whole number from 0 to 100"))?,
-        compute,
+        compute: ComputeCap::None,
+        priority: journal::ComputePriority::default(),
     })
 }
 

@@ -145,6 +145,7 @@ fn record_of(share: &AllocatedShare) -> Result<ShareRecord, PlanError> {
         memory_bytes: share.memory_bytes,
         cores_percent: share.cores_percent,
         compute: share.compute,
+        priority: share.priority,
     })
 }
 

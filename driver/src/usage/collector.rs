@@ -1,5 +1,7 @@
 //! Metrics of every share, read from its ledger when somebody scrapes.
 
+use std::time::Duration;
+
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric},
@@ -77,7 +79,7 @@ const GAUGES: [(&str, &str, Figure); 6] = [
     ),
 ];
 
-const COUNTERS: [(&str, &str, Figure); 3] = [
+const COUNTERS: [(&str, &str, Figure); 4] = [
     (
         metric::SHARE_MEMORY_REFUSALS,
         "Requests for GPU memory that the share's limit refused",
@@ -85,9 +87,30 @@ const COUNTERS: [(&str, &str, Figure); 3] = [
     ),
     (metric::SHARE_LAUNCHES, "Kernel launches of the share's processes", taken!(|taken| taken.launches)),
     (
+        metric::SHARE_THROTTLED_LAUNCHES,
+        "Launches of the share's processes that were held back, since the share had no more of the GPU's time",
+        taken!(|taken| taken.throttled_launches),
+    ),
+    (
         metric::SHARE_UNKNOWN_FUNCTIONS,
         "Times that a program was handed out a driver function newer than the interceptor, which passes uncounted",
         taken!(|taken| taken.unknown_functions),
+    ),
+];
+
+/// A time that a ledger has.
+type Time = fn(&Taken) -> Duration;
+
+const TIMES: [(&str, &str, Time); 2] = [
+    (
+        metric::SHARE_GPU_SECONDS,
+        "GPU time of the share's processes, as the interceptor measured it",
+        |taken| taken.gpu_time,
+    ),
+    (
+        metric::SHARE_THROTTLED_SECONDS,
+        "Time that launches of the share's processes were held back, added up over processes",
+        |taken| taken.throttled,
     ),
 ];
 
@@ -101,6 +124,15 @@ impl Collector for ShareCollector {
         }
         for (name, help, figure) in COUNTERS {
             encode_all(&mut encoder, (name, help, figure), &shares, ConstCounter::new)?;
+        }
+        for (name, help, time) in TIMES {
+            let mut family =
+                encoder.encode_descriptor(name, help, None, ConstCounter::new(0.0).metric_type())?;
+            for (labels, share) in &shares {
+                if let Ok(taken) = &share.taken {
+                    ConstCounter::new(time(taken).as_secs_f64()).encode(family.encode_family(labels)?)?;
+                }
+            }
         }
         Ok(())
     }

@@ -4,7 +4,7 @@ use tessera_api::{
 };
 
 use super::*;
-use crate::state::journal::ComputeCap;
+use crate::state::journal::{ComputeCap, ComputePriority};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -42,6 +42,7 @@ fn share(index: usize, gpu: u8, memory_bytes: u64, cores_percent: u8) -> Allocat
         memory_bytes,
         cores_percent,
         compute: ComputeCap::None,
+        priority: ComputePriority::default(),
     }
 }
 

@@ -65,6 +65,9 @@ pub struct ShareRecord {
     pub cores_percent: u8,
     /// How the percent is held.
     pub compute: ComputeCap,
+    /// Who yields first of those who use what others leave.
+    #[serde(default, skip_serializing_if = "ComputePriority::is_normal")]
+    pub priority: ComputePriority,
 }
 
 /// How a compute share is held; the journal's own words for what a grant says.
@@ -76,6 +79,26 @@ pub enum ComputeCap {
     Fixed,
     /// While others need the GPU.
     Balance,
+}
+
+/// Who gets first what others leave of a GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ComputePriority {
+    /// Before the others.
+    High,
+    /// As nearly all.
+    #[default]
+    Normal,
+    /// What is left then.
+    Low,
+}
+
+impl ComputePriority {
+    // Left out of the journal, so that a driver that does not know the field reads it as long as nobody sets it.
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
+    fn is_normal(&self) -> bool {
+        *self == Self::Normal
+    }
 }
 
 impl ShareRecord {

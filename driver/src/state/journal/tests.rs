@@ -20,6 +20,7 @@ fn record(gpu: &str, memory_bytes: u64, cores_percent: u8) -> ClaimRecord {
         memory_bytes,
         cores_percent,
         compute: ComputeCap::None,
+        priority: ComputePriority::default(),
     };
     ClaimRecord {
         namespace: Namespace::new("ns").expect("a namespace"),

@@ -32,6 +32,8 @@ pub struct Observation {
 #[derive(Debug)]
 pub struct Arbiter<const N: usize> {
     last: [Option<Last>; N],
+    /// By container: busy time of all others, as published.
+    others_busy_ns: [u64; N],
     at: u64,
 }
 
@@ -39,7 +41,6 @@ pub struct Arbiter<const N: usize> {
 struct Last {
     busy_ns: u64,
     gpu_ns: u64,
-    others_busy_ns: u64,
 }
 
 /// What one container did in an interval; parts of a GPU in hundredths of a percent.
@@ -54,16 +55,26 @@ struct Turn {
 const WHOLE: u64 = 10_000;
 /// Less than this is nothing: a heartbeat, not work.
 const IDLE: u64 = 100;
+/// Processes of a container that count as others' company at the same time: ledgers are their tenants' to write, and who believes in a
+/// crowd takes more.
+const MOST_PROCESSES: u64 = 16;
 /// Who had work for so much of the time would have used more.
 const ALWAYS: u64 = 9_000;
 
 impl<const N: usize> Default for Arbiter<N> {
     fn default() -> Self {
-        Self { last: [None; N], at: 0 }
+        Self { last: [None; N], others_busy_ns: [0; N], at: 0 }
     }
 }
 
 impl<const N: usize> Arbiter<N> {
+    /// Goes on from what was published to a container before, since sums never go back.
+    pub fn resume(&mut self, at: usize, others_busy_ns: u64) {
+        if let Some(place) = self.others_busy_ns.get_mut(at) {
+            *place = others_busy_ns;
+        }
+    }
+
     /// Looks at all containers of the GPU (`None`: no such container) and says what to publish to each.
     ///
     /// Each gets what it wants up to what it is entitled to. What is left goes to those who want more, by priority, and within a
@@ -83,19 +94,19 @@ impl<const N: usize> Arbiter<N> {
         }
         let all_busy: u64 = turns.iter().map(|turn| turn.busy_ns).sum();
         core::array::from_fn(|at| {
-            let (seen_now, turn) = (seen.get(at)?.as_ref()?, turns.get(at)?);
-            let last = self.last.get_mut(at)?.get_or_insert_default();
+            let (last, turn) = (self.last.get_mut(at)?, turns.get(at)?);
+            // Another container may get the place of one that is gone.
+            let seen_now = seen.get(at)?.as_ref();
+            *last = seen_now.map(|seen| Last { busy_ns: seen.busy_ns, gpu_ns: seen.gpu_ns });
+            seen_now?;
             let others_busy = all_busy - turn.busy_ns;
-            *last = Last {
-                busy_ns: seen_now.busy_ns,
-                gpu_ns: seen_now.gpu_ns,
-                others_busy_ns: last.others_busy_ns.saturating_add(others_busy),
-            };
+            let others_busy_ns = self.others_busy_ns.get_mut(at)?;
+            *others_busy_ns = others_busy_ns.saturating_add(others_busy);
             let rate = (turn.entitled + extra(at, seen, &turns)).min(WHOLE);
             Some(Published {
                 rate: Rate::new(u16::try_from(rate).unwrap_or(u16::MAX)),
                 others: Crowd::over(others_busy, wall),
-                others_busy_ns: last.others_busy_ns,
+                others_busy_ns: *others_busy_ns,
                 stamp_ms: (now / 1_000_000) as u32,
             })
         })
@@ -105,7 +116,7 @@ impl<const N: usize> Arbiter<N> {
 /// What a container did since it was last seen.
 fn observe(seen: &Observation, last: &Last, wall: u64) -> Turn {
     let part = |ns: u64| ns.saturating_mul(WHOLE) / wall;
-    let busy_ns = seen.busy_ns.saturating_sub(last.busy_ns);
+    let busy_ns = seen.busy_ns.saturating_sub(last.busy_ns).min(wall.saturating_mul(MOST_PROCESSES));
     let used = part(seen.gpu_ns.saturating_sub(last.gpu_ns));
     let wants = match part(busy_ns) {
         ALWAYS.. => WHOLE,

@@ -1,0 +1,164 @@
+//! What the driver tells containers of their GPU's other users, and how fast they may go.
+
+mod stand_in;
+
+use std::{
+    fs::{self, File},
+    mem::offset_of,
+    os::unix::fs::FileExt,
+    time::{Duration, Instant},
+};
+
+use serde_json::json;
+use stand_in::{
+    kubelet::Kubelet,
+    node::{Node, asked, claim, share_id, uid},
+};
+use tessera_api::names::{ClaimDeviceName, ClaimUid};
+use tessera_driver::driver::Driver;
+use tessera_intercept_abi::{
+    LedgerPage, PublishedPage, SlotPage, grant_offset,
+    ledger::{HEADER_LEN, SLOT_LIVE},
+};
+use tessera_intercept_limiter::compute::{Published, Rate};
+
+/// A claim with 30 % of the only GPU, held like that.
+async fn prepare(node: &Node, kubelet: &Kubelet, name: &str, policy: &str, priority: &str) {
+    let mut claim = claim(name, &[(0, 2, 30)]);
+    claim["status"]["allocation"]["devices"]["config"] = json!([{"source": "FromClaim", "opaque": {
+        "driver": "gpu.tessera.dev",
+        "parameters": {
+            "apiVersion": "gpu.tessera.dev/v1alpha1", "kind": "GpuConfig",
+            "compute": {"policy": policy, "priority": priority},
+        },
+    }}]);
+    node.api.put_claim(claim);
+    kubelet.prepare(asked(name)).await.expect("prepared");
+}
+
+fn share(name: &str) -> ClaimDeviceName {
+    let claim = ClaimUid::new(uid(name)).expect("a UID");
+    ClaimDeviceName::of_result(&claim, 0, Some(&share_id(name, 0))).expect("a name")
+}
+
+fn monotonic_ns() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// What a container reads in its grant, fresh.
+fn published(node: &Node, name: &str) -> Option<Published> {
+    let grant = fs::read(node.paths().grant(&share(name))).expect("a grant");
+    let word = |at: usize| {
+        let at = grant_offset::PUBLISHED + at;
+        u64::from_le_bytes(grant[at..at + 8].try_into().expect("eight bytes")).into()
+    };
+    let page = PublishedPage {
+        word: word(offset_of!(PublishedPage, word)),
+        others_busy_ns: word(offset_of!(PublishedPage, others_busy_ns)),
+    };
+    Published::read(&page, monotonic_ns())
+}
+
+/// A process of the claim that has had work since now, and does not stop.
+fn works(node: &Node, name: &str) {
+    let ledger = File::options().write(true).open(node.paths().ledger(&share(name))).expect("a ledger");
+    let word = |at: usize, value: u64| {
+        ledger.write_all_at(&value.to_le_bytes(), (HEADER_LEN + at) as u64).expect("written");
+    };
+    word(offset_of!(SlotPage, compute.done_by_ns), u64::MAX);
+    word(offset_of!(SlotPage, compute.busy_since_ns), monotonic_ns());
+    word(0, u64::from(SLOT_LIVE));
+}
+
+/// Waits until what a container reads is so.
+async fn until(node: &Node, name: &str, so: impl Fn(&Published) -> bool) -> Published {
+    let begun = Instant::now();
+    loop {
+        let now = published(node, name);
+        match now.filter(&so) {
+            Some(published) => return published,
+            None => assert!(begun.elapsed() < Duration::from_secs(60), "{name} reads {now:?}"),
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+async fn begin(node: &Node) -> (Driver, Kubelet) {
+    let driver = node.start().await;
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    (driver, kubelet)
+}
+
+#[tokio::test]
+async fn balance_gets_what_others_leave_until_they_work() {
+    let node = Node::with_gpus(1);
+    let (driver, kubelet) = begin(&node).await;
+    prepare(&node, &kubelet, "a", "Balance", "Normal").await;
+    prepare(&node, &kubelet, "b", "Fixed", "Normal").await;
+    until(&node, "a", |read| read.rate == Rate::FULL && read.others.is_nobody()).await;
+    // The other may have 30 % and works all the time.
+    works(&node, "b");
+    let crowded = until(&node, "a", |read| read.rate == Rate::from_percent(70)).await;
+    until(&node, "a", |read| read.others.in_256ths() > 200).await;
+    let later = until(&node, "a", |read| read.others_busy_ns > crowded.others_busy_ns).await;
+    assert!(later.others.in_256ths() < 400, "one process: {later:?}");
+    driver.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_left_goes_to_the_one_with_priority() {
+    let node = Node::with_gpus(1);
+    let (driver, kubelet) = begin(&node).await;
+    for (name, priority) in [("a", "High"), ("b", "Low")] {
+        prepare(&node, &kubelet, name, "Balance", priority).await;
+        works(&node, name);
+    }
+    until(&node, "a", |read| read.rate == Rate::from_percent(70)).await;
+    until(&node, "b", |read| read.rate == Rate::from_percent(30)).await;
+    driver.stop().await;
+}
+
+#[tokio::test]
+async fn a_driver_that_starts_again_goes_on_from_what_was_published() {
+    let node = Node::with_gpus(1);
+    let (driver, kubelet) = begin(&node).await;
+    prepare(&node, &kubelet, "a", "Balance", "Normal").await;
+    prepare(&node, &kubelet, "b", "Fixed", "Normal").await;
+    works(&node, "b");
+    let before = until(&node, "a", |read| read.others_busy_ns > 50_000_000).await;
+    driver.stop().await;
+    let stopped = published(&node, "a");
+    let driver = node.start().await;
+    let after =
+        until(&node, "a", |read| stopped.is_none_or(|stopped| read.stamp_ms != stopped.stamp_ms)).await;
+    assert!(after.others_busy_ns >= before.others_busy_ns, "{before:?} {after:?}");
+    driver.stop().await;
+}
+
+#[tokio::test]
+async fn a_ledger_that_its_tenant_ruined_leaves_the_others_what_is_theirs() {
+    let node = Node::with_gpus(1);
+    let (driver, kubelet) = begin(&node).await;
+    prepare(&node, &kubelet, "a", "Balance", "Normal").await;
+    prepare(&node, &kubelet, "b", "Balance", "Normal").await;
+    works(&node, "b");
+    until(&node, "a", |read| read.rate < Rate::FULL).await;
+    fs::write(node.paths().ledger(&share("b")), "").expect("written");
+    until(&node, "a", |read| read.rate == Rate::FULL && read.others.is_nobody()).await;
+    // Work of a thousand processes is not believed.
+    let ledger = node.paths().ledger(&share("b"));
+    let mut lies = vec![0; tessera_intercept_abi::LEDGER_LEN];
+    lies[..24].copy_from_slice(&tessera_intercept_abi::ledger::initial());
+    fs::write(&ledger, &lies).expect("written");
+    let written = (monotonic_ns() / 1_000_000) as u32;
+    // The second round that began after that has seen what there was before the lie.
+    let first = until(&node, "a", |read| read.stamp_ms > written).await;
+    until(&node, "a", |read| read.stamp_ms > first.stamp_ms).await;
+    let lie = offset_of!(LedgerPage, compute.past_busy_ns) as u64;
+    let file = File::options().write(true).open(&ledger).expect("a ledger");
+    file.write_all_at(&u64::MAX.to_le_bytes(), lie).expect("written");
+    let read = until(&node, "a", |read| !read.others.is_nobody()).await;
+    assert!(read.others.in_256ths() <= 16 * 256, "{read:?}");
+    driver.stop().await;
+}
