@@ -1,5 +1,5 @@
 /* The emptiest driver: every call succeeds at once, so that what is left is the library's own time. GPU 0 has the UUID of
- * BENCH_GPU (32 hex digits). Kernels take no time. */
+ * BENCH_GPU (32 hex digits). Kernels take 2 ns: less than their launch, so that nobody ever waits for tokens. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,7 +7,8 @@
 
 typedef int Result;
 static const uint64_t ROOM = (uint64_t)80 << 30;
-static char context, function, event, module;
+static char context, function, module, events[4096];
+static _Atomic unsigned made;
 static _Atomic uint64_t next = 0x7f0000000000;
 
 Result cuInit(unsigned flags) { return (int)(flags & 0); }
@@ -51,12 +52,13 @@ Result cuLaunchKernel(void *kernel, unsigned gx, unsigned gy, unsigned gz, unsig
     return kernel ? 0 : 1;
 }
 
-Result cuEventCreate(void **out, unsigned flags) { return *out = &event + (flags & 0), 0; }
+Result cuEventCreate(void **out, unsigned flags) { return *out = &events[(made++ + (flags & 0)) % sizeof events], 0; }
 Result cuEventDestroy_v2(void *of) { return of ? 0 : 1; }
 Result cuEventRecord(void *of, void *stream) { return (void)stream, of ? 0 : 1; }
 Result cuEventQuery(void *of) { return of ? 0 : 1; }
 Result cuEventSynchronize(void *of) { return of ? 0 : 1; }
-Result cuEventElapsedTime(float *ms, void *from, void *to) { return *ms = 0, from && to ? 0 : 1; }
+/* Who measures begins with an empty pair: the first two events. */
+Result cuEventElapsedTime(float *ms, void *from, void *to) { return *ms = to == &events[1] ? 0 : 2e-6f, from ? 0 : 1; }
 Result cuEventElapsedTime_v2(float *ms, void *from, void *to) { return cuEventElapsedTime(ms, from, to); }
 Result cuStreamIsCapturing(void *stream, int *status) { return (void)stream, *status = 0, 0; }
 Result cuThreadExchangeStreamCaptureMode(int *mode) { return *mode = 0, 0; }
