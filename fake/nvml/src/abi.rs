@@ -73,6 +73,16 @@ impl<T> Clone for Out<T> {
 impl<T> Copy for Out<T> {}
 
 impl<T> Out<T> {
+    /// A result that is wanted in here.
+    pub(crate) fn to(place: &mut T) -> Self {
+        Self(place)
+    }
+
+    /// A pointer in a structure of the caller's.
+    pub(crate) fn at_pointer(pointer: *mut T) -> Self {
+        Self(pointer)
+    }
+
     /// Whether it is NULL.
     pub(crate) fn is_null(self) -> bool {
         self.0.is_null()

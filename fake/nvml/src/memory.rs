@@ -1,9 +1,13 @@
-//! Memory, and the processes that hold it.
+//! Memory, and the processes that hold it. Each process is in every list there is of processes: of graphics, of MPS, of accounts,
+//! of sessions.
 
 use std::ffi::c_uint;
 
 use nvml_wrapper_sys::bindings::{
-    nvmlBAR1Memory_t, nvmlMemory_t, nvmlMemory_v2_t, nvmlProcessInfo_t, nvmlProcessInfo_v1_t,
+    nvmlAccountingStats_t, nvmlBAR1Memory_t, nvmlConfComputeMemSizeInfo_t, nvmlDeviceAttributes_t,
+    nvmlEncoderSessionInfo_t, nvmlFBCSessionInfo_t, nvmlMemory_t, nvmlMemory_v2_t, nvmlProcessDetail_v1_t,
+    nvmlProcessDetailList_t, nvmlProcessInfo_t, nvmlProcessInfo_v1_t, nvmlProcessUtilizationInfo_v1_t,
+    nvmlProcessUtilizationSample_t, nvmlProcessesUtilizationInfo_t,
 };
 
 use crate::abi::{Answer, Code, Handle, Out, export, set_list};
@@ -52,8 +56,6 @@ export! {
         memory.set(nvmlBAR1Memory_t { bar1Total: total, bar1Free: total - (1 << 20), bar1Used: 1 << 20 })
     }
     fn nvmlDeviceGetComputeRunningProcesses(device: Handle, count: Out<c_uint>, infos: Out<nvmlProcessInfo_v1_t>) {
-        let first_version =
-            |info: nvmlProcessInfo_t| nvmlProcessInfo_v1_t { pid: info.pid, usedGpuMemory: info.usedGpuMemory };
         set_list(count, infos, processes(device)?.into_iter().map(first_version).collect())
     }
     fn nvmlDeviceGetComputeRunningProcesses_v2(device: Handle, count: Out<c_uint>, infos: Out<nvmlProcessInfo_t>) {
@@ -62,15 +64,159 @@ export! {
     fn nvmlDeviceGetComputeRunningProcesses_v3(device: Handle, count: Out<c_uint>, infos: Out<nvmlProcessInfo_t>) {
         set_list(count, infos, processes(device)?)
     }
-    fn nvmlDeviceGetGraphicsRunningProcesses_v3(device: Handle, count: Out<c_uint>, _infos: Out<nvmlProcessInfo_t>) {
-        device.device()?;
-        count.set(0)
+    fn nvmlDeviceGetGraphicsRunningProcesses(device: Handle, count: Out<c_uint>, infos: Out<nvmlProcessInfo_v1_t>) {
+        set_list(count, infos, processes(device)?.into_iter().map(first_version).collect())
     }
-    fn nvmlDeviceGetMPSComputeRunningProcesses_v3(device: Handle, count: Out<c_uint>, _infos: Out<nvmlProcessInfo_t>) {
-        device.device()?;
-        count.set(0)
+    fn nvmlDeviceGetGraphicsRunningProcesses_v2(device: Handle, count: Out<c_uint>, infos: Out<nvmlProcessInfo_t>) {
+        set_list(count, infos, processes(device)?)
+    }
+    fn nvmlDeviceGetGraphicsRunningProcesses_v3(device: Handle, count: Out<c_uint>, infos: Out<nvmlProcessInfo_t>) {
+        set_list(count, infos, processes(device)?)
+    }
+    fn nvmlDeviceGetMPSComputeRunningProcesses(device: Handle, count: Out<c_uint>, infos: Out<nvmlProcessInfo_v1_t>) {
+        set_list(count, infos, processes(device)?.into_iter().map(first_version).collect())
+    }
+    fn nvmlDeviceGetMPSComputeRunningProcesses_v2(device: Handle, count: Out<c_uint>, infos: Out<nvmlProcessInfo_t>) {
+        set_list(count, infos, processes(device)?)
+    }
+    fn nvmlDeviceGetMPSComputeRunningProcesses_v3(device: Handle, count: Out<c_uint>, infos: Out<nvmlProcessInfo_t>) {
+        set_list(count, infos, processes(device)?)
+    }
+    fn nvmlDeviceGetRunningProcessDetailList(device: Handle, told: Out<nvmlProcessDetailList_t>) {
+        let mut list = told.get()?;
+        if list.version != size_of::<nvmlProcessDetailList_t>() as c_uint | 1 << 24 {
+            return Err(Code::ArgumentVersionMismatch);
+        }
+        let detail = |info: nvmlProcessInfo_t| nvmlProcessDetail_v1_t {
+            pid: info.pid,
+            usedGpuMemory: info.usedGpuMemory,
+            gpuInstanceId: info.gpuInstanceId,
+            computeInstanceId: info.computeInstanceId,
+            usedGpuCcProtectedMemory: 0,
+        };
+        let details = processes(device)?.into_iter().map(detail).collect();
+        let (count, array) = (Out::to(&mut list.numProcArrayEntries), Out::at_pointer(list.procArray));
+        let answer = set_list(count, array, details);
+        told.set(list)?;
+        answer
+    }
+    fn nvmlDeviceGetAccountingPids(device: Handle, count: Out<c_uint>, pids: Out<c_uint>) {
+        set_list(count, pids, processes(device)?.into_iter().map(|process| process.pid).collect())
+    }
+    fn nvmlDeviceGetAccountingStats(device: Handle, pid: c_uint, stats: Out<nvmlAccountingStats_t>) {
+        let found = processes(device)?.into_iter().find(|process| process.pid == pid).ok_or(Code::NotFound)?;
+        stats.set(nvmlAccountingStats_t {
+            gpuUtilization: 50,
+            memoryUtilization: 50,
+            maxMemoryUsage: found.usedGpuMemory,
+            time: 0,
+            startTime: 0,
+            isRunning: 1,
+            reserved: [0; 5],
+        })
+    }
+    fn nvmlDeviceGetEncoderSessions(device: Handle, count: Out<c_uint>, infos: Out<nvmlEncoderSessionInfo_t>) {
+        let session = |process: nvmlProcessInfo_t| nvmlEncoderSessionInfo_t { pid: process.pid, ..EMPTY_SESSION };
+        set_list(count, infos, processes(device)?.into_iter().map(session).collect())
+    }
+    fn nvmlDeviceGetFBCSessions(device: Handle, count: Out<c_uint>, infos: Out<nvmlFBCSessionInfo_t>) {
+        let session = |process: nvmlProcessInfo_t| nvmlFBCSessionInfo_t { pid: process.pid, ..EMPTY_CAPTURE };
+        set_list(count, infos, processes(device)?.into_iter().map(session).collect())
+    }
+    fn nvmlDeviceGetProcessUtilization(
+        device: Handle,
+        samples: Out<nvmlProcessUtilizationSample_t>,
+        count: Out<c_uint>,
+        since: u64,
+    ) {
+        let sample = |process: nvmlProcessInfo_t| nvmlProcessUtilizationSample_t {
+            pid: process.pid,
+            timeStamp: since + 1,
+            smUtil: 50,
+            memUtil: 50,
+            encUtil: 0,
+            decUtil: 0,
+        };
+        set_list(count, samples, processes(device)?.into_iter().map(sample).collect())
+    }
+    fn nvmlDeviceGetProcessesUtilizationInfo(device: Handle, told: Out<nvmlProcessesUtilizationInfo_t>) {
+        let mut list = told.get()?;
+        if list.version != size_of::<nvmlProcessesUtilizationInfo_t>() as c_uint | 1 << 24 {
+            return Err(Code::ArgumentVersionMismatch);
+        }
+        let sample = |process: nvmlProcessInfo_t| nvmlProcessUtilizationInfo_v1_t {
+            timeStamp: 1,
+            pid: process.pid,
+            smUtil: 50,
+            memUtil: 50,
+            encUtil: 0,
+            decUtil: 0,
+            jpgUtil: 0,
+            ofaUtil: 0,
+        };
+        let samples = processes(device)?.into_iter().map(sample).collect();
+        let (count, array) = (Out::to(&mut list.processSamplesCount), Out::at_pointer(list.procUtilArray));
+        let answer = set_list(count, array, samples);
+        told.set(list)?;
+        answer
+    }
+    fn nvmlDeviceGetAttributes_v2(device: Handle, told: Out<nvmlDeviceAttributes_t>) {
+        let device = device.device()?;
+        told.set(nvmlDeviceAttributes_t {
+            multiprocessorCount: device.model.multiprocessors,
+            sharedCopyEngineCount: 8,
+            sharedDecoderCount: 7,
+            sharedEncoderCount: 0,
+            sharedJpegCount: 7,
+            sharedOfaCount: 1,
+            gpuInstanceSliceCount: 0,
+            computeInstanceSliceCount: 0,
+            memorySizeMB: device.machine.memory(&device).total >> 20,
+        })
+    }
+    fn nvmlDeviceGetConfComputeMemSizeInfo(device: Handle, sizes: Out<nvmlConfComputeMemSizeInfo_t>) {
+        let device = device.device()?;
+        let total = device.machine.memory(&device).total;
+        sizes.set(nvmlConfComputeMemSizeInfo_t { protectedMemSizeKib: total >> 10, unprotectedMemSizeKib: total >> 10 })
+    }
+    fn nvmlDeviceGetConfComputeProtectedMemoryUsage(device: Handle, memory: Out<nvmlMemory_t>) {
+        let device = device.device()?;
+        let state = device.machine.memory(&device);
+        memory.set(nvmlMemory_t { total: state.total, free: state.free, used: state.used + state.reserved })
     }
 }
+
+fn first_version(info: nvmlProcessInfo_t) -> nvmlProcessInfo_v1_t {
+    nvmlProcessInfo_v1_t { pid: info.pid, usedGpuMemory: info.usedGpuMemory }
+}
+
+/// Every process has a session of each kind: only so can it be seen who is told of it.
+const EMPTY_SESSION: nvmlEncoderSessionInfo_t = nvmlEncoderSessionInfo_t {
+    sessionId: 1,
+    pid: 0,
+    vgpuInstance: 0,
+    codecType: 0,
+    hResolution: 1920,
+    vResolution: 1080,
+    averageFps: 30,
+    averageLatency: 1000,
+};
+
+/// See [`EMPTY_SESSION`].
+const EMPTY_CAPTURE: nvmlFBCSessionInfo_t = nvmlFBCSessionInfo_t {
+    sessionId: 1,
+    pid: 0,
+    vgpuInstance: 0,
+    displayOrdinal: 0,
+    sessionType: 0,
+    sessionFlags: 0,
+    hMaxResolution: 1920,
+    vMaxResolution: 1080,
+    hResolution: 1920,
+    vResolution: 1080,
+    averageFPS: 30,
+    averageLatency: 1000,
+};
 
 /// The layouts of `nvml.h`.
 const _: () = {

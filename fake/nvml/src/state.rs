@@ -96,17 +96,6 @@ export! {
         let percent = device.device()?.utilization();
         utilization.set(nvmlUtilization_t { gpu: percent, memory: percent / 2 })
     }
-    fn nvmlDeviceGetProcessUtilization(
-        device: Handle,
-        _samples: Out<nvmlProcessUtilizationSample_t>,
-        count: Out<c_uint>,
-        _since: c_ulonglong,
-    ) {
-        device.device()?;
-        // No samples were taken.
-        count.set(0)?;
-        Err(Code::NotFound)
-    }
     fn nvmlDeviceGetClock(device: Handle, kind: c_uint, _which: c_uint, mhz: Out<c_uint>) { clock(device, kind, mhz) }
     fn nvmlDeviceGetClockInfo(device: Handle, kind: c_uint, mhz: Out<c_uint>) { clock(device, kind, mhz) }
     fn nvmlDeviceGetMaxClockInfo(device: Handle, kind: c_uint, mhz: Out<c_uint>) { clock(device, kind, mhz) }

@@ -34,8 +34,8 @@ pub(crate) fn own_slot(ledger: &LedgerPage, locks: &LedgerLocks, burial: &Burial
 }
 
 fn this_process() -> Identity {
-    let namespace = sys::status(HERE, c"/proc/self/ns/pid", 0).map_or(0, |status| status.identity.1);
-    Identity { pid: sys::pid(), start_ticks: start_ticks().unwrap_or(0), pid_namespace: namespace }
+    let pid_namespace = sys::pid_namespace();
+    Identity { pid: sys::pid(), start_ticks: start_ticks().unwrap_or(0), pid_namespace }
 }
 
 /// Field 22 of `/proc/self/stat`. The second field is the program's name in brackets, which may hold anything.

@@ -42,6 +42,7 @@ mod pointers;
 mod pool;
 #[cfg(not(artefact = "preload"))]
 mod proxy;
+mod processes;
 mod resolve;
 mod root;
 mod route;

@@ -12,7 +12,7 @@ use crate::route::hooks;
 use crate::state::Memory;
 
 /// `nvmlDevice_t`.
-type Device = *mut c_void;
+pub(crate) type Device = *mut c_void;
 
 /// `nvmlMemory_t`.
 #[repr(C)]
@@ -35,22 +35,75 @@ pub(crate) struct MemoryInfo2 {
 }
 
 /// `NVML_SUCCESS`.
-const SUCCESS: c_int = 0;
+pub(crate) const SUCCESS: c_int = 0;
+/// `NVML_ERROR_INVALID_ARGUMENT`.
+pub(crate) const INVALID_ARGUMENT: c_int = 2;
+/// `NVML_ERROR_NOT_FOUND`.
+pub(crate) const NOT_FOUND: c_int = 6;
+/// `NVML_ERROR_INSUFFICIENT_SIZE`.
+pub(crate) const INSUFFICIENT_SIZE: c_int = 7;
+/// `NVML_ERROR_FUNCTION_NOT_FOUND`.
+const FUNCTION_NOT_FOUND: c_int = 13;
 
-/// The UUID of a device. Not remembered: NVML is opened and closed at will, and handles then mean others.
-fn uuid(device: Device) -> Option<GpuUuid> {
-    /// `NVML_DEVICE_UUID_V2_BUFFER_SIZE`
-    const ROOM: usize = 96;
+/// `nvmlBAR1Memory_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Bar1 {
+    total: u64,
+    free: u64,
+    used: u64,
+}
+
+/// `nvmlConfComputeMemSizeInfo_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Sizes {
+    protected_kib: u64,
+    unprotected_kib: u64,
+}
+
+/// `nvmlDeviceAttributes_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Attributes {
+    engines: [c_uint; 8],
+    memory_mib: u64,
+}
+
+/// What NVML says is the UUID of a device. Not remembered: NVML is opened and closed at will, and handles then mean others.
+///
+/// # Errors
+/// NVML's own, for what is no device for example.
+pub(crate) fn told_uuid(device: Device) -> Result<[u8; UUID_ROOM], c_int> {
     type Real = unsafe extern "C" fn(Device, *mut c_char, c_uint) -> c_int;
-    let address = Library::loaded(b"libnvidia-ml.so.")?.function(c"nvmlDeviceGetUUID")?;
-    let mut text = [0_u8; ROOM];
+    let function = Library::loaded(b"libnvidia-ml.so.").and_then(|nvml| nvml.function(c"nvmlDeviceGetUUID"));
+    let address = function.ok_or(FUNCTION_NOT_FOUND)?;
+    let mut text = [0_u8; UUID_ROOM];
     // SAFETY: the type is that of nvml.h, the buffer as long as is said.
     let result =
-        unsafe { transmute::<usize, Real>(address)(device, text.as_mut_ptr().cast(), ROOM as c_uint) };
-    if result != SUCCESS {
-        return None;
-    }
+        unsafe { transmute::<usize, Real>(address)(device, text.as_mut_ptr().cast(), UUID_ROOM as c_uint) };
+    if result == SUCCESS { Ok(text) } else { Err(result) }
+}
+
+/// `NVML_DEVICE_UUID_V2_BUFFER_SIZE`
+const UUID_ROOM: usize = 96;
+
+/// The UUID of a GPU.
+pub(crate) fn uuid(device: Device) -> Option<GpuUuid> {
+    let text = told_uuid(device).ok()?;
     GpuUuid::from_str(CStr::from_bytes_until_nul(&text).ok()?.to_str().ok()?).ok()
+}
+
+/// Changes what the driver has written.
+///
+/// # Safety
+/// `told` is NULL, or the driver has written there, if it was content.
+unsafe fn retell<T: Copy>(result: c_int, told: *mut T, tell: impl FnOnce(T) -> T) -> c_int {
+    if result == SUCCESS && !told.is_null() {
+        // SAFETY: by this function's contract.
+        unsafe { told.write_unaligned(tell(told.read_unaligned())) };
+    }
+    result
 }
 
 /// Total, used and free bytes as the container is to see them, of a device that has so many in total and free.
@@ -63,30 +116,67 @@ fn seen(device: Device, total: u64, free: u64) -> (u64, u64, u64) {
     (total, total - free, free)
 }
 
+fn plain(device: Device, told: MemoryInfo) -> MemoryInfo {
+    let (total, used, free) = seen(device, told.total, told.free);
+    MemoryInfo { total, free, used }
+}
+
+/// A size that is no more than what is granted.
+fn within(device: Device, bytes: u64) -> u64 {
+    seen(device, bytes, bytes).0
+}
+
+fn attributes(device: Device, told: Attributes) -> Attributes {
+    Attributes { memory_mib: within(device, told.memory_mib << 20) >> 20, ..told }
+}
+
 hooks! {
     fn nvmlDeviceGetMemoryInfo(device: Device, memory: *mut MemoryInfo) |real| {
         // SAFETY: the program's own call.
-        let result = unsafe { real(device, memory) };
-        if result == SUCCESS && !memory.is_null() {
-            // SAFETY: the driver was content and has written there.
-            let told = unsafe { memory.read_unaligned() };
-            let (total, used, free) = seen(device, told.total, told.free);
-            // SAFETY: as above.
-            unsafe { memory.write_unaligned(MemoryInfo { total, free, used }) };
-        }
-        result
+        unsafe { retell(real(device, memory), memory, |told| plain(device, told)) }
     }
 
     fn nvmlDeviceGetMemoryInfo_v2(device: Device, memory: *mut MemoryInfo2) |real| {
-        // SAFETY: the program's own call.
-        let result = unsafe { real(device, memory) };
-        if result == SUCCESS && !memory.is_null() {
-            // SAFETY: the driver was content and has written there.
-            let told = unsafe { memory.read_unaligned() };
+        let tell = |told: MemoryInfo2| {
             let (total, used, free) = seen(device, told.total, told.free);
-            // SAFETY: as above.
-            unsafe { memory.write_unaligned(MemoryInfo2 { total, reserved: 0, free, used, ..told }) };
-        }
-        result
+            MemoryInfo2 { total, reserved: 0, free, used, ..told }
+        };
+        // SAFETY: the program's own call.
+        unsafe { retell(real(device, memory), memory, tell) }
+    }
+
+    fn nvmlDeviceGetConfComputeProtectedMemoryUsage(device: Device, memory: *mut MemoryInfo) |real| {
+        // SAFETY: the program's own call.
+        unsafe { retell(real(device, memory), memory, |told| plain(device, told)) }
+    }
+
+    fn nvmlDeviceGetConfComputeMemSizeInfo(device: Device, sizes: *mut Sizes) |real| {
+        let kib = |kib: u64| within(device, kib << 10) >> 10;
+        let tell = |told: Sizes| Sizes {
+            protected_kib: kib(told.protected_kib),
+            unprotected_kib: kib(told.unprotected_kib),
+        };
+        // SAFETY: the program's own call.
+        unsafe { retell(real(device, sizes), sizes, tell) }
+    }
+
+    // What of it is in use is others' doing as well: as much is said to be as the container uses of the GPU's memory.
+    fn nvmlDeviceGetBAR1MemoryInfo(device: Device, memory: *mut Bar1) |real| {
+        let tell = |told: Bar1| {
+            let (total, used, free) = seen(device, told.total, told.total);
+            Bar1 { total, free, used }
+        };
+        // SAFETY: the program's own call.
+        unsafe { retell(real(device, memory), memory, tell) }
+    }
+
+    fn nvmlDeviceGetAttributes(device: Device, told: *mut Attributes) |real| {
+        // SAFETY: the program's own call.
+        unsafe { retell(real(device, told), told, |told| attributes(device, told)) }
+    }
+
+    fn nvmlDeviceGetAttributes_v2(device: Device, told: *mut Attributes) |real| {
+        // SAFETY: the program's own call.
+        unsafe { retell(real(device, told), told, |told| attributes(device, told)) }
     }
 }

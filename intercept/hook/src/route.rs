@@ -137,7 +137,7 @@ const fn takes(parameters: &[u8], sizes: &[usize]) -> bool {
 
 /// All routes.
 pub(crate) fn all() -> impl Iterator<Item = &'static Route> {
-    let groups: [&'static [&'static Route]; 12] = [
+    let groups: [&'static [&'static Route]; 13] = [
         crate::memory::ROUTES,
         crate::pool::ROUTES,
         crate::vmm::ROUTES,
@@ -149,6 +149,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Route> {
         crate::launch::ROUTES,
         crate::nvml::ROUTES,
         crate::capture::ROUTES,
+        crate::processes::ROUTES,
         crate::resolve::ROUTES,
     ];
     groups.into_iter().flatten().copied()

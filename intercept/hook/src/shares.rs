@@ -65,6 +65,16 @@ impl Share {
         Total::unpack(self.ledger.total.load(Ordering::Relaxed)).used_bytes
     }
 
+    /// The processes of a PID namespace that hold something, and how much it is.
+    pub(crate) fn holders(&self, namespace: u64) -> impl Iterator<Item = (u32, u64)> {
+        let live = self.ledger.slot.iter().filter(move |slot| {
+            slot.state.load(Ordering::Relaxed) == SLOT_LIVE
+                && slot.pid_namespace.load(Ordering::Relaxed) == namespace
+        });
+        live.map(|slot| (slot.pid.load(Ordering::Relaxed), slot.used_bytes.load(Ordering::Relaxed)))
+            .filter(|(_, bytes)| *bytes > 0)
+    }
+
     /// Gives back what dead processes held.
     pub(crate) fn reclaim(&self) {
         let held_by_others = self.used() > self.account.as_ref().map_or(0, Account::held);

@@ -251,6 +251,28 @@ impl State {
         }))
     }
 
+    /// Calls `found` with the processes of a PID namespace that hold memory of a GPU, and how much it is.
+    pub(crate) fn holders(&mut self, uuid: GpuUuid, namespace: u64, mut found: impl FnMut(u32, u64)) {
+        let Some(gpu) = self.find(uuid) else { return };
+        let shares = self.shares(gpu);
+        shares.iter().for_each(Share::reclaim);
+        for (at, share) in shares.iter().enumerate() {
+            for (pid, _) in share.holders(namespace) {
+                // Who has memory of several grants is one process.
+                let of_process = |share: &Share| {
+                    share
+                        .holders(namespace)
+                        .filter(|holder| holder.0 == pid)
+                        .map(|holder| holder.1)
+                        .sum::<u64>()
+                };
+                if !shares.iter().take(at).any(|earlier| of_process(earlier) > 0) {
+                    found(pid, shares.iter().map(of_process).fold(0, u64::saturating_add));
+                }
+            }
+        }
+    }
+
     /// The shares of a GPU.
     pub(crate) fn shares(&mut self, gpu: usize) -> &mut [Share] {
         let Some(gpu) = self.gpu(gpu) else { return &mut [] };

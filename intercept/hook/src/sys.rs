@@ -208,6 +208,28 @@ pub(crate) fn monotonic_ns() -> u64 {
     time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
 }
 
+/// The PID namespace of the process.
+pub(crate) fn pid_namespace() -> u64 {
+    status(HERE, c"/proc/self/ns/pid", 0).map_or(0, |status| status.identity.1)
+}
+
+/// Writes `/proc/<pid>/cmdline`.
+pub(crate) fn path_of_process(pid: u32, room: &mut [u8; 32]) -> Option<&CStr> {
+    let mut digits = [0_u8; 10];
+    let mut rest = pid;
+    let mut first = digits.len();
+    while first == digits.len() || rest > 0 {
+        first -= 1;
+        *digits.get_mut(first)? = b'0' + (rest % 10) as u8;
+        rest /= 10;
+    }
+    let parts = [b"/proc/".as_slice(), digits.get(first..)?, b"/cmdline"];
+    let path = parts.into_iter().flatten();
+    room.fill(0);
+    room.iter_mut().zip(path).for_each(|(place, byte)| *place = *byte);
+    CStr::from_bytes_until_nul(room).ok()
+}
+
 /// Lets other threads run.
 pub(crate) fn give_way() {
     // SAFETY: no arguments, never fails.
