@@ -28,6 +28,8 @@ pub(crate) enum Kind {
     Pool(Handle),
     /// In memory of the host, from a pool.
     HostPool(Handle),
+    /// On the GPU, where another process has taken it.
+    Imported,
     /// In host memory that is known to the GPU; the host address is the device pointer.
     Managed,
 }
@@ -62,7 +64,7 @@ impl State {
         }
         let address = match kind {
             Kind::Managed => host::map(bytes)?,
-            Kind::HostPool(_) | Kind::Pool(_) => self.new_addresses(gpu, bytes, GRANULE)?,
+            Kind::Imported | Kind::HostPool(_) | Kind::Pool(_) => self.new_addresses(gpu, bytes, GRANULE)?,
             Kind::Device => {
                 self.charge(gpu, bytes)?;
                 self.new_addresses(gpu, bytes, GRANULE)
@@ -78,6 +80,7 @@ impl State {
         let allocation = self.allocations.remove(&address).ok_or(Status::InvalidValue)?;
         match allocation.kind {
             Kind::Managed => host::unmap(address, allocation.bytes),
+            Kind::Imported => {}
             Kind::Device => discharge(allocation.gpu, allocation.bytes)?,
             Kind::Pool(pool) | Kind::HostPool(pool) => {
                 self.return_to_pool(pool, rounded(allocation.bytes).unwrap_or(0))?;

@@ -4,6 +4,7 @@ use std::ffi::c_uint;
 
 use crate::abi::{Answer, In, Out, export};
 use crate::allocation::discharge;
+use crate::bind::Owner;
 use crate::context::{current, current_gpu};
 use crate::state::{self, Handle, State};
 use crate::status::Status;
@@ -36,7 +37,11 @@ struct Solid {
     depth: usize,
     format: c_uint,
     channels: c_uint,
+    flags: c_uint,
 }
+
+/// `CUDA_ARRAY3D_SPARSE` and `CUDA_ARRAY3D_DEFERRED_MAPPING`: memory is mapped to it later.
+const WITHOUT_MEMORY: c_uint = 0x40 | 0x80;
 
 impl Solid {
     /// Bytes of all elements; a dimension of 0 is not there.
@@ -49,6 +54,9 @@ impl Solid {
         };
         if self.width == 0 || !matches!(self.channels, 1 | 2 | 4) {
             return Err(Status::InvalidValue);
+        }
+        if self.flags & WITHOUT_MEMORY != 0 {
+            return Ok(0);
         }
         let sizes = [self.height.max(1), self.depth.max(1), self.channels as usize, channel];
         let all = sizes.into_iter().try_fold(self.width, usize::checked_mul);
@@ -67,7 +75,8 @@ impl State {
 
     fn destroy_array(&mut self, handle: Handle) -> Answer {
         let array = self.arrays.remove(&handle).ok_or(Status::InvalidHandle)?;
-        discharge(array.gpu, array.bytes)
+        discharge(array.gpu, array.bytes)?;
+        self.unbind(|binding| binding.owner == Owner::Array(handle))
     }
 }
 
@@ -93,7 +102,7 @@ fn destroy(handle: Handle, mipmapped: bool) -> Answer {
 export! {
     fn cuArrayCreate_v2(array: Out<Handle>, description: In<Flat>) {
         let Flat { width, height, format, channels } = description.get()?;
-        create(array, Solid { width, height, depth: 0, format, channels }.bytes()?, false)
+        create(array, Solid { width, height, depth: 0, format, channels, flags: 0 }.bytes()?, false)
     }
 
     fn cuArray3DCreate_v2(array: Out<Handle>, description: In<Solid>) {

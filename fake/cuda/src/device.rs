@@ -20,6 +20,11 @@ impl Device {
         Self(ordinal.and_then(|ordinal| c_int::try_from(ordinal).ok()).unwrap_or(c_int::MAX))
     }
 
+    /// The ordinal.
+    pub(crate) fn ordinal(self) -> c_int {
+        self.0
+    }
+
     /// What an application means by this ordinal.
     pub(crate) fn at(ordinal: c_int) -> Self {
         Self(ordinal)

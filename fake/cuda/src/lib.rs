@@ -9,6 +9,7 @@
 //! | `device` | the GPUs of the world: names, UUIDs, attributes |
 //! | `context` | primary and plain contexts, a stack of current ones per thread; a context takes memory |
 //! | `memory`, `pool`, `vmm`, `array` | memory that is taken from the world's GPU, against all processes of the world, and given back when the process dies. Nothing is behind it: copies check their bounds, take their time and move no bytes |
+//! | `bind`, `share` | what keeps physical memory without having any; memory of other processes and APIs |
 //! | `timeline`, `stream`, `event`, `launch` | work takes modelled time, one kernel after the other on a GPU; synchronising really waits (times the world's `time.scale`) |
 //! | `capture`, `graph` | streams record what they are given, and calls that are forbidden meanwhile spoil it; a graph takes as long as its kernels together |
 //! | `module` | any image is a module and has any function; one named `..._for_250us` takes that long |
@@ -21,6 +22,7 @@ mod abi;
 mod allocation;
 mod array;
 mod attribute;
+mod bind;
 mod capture;
 mod context;
 mod copy;
@@ -35,6 +37,7 @@ mod memory;
 mod module;
 mod pool;
 mod resolve;
+mod share;
 mod state;
 mod status;
 mod stream;

@@ -173,8 +173,8 @@ export! {
     fn cuMemPoolCreate(pool: Out<Handle>, properties: In<Properties>) {
         pool.check()?;
         let Properties { kind, handle_types, location_type, location } = properties.get()?;
-        // Pinned, and not to be shared with other processes.
-        if (kind, handle_types) != (1, 0) {
+        // Pinned, and shared with nobody, or through descriptors.
+        if kind != 1 || !matches!(handle_types, 0 | 1) {
             return Err(Status::NotSupported);
         }
         let gpu = match location_type {

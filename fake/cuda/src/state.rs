@@ -2,18 +2,20 @@
 //!
 //! One lock over all of it; nothing waits while it is held.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::abi::Answer;
 use crate::allocation::Allocation;
 use crate::array::Array;
+use crate::bind::Binding;
 use crate::context::{Context, Green, Primary};
 use crate::driver;
 use crate::event::Event;
 use crate::graph::Graph;
 use crate::module::{Function, Module};
 use crate::pool::Pool;
+use crate::share::Opened;
 use crate::status::Status;
 use crate::stream::Stream;
 use crate::timeline::Timeline;
@@ -57,6 +59,14 @@ pub(crate) struct State {
     pub(crate) reservations: BTreeMap<u64, Reservation>,
     pub(crate) graphs: HashMap<Handle, Graph>,
     pub(crate) executable_graphs: HashMap<Handle, Graph>,
+    /// What keeps physical memory beside handles and mappings.
+    pub(crate) bindings: Vec<Binding>,
+    pub(crate) endpoint_ids: u32,
+    pub(crate) endpoints: HashSet<u32>,
+    /// By address: memory of other processes that is open here.
+    pub(crate) opened: HashMap<u64, Opened>,
+    pub(crate) imported_pools: HashSet<Handle>,
+    pub(crate) external: HashSet<Handle>,
     pub(crate) timelines: HashMap<usize, Timeline>,
 }
 

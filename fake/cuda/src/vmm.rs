@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_ulonglong, c_void};
 
 use crate::abi::{Answer, In, Out, export};
 use crate::allocation::discharge;
+use crate::bind::Owner;
 use crate::device::{Device, gpu};
 use crate::driver;
 use crate::pool::ON_DEVICE;
@@ -13,15 +14,16 @@ use crate::status::Status;
 /// Physical memory comes in pieces of 2 MiB.
 const GRANULARITY: u64 = 2 << 20;
 
-/// A piece of physical memory.
+/// A piece of physical memory, or a multicast object, which has none.
 #[derive(Debug)]
 pub(crate) struct Physical {
-    /// `None`: in host memory, which nobody counts here.
-    gpu: Option<usize>,
-    bytes: u64,
-    /// The handle itself, and every mapping.
-    references: usize,
-    handle_open: bool,
+    pub(crate) gpu: Option<usize>,
+    pub(crate) bytes: u64,
+    /// What it takes of its GPU: nothing in host memory, which nobody counts here, and what others have taken.
+    pub(crate) taken: u64,
+    /// The handle, as often as it is open, every mapping, and everything that it is bound to.
+    pub(crate) references: usize,
+    pub(crate) handles: usize,
 }
 
 /// A range of addresses.
@@ -65,15 +67,33 @@ impl Reservation {
 
 impl state::State {
     /// Lets go of physical memory once; the last to let go frees it.
-    fn let_go(&mut self, handle: u64) -> Answer {
+    pub(crate) fn let_go(&mut self, handle: u64) -> Answer {
         let physical = self.physical.get_mut(&handle).ok_or(Status::InvalidValue)?;
         physical.references -= 1;
         if physical.references > 0 {
             return Ok(());
         }
-        let (gpu, bytes) = (physical.gpu, physical.bytes);
+        let (gpu, taken) = (physical.gpu, physical.taken);
         self.physical.remove(&handle);
-        gpu.map_or(Ok(()), |gpu| discharge(gpu, bytes))
+        gpu.map_or(Ok(()), |gpu| discharge(gpu, taken))?;
+        self.unbind(|binding| binding.owner == Owner::Multicast(handle))
+    }
+
+    /// A new handle.
+    pub(crate) fn open_physical(&mut self, gpu: Option<usize>, bytes: u64, taken: u64) -> u64 {
+        let new = self.new_handle().0 as u64;
+        self.physical.insert(new, Physical { gpu, bytes, taken, references: 1, handles: 1 });
+        new
+    }
+
+    /// The memory that is mapped at an address.
+    pub(crate) fn physical_at(&self, address: u64) -> Answer<u64> {
+        let (_, reservation) = self.reservations.range(..=address).next_back().ok_or(Status::InvalidValue)?;
+        let mut below = reservation.mappings.iter().filter(|(at, handle)| {
+            let bytes = self.physical.get(handle).map_or(0, |physical| physical.bytes);
+            (*at..at.saturating_add(bytes)).contains(&address)
+        });
+        below.next().map(|(_, handle)| *handle).ok_or(Status::InvalidValue)
     }
 }
 
@@ -98,18 +118,35 @@ export! {
         if let Some(gpu) = gpu {
             state.charge(gpu, bytes)?;
         }
-        let new = state.new_handle().0 as u64;
-        state.physical.insert(new, Physical { gpu, bytes, references: 1, handle_open: true });
-        handle.set(new)
+        let taken = if gpu.is_some() { bytes } else { 0 };
+        handle.set(state.open_physical(gpu, bytes, taken))
     }
 
     fn cuMemRelease(handle: u64) {
         let mut state = state::lock()?;
         let physical = state.physical.get_mut(&handle).ok_or(Status::InvalidValue)?;
-        if !std::mem::take(&mut physical.handle_open) {
-            return Err(Status::InvalidValue);
-        }
+        physical.handles = physical.handles.checked_sub(1).ok_or(Status::InvalidValue)?;
         state.let_go(handle)
+    }
+
+    fn cuMemRetainAllocationHandle(handle: Out<u64>, address: u64) {
+        handle.check()?;
+        let mut state = state::lock()?;
+        let found = state.physical_at(address)?;
+        let physical = state.physical.get_mut(&found).ok_or(Status::InvalidValue)?;
+        (physical.handles, physical.references) = (physical.handles + 1, physical.references + 1);
+        handle.set(found)
+    }
+
+    fn cuMemGetAllocationPropertiesFromHandle(properties: Out<Properties>, handle: u64) {
+        properties.check()?;
+        let state = state::lock()?;
+        let physical = state.physical.get(&handle).filter(|physical| physical.bytes > 0);
+        let (location_type, location) = match physical.ok_or(Status::InvalidValue)?.gpu {
+            Some(gpu) => (ON_DEVICE, Device::of(gpu).ordinal()),
+            None => (3, 0),
+        };
+        properties.set(Properties { kind: 1, handle_types: 0, location_type, location })
     }
 
     fn cuMemAddressReserve(

@@ -2,8 +2,10 @@
 
 use core::ffi::{c_int, c_uint};
 
+use crate::bind::{self, Owner};
 use crate::charge::{charged, discharged};
-use crate::cuda::Handle;
+use crate::cuda::{Handle, SUCCESS};
+use crate::root::with_state;
 use crate::route::hooks;
 use crate::state::Kind;
 
@@ -136,6 +138,15 @@ unsafe fn create<D: Copy + Into<Solid>>(
     charged(bytes, Kind::Array, real, taken, |array| destroy(array as Handle))
 }
 
+/// Destroys an array; what was mapped to it goes with it.
+fn gone(array: Handle, real: impl FnOnce() -> c_int) -> c_int {
+    let result = discharged(Kind::Array, array as u64, real);
+    if result == SUCCESS {
+        with_state(|state| bind::gone(state, Owner::Array(array as u64)));
+    }
+    result
+}
+
 /// Destroys an array that could not be remembered.
 fn destroy(array: Handle) {
     if let Some(address) = cuArrayDestroy::ROUTE.real() {
@@ -180,11 +191,11 @@ hooks! {
 
     fn cuArrayDestroy(array: Handle) |real| {
         // SAFETY: the program's own call.
-        discharged(Kind::Array, array as u64, || unsafe { real(array) })
+        gone(array, || unsafe { real(array) })
     }
 
     fn cuMipmappedArrayDestroy(array: Handle) |real| {
         // SAFETY: the program's own call.
-        discharged(Kind::Array, array as u64, || unsafe { real(array) })
+        gone(array, || unsafe { real(array) })
     }
 }

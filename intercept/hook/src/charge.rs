@@ -56,6 +56,26 @@ pub(crate) fn charge(device: Option<Device>, bytes: u64) -> Result<Charge, Refus
     }
 }
 
+/// The same by the GPU.
+///
+/// # Errors
+/// It is not granted.
+pub(crate) fn charge_gpu(gpu: u32, bytes: u64) -> Result<Charge, Refusal> {
+    match charge_gpu_once(gpu, bytes) {
+        Err(Refusal::NotGranted) if crate::pool::trim() => charge_gpu_once(gpu, bytes),
+        charged => charged,
+    }
+}
+
+/// The same by the GPU, without asking pools.
+///
+/// # Errors
+/// It is not granted.
+pub(crate) fn charge_gpu_once(gpu: u32, bytes: u64) -> Result<Charge, Refusal> {
+    let charged = with_state(|state| state.reserve(gpu as usize, bytes).is_ok());
+    if charged == Some(true) { Ok(Charge { gpu, bytes }) } else { Err(Refusal::NotGranted) }
+}
+
 /// The same without asking pools.
 ///
 /// # Errors

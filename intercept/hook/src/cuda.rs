@@ -83,6 +83,8 @@ static MEM_FREE: Helper = Helper::new("cuMemFree_v2");
 static POOL_GET_ATTRIBUTE: Helper = Helper::new("cuMemPoolGetAttribute");
 static POOL_TRIM: Helper = Helper::new("cuMemPoolTrimTo");
 static DEVICE_GET_POOL: Helper = Helper::new("cuDeviceGetMemPool");
+static ALLOCATION_PROPERTIES: Helper = Helper::new("cuMemGetAllocationPropertiesFromHandle");
+static ADDRESS_RANGE: Helper = Helper::new("cuMemGetAddressRange_v2");
 static IS_CAPTURING: Helper = Helper::new("cuStreamIsCapturing");
 static IS_CAPTURING_PER_THREAD: Helper = Helper::new("cuStreamIsCapturing_ptsz");
 static DEVICE_GET_ATTRIBUTE: Helper = Helper::new("cuDeviceGetAttribute");
@@ -102,6 +104,8 @@ pub(crate) fn forget_helpers() {
         &POOL_GET_ATTRIBUTE,
         &POOL_TRIM,
         &DEVICE_GET_POOL,
+        &ALLOCATION_PROPERTIES,
+        &ADDRESS_RANGE,
         &IS_CAPTURING,
         &IS_CAPTURING_PER_THREAD,
         &DEVICE_GET_ATTRIBUTE,
@@ -253,6 +257,24 @@ pub(crate) fn limit(which: c_uint) -> Option<usize> {
     let mut value = 0;
     // SAFETY: the result goes to a variable of ours.
     (unsafe { real(&mut value, which) } == SUCCESS).then_some(value)
+}
+
+/// What a handle of physical memory was made with; `false` where it is of something else.
+pub(crate) fn allocation_properties(handle: u64, room: &mut [u64; 32]) -> bool {
+    type Real = unsafe extern "C" fn(*mut c_void, u64) -> c_int;
+    let Some(address) = ALLOCATION_PROPERTIES.address() else { return false };
+    // SAFETY: the type is that of cuda.h, and there is more room than any of its versions has properties.
+    unsafe { core::mem::transmute::<usize, Real>(address)(room.as_mut_ptr().cast(), handle) == SUCCESS }
+}
+
+/// How long the memory is that begins at an address.
+pub(crate) fn length_of(pointer: Pointer) -> Option<u64> {
+    type Real = unsafe extern "C" fn(*mut Pointer, *mut usize, Pointer) -> c_int;
+    // SAFETY: the type is that of cuda.h.
+    let real = unsafe { core::mem::transmute::<usize, Real>(ADDRESS_RANGE.address()?) };
+    let (mut base, mut bytes) = (0, 0);
+    // SAFETY: the results go to variables of ours.
+    (unsafe { real(&mut base, &mut bytes, pointer) } == SUCCESS).then_some(bytes as u64)
 }
 
 /// Whether the primary context of a device is alive.

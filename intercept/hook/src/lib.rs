@@ -22,6 +22,7 @@
 #![cfg_attr(panic = "abort", no_std)]
 
 mod array;
+mod bind;
 mod capture;
 mod charge;
 mod compute;
@@ -30,6 +31,7 @@ mod cuda;
 mod elf;
 mod gauge;
 mod grants;
+mod import;
 mod info;
 mod launch;
 mod ledger_lock;
@@ -40,9 +42,9 @@ mod memory;
 mod nvml;
 mod pointers;
 mod pool;
+mod processes;
 #[cfg(not(artefact = "preload"))]
 mod proxy;
-mod processes;
 mod resolve;
 mod root;
 mod route;

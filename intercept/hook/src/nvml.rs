@@ -8,7 +8,7 @@ use tessera_intercept_abi::GpuUuid;
 
 use crate::elf::Library;
 use crate::root::with_state;
-use crate::route::hooks;
+use crate::route::{Of, hooks};
 use crate::state::Memory;
 
 /// `nvmlDevice_t`.
@@ -76,7 +76,7 @@ pub(crate) struct Attributes {
 /// NVML's own, for what is no device for example.
 pub(crate) fn told_uuid(device: Device) -> Result<[u8; UUID_ROOM], c_int> {
     type Real = unsafe extern "C" fn(Device, *mut c_char, c_uint) -> c_int;
-    let function = Library::loaded(b"libnvidia-ml.so.").and_then(|nvml| nvml.function(c"nvmlDeviceGetUUID"));
+    let function = Library::driver(Of::Nvml).and_then(|nvml| nvml.function(c"nvmlDeviceGetUUID"));
     let address = function.ok_or(FUNCTION_NOT_FOUND)?;
     let mut text = [0_u8; UUID_ROOM];
     // SAFETY: the type is that of nvml.h, the buffer as long as is said.

@@ -7,7 +7,7 @@
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use crate::charge::{Charge, Refusal, charge_once, discharged, gpu_of};
+use crate::charge::{Charge, Refusal, charge_gpu_once, charge_once, discharged, gpu_of};
 use crate::cuda::{self, Form, Handle, OUT_OF_MEMORY, Pointer, SUCCESS};
 use crate::gauge::{self, POOL};
 use crate::pointers::Cost;
@@ -122,7 +122,7 @@ fn charge_before(pool: Option<Handle>, bytes: u64) -> Result<Option<Charge>, Ref
         with_state(|state| state.table(Kind::Pool).get(pool? as u64).map(|known| known.gpu)).flatten();
     let rounded = bytes.checked_next_multiple_of(GRANULARITY).unwrap_or(u64::MAX);
     let charge = || match of_pool {
-        Some(gpu) => charge_on(gpu, rounded),
+        Some(gpu) => charge_gpu_once(gpu, rounded),
         None => charge_once(cuda::current_device(), rounded),
     };
     match charge() {
@@ -130,11 +130,6 @@ fn charge_before(pool: Option<Handle>, bytes: u64) -> Result<Option<Charge>, Ref
         Err(Refusal::NotGranted) if trim() => charge().map(Some),
         charged => charged.map(Some),
     }
-}
-
-fn charge_on(gpu: u32, bytes: u64) -> Result<Charge, Refusal> {
-    let charged = with_state(|state| state.reserve(gpu as usize, bytes).is_ok());
-    if charged == Some(true) { Ok(Charge { gpu, bytes }) } else { Err(Refusal::NotGranted) }
 }
 
 /// Takes from a pool.

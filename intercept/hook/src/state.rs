@@ -5,6 +5,7 @@ use core::mem::{MaybeUninit, size_of};
 use tessera_intercept_abi::GpuUuid;
 use tessera_intercept_limiter::{Refused, release_across, reserve_across};
 
+use crate::bind::Binding;
 use crate::compute::Terms;
 use crate::gauge::Gauge;
 use crate::grants;
@@ -34,10 +35,14 @@ pub(crate) enum Kind {
     Pooled = 5,
     /// Contexts; `holders` is how often they are attached.
     Context = 6,
+    /// Device pointers of memory of other processes; `holders` is how often it is open.
+    Imported = 7,
+    /// Handles of memory of other APIs.
+    External = 8,
 }
 
 /// How many kinds there are.
-const KINDS: usize = 7;
+const KINDS: usize = 9;
 
 /// One GPU.
 struct Gpu {
@@ -66,6 +71,8 @@ pub(crate) struct State {
     tables: [Table; KINDS],
     /// What the driver counts itself.
     gauges: Table<Gauge>,
+    /// What keeps physical memory beside its handles and mappings.
+    bindings: Table<Binding>,
     /// The last ticket of a reading.
     tickets: u64,
     /// By device: its UUID, once asked for.
@@ -157,7 +164,8 @@ impl State {
 
     /// What pointers, handles or arrays cost.
     pub(crate) fn table(&mut self, kind: Kind) -> &mut Table {
-        let [pointers, physical, mappings, arrays, pools, pooled, contexts] = &mut self.tables;
+        let [pointers, physical, mappings, arrays, pools, pooled, contexts, imported, external] =
+            &mut self.tables;
         match kind {
             Kind::Pointer => pointers,
             Kind::Physical => physical,
@@ -166,12 +174,19 @@ impl State {
             Kind::Pool => pools,
             Kind::Pooled => pooled,
             Kind::Context => contexts,
+            Kind::Imported => imported,
+            Kind::External => external,
         }
     }
 
     /// What the driver counts itself.
     pub(crate) fn gauges(&mut self) -> &mut Table<Gauge> {
         &mut self.gauges
+    }
+
+    /// What keeps physical memory beside its handles and mappings.
+    pub(crate) fn bindings(&mut self) -> &mut Table<Binding> {
+        &mut self.bindings
     }
 
     /// A number that was never given out before.

@@ -6,6 +6,7 @@ mod container;
 use container::{GIB, MIB, Node, NodeShare, can_contain};
 use serde_json::Value;
 use tessera_intercept_abi::{Grant, LedgerPage, ledger::Total};
+use tessera_intercept_symbols::Version;
 
 /// A share of the first GPU that pays for contexts what the fake driver takes for them.
 fn share(node: &Node, bytes: u64) -> NodeShare {
@@ -52,4 +53,51 @@ fn what_pools_keep_is_never_more_than_granted_and_never_in_the_way() {
     assert!(refusals.iter().all(|line| line["refused"] == 2), "{refusals:?}");
     assert_eq!(refusals.len(), 10);
     assert_eq!(share.ledger(|ledger| ledger.peak_bytes()), 256 * MIB + node.context_bytes());
+}
+
+#[test]
+fn what_is_bound_to_something_is_charged_until_that_lets_go() {
+    if !can_contain("what_is_bound_to_something_is_charged_until_that_lets_go") {
+        return;
+    }
+    let node = Node::with_cuda(Version(13050));
+    let lines = run(&node, &share(&node, 64 * GIB), "bound", &[]);
+    let (refusals, steps): (Vec<_>, Vec<_>) =
+        lines.into_iter().partition(|line| line.get("refused").is_some());
+    assert_agreed(&steps, 33);
+    assert!(refusals.len() == 4 && refusals.iter().all(|line| line["refused"] == 1), "{refusals:?}");
+}
+
+/// Who took the memory may be gone, or have given it back: whoever has it open pays.
+#[test]
+fn imported_memory_is_charged_while_it_is_open() {
+    if !can_contain("imported_memory_is_charged_while_it_is_open") {
+        return;
+    }
+    let node = Node::new();
+    // Contexts of two processes, what the other holds, and a little.
+    let least = 2 * node.context_bytes() + (3 + 4 + 32) * MIB;
+    let lines = run(&node, &share(&node, least + 16 * MIB), "imports", &[]);
+    let imports: Vec<_> = lines
+        .iter()
+        .filter(|line| line.get("import").is_some())
+        .map(|line| (line["import"].as_str().unwrap_or_default(), &line["charged"], &line["left"]))
+        .collect();
+    let expected = [
+        ("cuIpcOpenMemHandle", 3 * MIB),
+        ("cuMemImportFromShareableHandle", 4 * MIB),
+        ("cuMemPoolImportPointer", 5 * MIB),
+        ("cuImportExternalMemory", 7 * MIB),
+        ("refused", 0),
+    ];
+    let expected = expected.map(|(call, bytes)| (call, serde_json::Value::from(bytes)));
+    let none = 0.into();
+    assert_eq!(imports, expected.iter().map(|(call, bytes)| (*call, bytes, &none)).collect::<Vec<_>>());
+    let refused = |line: &&Value| line.get("refused").is_some();
+    assert_eq!(lines.iter().filter(refused).count(), 4);
+    assert!(lines.iter().filter(refused).all(|line| line["refused"] == 2), "{lines:?}");
+    assert!(
+        lines.iter().filter_map(|line| line.get("closed")).all(|result| *result == 1),
+        "the driver's errors"
+    );
 }

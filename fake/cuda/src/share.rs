@@ -1,0 +1,225 @@
+//! Memory that is shared between processes and with other APIs. Who imports it takes nothing of the GPU: that has been taken.
+//!
+//! What processes hand each other through a descriptor is a file with the GPU and the size in it.
+
+use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
+use std::fs::File;
+use std::io::Write as _;
+use std::mem::ManuallyDrop;
+use std::os::fd::{FromRawFd as _, IntoRawFd as _};
+use std::os::unix::fs::FileExt as _;
+
+use crate::abi::{Answer, In, Out, export};
+use crate::allocation::{Allocation, Kind};
+use crate::context::current;
+use crate::device::{Device, gpu};
+use crate::state::{self, Handle, State};
+use crate::status::Status;
+
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`
+const DESCRIPTOR: c_int = 1;
+
+/// What is handed over: in `CUipcMemHandle`, in `CUmemPoolPtrExportData`, and in files.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Shared {
+    process: u64,
+    address: u64,
+    gpu: u64,
+    bytes: u64,
+    rest: [u64; 4],
+}
+
+/// Memory of another process that is open here.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    from: (u64, u64),
+    times: usize,
+}
+
+/// `CUDA_EXTERNAL_MEMORY_HANDLE_DESC`, as far as it is looked at.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct External {
+    kind: c_int,
+    handle: [u64; 2],
+    bytes: u64,
+}
+
+fn shared(state: &State, pointer: u64) -> Answer<Shared> {
+    let (start, allocation) = state.allocation_at(pointer).ok_or(Status::InvalidValue)?;
+    let process = u64::from(std::process::id());
+    Ok(Shared { process, address: start, gpu: allocation.gpu as u64, bytes: allocation.bytes, rest: [0; 4] })
+}
+
+/// Writes a number of a GPU (or none) and a size into a new file.
+fn descriptor(gpu: Option<usize>, bytes: u64) -> Answer<c_int> {
+    // SAFETY: a terminated name.
+    let fd = unsafe { libc::memfd_create(c"shared".as_ptr(), libc::MFD_CLOEXEC) };
+    if fd < 0 {
+        return Err(Status::OutOfMemory);
+    }
+    // SAFETY: the descriptor is new.
+    let mut file = unsafe { File::from_raw_fd(fd) };
+    let gpu = gpu.map_or(u64::MAX, |gpu| gpu as u64);
+    let text: Vec<u8> = [gpu, bytes].iter().flat_map(|word| word.to_le_bytes()).collect();
+    file.write_all(&text).map_err(|_| Status::OutOfMemory)?;
+    Ok(file.into_raw_fd())
+}
+
+fn read_descriptor(shareable: *mut c_void) -> Answer<(Option<usize>, u64)> {
+    let fd = shareable as usize as c_int;
+    if fd < 0 {
+        return Err(Status::InvalidValue);
+    }
+    // SAFETY: the descriptor stays the caller's.
+    let file = ManuallyDrop::new(unsafe { File::from_raw_fd(fd) });
+    let mut bytes = [0; 16];
+    file.read_exact_at(&mut bytes, 0).map_err(|_| Status::InvalidValue)?;
+    let word =
+        |at: usize| bytes[at..at + 8].iter().rev().fold(0_u64, |word, byte| word << 8 | u64::from(*byte));
+    Ok((usize::try_from(word(0)).ok().filter(|gpu| *gpu != usize::MAX), word(8)))
+}
+
+fn open(out: Out<u64>, shared: &Shared) -> Answer {
+    out.check()?;
+    if shared.bytes == 0 {
+        return Err(Status::InvalidValue);
+    }
+    if shared.process == u64::from(std::process::id()) {
+        return Err(Status::InvalidContext);
+    }
+    let mut state = state::lock()?;
+    let from = (shared.process, shared.address);
+    let known = state.opened.iter_mut().find(|(_, opened)| opened.from == from);
+    if let Some((pointer, opened)) = known {
+        opened.times += 1;
+        return out.set(*pointer);
+    }
+    let pointer = import(&mut state, shared)?;
+    state.opened.insert(pointer, Opened { from, times: 1 });
+    out.set(pointer)
+}
+
+/// An address for memory of another process.
+fn import(state: &mut State, shared: &Shared) -> Answer<u64> {
+    let context = current().ok_or(Status::InvalidContext)?;
+    let gpu = shared.gpu as usize;
+    let address = state.new_addresses(gpu, shared.bytes, 512)?;
+    let allocation = Allocation { gpu, context, bytes: shared.bytes, kind: Kind::Imported };
+    state.allocations.insert(address, allocation);
+    Ok(address)
+}
+
+export! {
+    fn cuIpcGetMemHandle(handle: Out<Shared>, pointer: u64) {
+        handle.check()?;
+        let shared = shared(&*state::lock()?, pointer)?;
+        handle.set(shared)
+    }
+
+    fn cuIpcOpenMemHandle(pointer: Out<u64>, handle: Shared, flags: c_uint) {
+        if flags != 1 {
+            return Err(Status::InvalidValue);
+        }
+        open(pointer, &handle)
+    }
+
+    fn cuIpcOpenMemHandle_v2(pointer: Out<u64>, handle: Shared, flags: c_uint) {
+        if flags != 1 {
+            return Err(Status::InvalidValue);
+        }
+        open(pointer, &handle)
+    }
+
+    fn cuIpcCloseMemHandle(pointer: u64) {
+        let mut state = state::lock()?;
+        let opened = state.opened.get_mut(&pointer).ok_or(Status::InvalidValue)?;
+        opened.times -= 1;
+        if opened.times > 0 {
+            return Ok(());
+        }
+        state.opened.remove(&pointer);
+        state.free(pointer)
+    }
+
+    fn cuMemExportToShareableHandle(shareable: Out<c_int>, handle: u64, kind: c_int, flags: c_ulonglong) {
+        shareable.check()?;
+        if kind != DESCRIPTOR || flags != 0 {
+            return Err(Status::NotSupported);
+        }
+        let state = state::lock()?;
+        let physical = state.physical.get(&handle).ok_or(Status::InvalidValue)?;
+        shareable.set(descriptor(physical.gpu, physical.bytes)?)
+    }
+
+    fn cuMemImportFromShareableHandle(handle: Out<u64>, shareable: *mut c_void, kind: c_int) {
+        handle.check()?;
+        if kind != DESCRIPTOR {
+            return Err(Status::NotSupported);
+        }
+        let (gpu, bytes) = read_descriptor(shareable)?;
+        handle.set(state::lock()?.open_physical(gpu, bytes, 0))
+    }
+
+    fn cuMemPoolExportToShareableHandle(shareable: Out<c_int>, pool: Handle, kind: c_int, flags: c_ulonglong) {
+        shareable.check()?;
+        if kind != DESCRIPTOR || flags != 0 {
+            return Err(Status::NotSupported);
+        }
+        state::lock()?.pools.get(&pool).ok_or(Status::InvalidValue)?;
+        shareable.set(descriptor(None, 0)?)
+    }
+
+    fn cuMemPoolImportFromShareableHandle(
+        pool: Out<Handle>,
+        shareable: *mut c_void,
+        kind: c_int,
+        flags: c_ulonglong,
+    ) {
+        pool.check()?;
+        if kind != DESCRIPTOR || flags != 0 {
+            return Err(Status::NotSupported);
+        }
+        read_descriptor(shareable)?;
+        let mut state = state::lock()?;
+        let handle = state.new_handle();
+        state.imported_pools.insert(handle);
+        pool.set(handle)
+    }
+
+    fn cuMemPoolExportPointer(data: Out<Shared>, pointer: u64) {
+        data.check()?;
+        let shared = shared(&*state::lock()?, pointer)?;
+        data.set(shared)
+    }
+
+    fn cuMemPoolImportPointer(pointer: Out<u64>, pool: Handle, data: In<Shared>) {
+        pointer.check()?;
+        let shared = data.get()?;
+        let mut state = state::lock()?;
+        if !state.imported_pools.contains(&pool) {
+            return Err(Status::InvalidValue);
+        }
+        let address = import(&mut state, &shared)?;
+        pointer.set(address)
+    }
+
+    fn cuImportExternalMemory(memory: Out<Handle>, description: In<External>) {
+        memory.check()?;
+        let External { kind, bytes, .. } = description.get()?;
+        if kind != DESCRIPTOR || bytes == 0 {
+            return Err(Status::InvalidValue);
+        }
+        gpu(Device::at(0))?;
+        let mut state = state::lock()?;
+        current().ok_or(Status::InvalidContext)?;
+        let handle = state.new_handle();
+        state.external.insert(handle);
+        memory.set(handle)
+    }
+
+    fn cuDestroyExternalMemory(memory: Handle) {
+        if state::lock()?.external.remove(&memory) { Ok(()) } else { Err(Status::InvalidHandle) }
+    }
+}

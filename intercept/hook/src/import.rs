@@ -1,0 +1,172 @@
+//! Memory that another process or another API has taken: whoever has it open pays for it, as long as it is open.
+//!
+//! Who took it may be gone, or have given it back; the memory lives while it is open here. What is imported through handles
+//! of physical memory is charged with its mappings (see [`crate::vmm`]), since the driver does not say before how much it is.
+
+use core::ffi::{c_int, c_uint, c_void};
+
+use crate::charge::{Charge, Refusal, charge, charged, discharged};
+use crate::cuda::{self, Handle, OUT_OF_MEMORY, Pointer, SUCCESS};
+use crate::pointers::Cost;
+use crate::root::with_state;
+use crate::route::hooks;
+use crate::state::{Kind, State};
+
+/// `CUipcMemHandle`
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct IpcHandle([u8; 64]);
+
+/// The beginning of `CUDA_EXTERNAL_MEMORY_HANDLE_DESC`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct External {
+    kind: c_int,
+    handle: [u64; 2],
+    bytes: u64,
+}
+
+/// Charges memory that was opened. The same memory opened again has the same address, and is one more holder.
+fn opened(pointer: Pointer, close: impl FnOnce(Pointer)) -> c_int {
+    let again = with_state(|state| hold(state, pointer)) == Some(true);
+    if again || pay(pointer).is_ok() {
+        return SUCCESS;
+    }
+    close(pointer);
+    OUT_OF_MEMORY
+}
+
+fn hold(state: &mut State, pointer: Pointer) -> bool {
+    let known = state.table(Kind::Imported).get(pointer);
+    known.is_some_and(|known| {
+        known.holders = known.holders.saturating_add(1);
+        true
+    })
+}
+
+fn pay(pointer: Pointer) -> Result<(), Refusal> {
+    let bytes = cuda::length_of(pointer).ok_or(Refusal::NotGranted)?;
+    let charge = charge(cuda::device_of(pointer), bytes)?;
+    let context = cuda::current_context().unwrap_or(0);
+    let kept = with_state(|state| keep(state, pointer, charge, context));
+    if kept == Some(true) { Ok(()) } else { Err(Refusal::NotGranted) }
+}
+
+/// Another thread may have opened the same meanwhile, and paid.
+fn keep(state: &mut State, pointer: Pointer, charge: Charge, context: usize) -> bool {
+    let (held, room) = (hold(state, pointer), state.table(Kind::Imported).make_room());
+    if held || !room {
+        state.release(charge.gpu as usize, charge.bytes);
+        return held;
+    }
+    let cost = Cost { bytes: charge.bytes, context, gpu: charge.gpu, holders: 1 };
+    state.table(Kind::Imported).put(pointer, cost);
+    true
+}
+
+/// Closes memory. Before the driver is called, since it may give the same address to another thread right after.
+fn close(pointer: Pointer, real: impl FnOnce() -> c_int) -> c_int {
+    let last = with_state(|state| {
+        let known = state.table(Kind::Imported).get(pointer)?;
+        known.holders = known.holders.saturating_sub(1);
+        Some(known.holders == 0)
+    });
+    if last.flatten() == Some(true) {
+        return discharged(Kind::Imported, pointer, real);
+    }
+    let result = real();
+    if result != SUCCESS {
+        with_state(|state| hold(state, pointer));
+    }
+    result
+}
+
+/// Bytes that are about to be imported. For NULL nothing: the driver refuses it.
+///
+/// # Safety
+/// `description` is NULL or what the program wants the driver to read.
+unsafe fn bytes_of(description: *const External) -> u64 {
+    if description.is_null() {
+        return 0;
+    }
+    // SAFETY: by this function's contract.
+    unsafe { description.read_unaligned() }.bytes
+}
+
+fn close_ipc(pointer: Pointer) {
+    if let Some(address) = cuIpcCloseMemHandle::ROUTE.real() {
+        // SAFETY: the type is that of cuda.h; the program has not seen the pointer.
+        unsafe { core::mem::transmute::<usize, unsafe extern "C" fn(Pointer) -> c_int>(address)(pointer) };
+    }
+}
+
+fn destroy_external(memory: u64) {
+    if let Some(address) = cuDestroyExternalMemory::ROUTE.real() {
+        // SAFETY: the type is that of cuda.h; the program has not seen the handle.
+        unsafe {
+            core::mem::transmute::<usize, unsafe extern "C" fn(Handle) -> c_int>(address)(memory as Handle)
+        };
+    }
+}
+
+hooks! {
+    fn cuIpcOpenMemHandle(out: *mut Pointer, handle: IpcHandle, flags: c_uint) |real| {
+        // SAFETY: the program's own call.
+        match unsafe { real(out, handle, flags) } {
+            // SAFETY: the driver was content and has written there.
+            SUCCESS => opened(unsafe { out.read_unaligned() }, close_ipc),
+            error => error,
+        }
+    }
+
+    fn cuIpcOpenMemHandle_v2(out: *mut Pointer, handle: IpcHandle, flags: c_uint) |real| {
+        // SAFETY: the program's own call.
+        match unsafe { real(out, handle, flags) } {
+            // SAFETY: the driver was content and has written there.
+            SUCCESS => opened(unsafe { out.read_unaligned() }, close_ipc),
+            error => error,
+        }
+    }
+
+    fn cuIpcCloseMemHandle(pointer: Pointer) |real| {
+        // SAFETY: the program's own call.
+        close(pointer, || unsafe { real(pointer) })
+    }
+
+    // It is freed like memory of the process's own.
+    fn cuMemPoolImportPointer(out: *mut Pointer, pool: Handle, data: *mut c_void) |real| {
+        // SAFETY: the program's own call.
+        let result = unsafe { real(out, pool, data) };
+        if result != SUCCESS {
+            return result;
+        }
+        // SAFETY: the driver was content and has written there.
+        let pointer = unsafe { out.read_unaligned() };
+        let charge = cuda::length_of(pointer).map_or(Err(Refusal::NotGranted), |bytes| charge(cuda::device_of(pointer), bytes));
+        let kept = charge.and_then(|charge| {
+            charge.keep(Kind::Pointer, pointer, cuda::current_context().unwrap_or(0))
+        });
+        match kept {
+            Ok(()) => SUCCESS,
+            Err(_) => {
+                cuda::free(pointer);
+                OUT_OF_MEMORY
+            }
+        }
+    }
+
+    fn cuImportExternalMemory(out: *mut Handle, description: *const External) |real| {
+        // SAFETY: the program's own description.
+        let bytes = unsafe { bytes_of(description) };
+        // SAFETY: the program's own call.
+        let take = || unsafe { real(out, description) };
+        // SAFETY: the driver has written there.
+        let taken = || unsafe { out.read_unaligned() } as u64;
+        charged(bytes, Kind::External, take, taken, destroy_external)
+    }
+
+    fn cuDestroyExternalMemory(memory: Handle) |real| {
+        // SAFETY: the program's own call.
+        discharged(Kind::External, memory as u64, || unsafe { real(memory) })
+    }
+}
