@@ -16,7 +16,7 @@ const CONTEXTS: usize = 8;
 /// Launches that can be measured at the same time.
 const PLACES: usize = MARKERS / 2;
 /// What an empty pair shows at most; more, and others were on the GPU in between.
-const MOST_OVERHEAD_NS: i64 = 20_000;
+const MOST_OVERHEAD_NS: i64 = 5_000;
 
 const _: () = assert!(PLACES <= u64::BITS as usize);
 

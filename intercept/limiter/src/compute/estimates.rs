@@ -38,6 +38,8 @@ const WAYS: usize = 4;
 const MEMORY: u64 = 7;
 /// What a kernel is taken to cost before any kernel was measured.
 const FIRST_NS: u64 = 100_000;
+/// What a kernel is taken to cost at least.
+const LEAST_NS: u64 = 1_000;
 /// What a kernel never seen is taken to cost at most: it is measured at once, and settled.
 const STRANGER_NS: u64 = 2_000_000;
 
@@ -126,8 +128,10 @@ impl Estimates {
         }
     }
 
-    /// Learns from a sample. The least known of a full set makes room, and all others of it age.
+    /// Learns from a sample. The least known of a full set makes room, and all others of it age. No kernel takes no time: events are
+    /// coarser than the shortest ones, and what costs nothing would never be measured again.
     pub fn learn(&self, key: Key, gpu_ns: u64) {
+        let gpu_ns = gpu_ns.max(LEAST_NS);
         if let Some(entry) = self.find(key) {
             entry.mean_ns.set(blend(entry.mean_ns.get(), gpu_ns, entry.samples.get()));
             entry.samples.set((entry.samples.get() + 1).min(MEMORY));
@@ -144,7 +148,7 @@ impl Estimates {
             0 => gpu_ns,
             before => blend(before, gpu_ns, MEMORY),
         };
-        self.stranger_ns.set(stranger_ns.max(1));
+        self.stranger_ns.set(stranger_ns);
     }
 
     /// Learns what a kernel had by equal turns, and answers the mean of it.

@@ -47,7 +47,7 @@ impl Till {
     /// Pays for a launch from what the meter took before. `None`: ask [`Meter::admit`](crate::compute::Meter::admit).
     #[inline]
     pub fn spend(&self, key: Key) -> Option<Paid> {
-        let cost = self.estimates.known(key)?.max(1);
+        let cost = self.estimates.known(key)?;
         let mut word = self.word.load(Ordering::Relaxed);
         while word & LEASE >= cost && word & OPEN != 0 {
             let paid = word - cost + LAUNCH;

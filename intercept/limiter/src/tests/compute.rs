@@ -136,12 +136,31 @@ fn a_context_that_goes_takes_its_events_along_and_nothing_waits_for_them() {
 fn tables_full_of_other_kernels_forget_the_oldest() {
     let estimates = Estimates::new();
     for function in 0..100_000 {
-        estimates.learn(Key::kernel(function, 1, 1), 7);
+        estimates.learn(Key::kernel(function, 1, 1), 7_000);
     }
-    assert_eq!(estimates.known(Key::kernel(99_999, 1, 1)), Some(7));
+    assert_eq!(estimates.known(Key::kernel(99_999, 1, 1)), Some(7_000));
     assert_eq!(estimates.known(Key::kernel(0, 1, 1)), None);
     estimates.forget(Key::kernel(99_999, 1, 1));
     assert_eq!(estimates.known(Key::kernel(99_999, 1, 1)), None);
+}
+
+#[test]
+fn a_kernel_too_short_for_events_is_paid_from_leases_like_any_other() {
+    let mut alone = Alone::default();
+    alone.run(KERNEL, START, START);
+    let mut asked = 0;
+    for at in 0..10_000 {
+        if alone.till.spend(KERNEL).is_none() {
+            asked += 1;
+            let from = START + MS + at;
+            if let Decision::Go(Plan { between: Some((before, behind)) }) = alone.admit(KERNEL, from) {
+                alone.events.0.insert(before.0, from);
+                alone.events.0.insert(behind.0, from);
+            }
+        }
+    }
+    // Some 500 at a time, at a microsecond each.
+    assert!((10..40).contains(&asked), "{asked}");
 }
 
 #[test]
