@@ -9,9 +9,10 @@ WORKDIR /src
 COPY . .
 RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/src/target \
     cargo build --locked --release --package tessera-driver \
-    && cargo build --locked --profile intercept --package tessera-intercept \
+    && cargo build --locked --profile intercept --package tessera-intercept --package tessera-intercept-cuda --package tessera-intercept-nvml \
     && install -D target/release/tessera-driver /out/usr/local/bin/tessera-driver \
-    && install -D --mode 644 target/intercept/libtessera_intercept.so /out/usr/local/lib/tessera/libtessera_intercept.so
+    && install -D --mode 644 --target-directory /out/usr/local/lib/tessera target/intercept/libtessera_intercept.so \
+        target/intercept/libtessera_intercept_cuda.so target/intercept/libtessera_intercept_nvml.so
 
 # A C runtime and nothing else; the same Debian release as above, so the same C library.
 FROM gcr.io/distroless/cc-debian12

@@ -32,6 +32,7 @@ use tessera_api::{
 use tessera_cdi::SpecStore;
 use tessera_driver::{
     base_spec::{BaseSpec, DriverRoot},
+    intercept::Intercept,
     inventory::HardwareState,
     prepare::{Node, claim::AllocatedClaim, execute::Executor},
     state::{
@@ -102,11 +103,11 @@ fn without_api(mounts: Arc<dyn Mounts>, what: &str) -> anyhow::Result<()> {
     let source = directory.path().join("intercept.so");
     fs::write(&source, vec![0; 200_000])?;
     let journal = Arc::new(JournalStore::new(paths.clone()));
-    let library = InstalledLibrary::install(&source, &paths, &journal, &*mounts)?;
+    let library = InstalledLibrary::install(&source, Intercept::Preload, &paths, &journal, &*mounts)?;
     let specs = SpecStore::new(directory.path().join("cdi"));
     let base = Arc::new(BaseSpec::new(specs.clone(), DriverRoot::new("/nonexistent", "/")));
     let executor = Executor::new(ShareFiles::new(paths.clone(), mounts), specs, base);
-    let node = Node { journal, paths, executor, library };
+    let node = Node { journal, paths, executor, library, intercept: Intercept::Preload };
     let prepare = |claim: &AllocatedClaim, hardware| {
         let attempt = Attempt::begin(&node.paths, &claim.uid)?;
         node.prepare(claim, hardware, &attempt)

@@ -8,7 +8,7 @@ use tessera_api::{
     slice::DeviceOrder,
 };
 
-use crate::{mode::Mode, other_allocators::OnOtherAllocator};
+use crate::{intercept::Intercept, mode::Mode, other_allocators::OnOtherAllocator};
 
 /// Shares the GPUs of one node: publishes them as ResourceSlices and prepares the claims that are allocated here.
 #[derive(Clone, Debug, Parser)]
@@ -61,6 +61,12 @@ pub struct Args {
         default_value = "/usr/local/lib/tessera/libtessera_intercept.so"
     )]
     pub intercept_library: PathBuf,
+
+    /// Where the interceptor stands in containers: preload, in every program; proxy, in the place of libcuda and NVML; both. Its
+    /// other libraries (libtessera_intercept_cuda.so and _nvml.so) lie beside --intercept-library. Claims that are prepared already
+    /// keep what they have.
+    #[arg(long, env = "TESSERA_INTERCEPT", default_value = "preload")]
+    pub intercept: Intercept,
 
     /// UUID of a GPU that is not to be shared; may be repeated.
     #[arg(long = "exclude-gpu", env = "TESSERA_EXCLUDE_GPU", value_name = "UUID", value_delimiter = ',')]

@@ -9,7 +9,11 @@ mod driver_root;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Mutex, PoisonError},
+    path::PathBuf,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 pub use driver_root::{DriverFile, DriverFiles, DriverRoot};
@@ -17,6 +21,8 @@ use tessera_api::names::{CDI_DRIVER_KIND, GpuUuid};
 use tessera_cdi::{
     ContainerEdits, Device, DeviceNode, Kind, Mount, Spec, SpecFile, SpecStore, StoreError, Written,
 };
+
+use crate::intercept::Library;
 
 /// Keeps a legacy NVIDIA runtime from adding GPUs that nobody granted.
 pub const NO_LEGACY_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES=void";
@@ -36,6 +42,8 @@ pub struct BaseSpec {
     store: SpecStore,
     file: SpecFile,
     root: DriverRoot,
+    /// Whether containers get the real libcuda and NVML where the proxies expect them, too.
+    behind_proxies: AtomicBool,
     /// What was written last, so that a removed file is brought back without looking at the hardware.
     current: Mutex<Option<Spec>>,
 }
@@ -44,7 +52,20 @@ impl BaseSpec {
     /// The base spec in `store`, of the driver files under `root`.
     #[must_use]
     pub fn new(store: SpecStore, root: DriverRoot) -> Self {
-        Self { store, file: SpecFile::only(kind()), root, current: Mutex::default() }
+        let file = SpecFile::only(kind());
+        Self { store, file, root, behind_proxies: AtomicBool::new(false), current: Mutex::default() }
+    }
+
+    /// From the next description on, the real libcuda and NVML are also where the proxies expect them.
+    pub fn put_the_real_behind_proxies(&self) {
+        self.behind_proxies.store(true, Ordering::Relaxed);
+    }
+
+    /// The containers' paths of the libraries that there are proxies of.
+    #[must_use]
+    pub fn replaceable(&self) -> Vec<PathBuf> {
+        let paths = self.root.files().mounts.into_iter().map(|file| file.container_path);
+        paths.filter(|path| Library::of(path).is_some()).collect()
     }
 
     /// Describes `gpus` and writes the file if that changes it. GPUs in `keep` stay described as they are in the file, even
@@ -69,7 +90,11 @@ impl BaseSpec {
             self.store.remove(&self.file)?;
             return Ok(Written::Changed);
         }
-        let spec = Spec::new(kind(), devices.into_values().collect(), common_edits(&files));
+        let mut common = common_edits(&files);
+        if self.behind_proxies.load(Ordering::Relaxed) {
+            common.mounts.extend(behind_proxies(&files));
+        }
+        let spec = Spec::new(kind(), devices.into_values().collect(), common);
         // Also if it cannot be written now: then no claim is prepared that refers to it.
         self.store.write(&self.file, current.insert(spec))
     }
@@ -112,6 +137,15 @@ fn device(gpu: &BaseDevice, files: &DriverFiles) -> Device {
     };
     let name = gpu.gpu.as_str().parse().expect("invariant: a GPU UUID is a CDI device name");
     Device { name, annotations: BTreeMap::new(), container_edits }
+}
+
+/// The real libraries, where the proxies expect them.
+fn behind_proxies(files: &DriverFiles) -> Vec<Mount> {
+    let of = |library: Library| {
+        let file = files.mounts.iter().find(|file| file.container_path.ends_with(library.soname()))?;
+        Some(Mount::bind_read_only(&file.host_path, &library.real_path()))
+    };
+    Library::ALL.into_iter().filter_map(of).collect()
 }
 
 /// What a container gets once, however many GPUs it has.

@@ -26,6 +26,7 @@ use crate::{
     base_spec::{BaseSpec, DriverRoot},
     events::Events,
     http::Endpoints,
+    intercept::Intercept,
     inventory::{Inlets, Outlets, Watcher, WatcherHandle},
     kubelet::{
         registration::Registered,
@@ -65,6 +66,8 @@ pub struct Settings {
     pub driver_root: DriverRoot,
     /// The interceptor library to install.
     pub intercept_library: PathBuf,
+    /// Where it is to stand in containers.
+    pub intercept: Intercept,
     /// In which order slices list the GPUs.
     pub device_order: DeviceOrder,
     /// Who allocates the GPUs.
@@ -123,13 +126,24 @@ impl Driver {
         let ledgers = Ledgers::new(paths.clone(), journal.watch());
         let metrics = Arc::new(Metrics::default().of_shares(ShareCollector(ledgers.clone())));
         let arbitrated = paths.clone();
-        let library = InstalledLibrary::install(&settings.intercept_library, &paths, &journal, &*mounts)?;
+        let library = InstalledLibrary::install(
+            &settings.intercept_library,
+            settings.intercept,
+            &paths,
+            &journal,
+            &*mounts,
+        )?;
         let base = Arc::new(BaseSpec::new(SpecStore::new(&cdi_dir), settings.driver_root));
+        let intercept = settings.intercept;
         let files = ShareFiles::new(paths.clone(), mounts);
         let executor = Executor::new(files, SpecStore::new(&cdi_dir), Arc::clone(&base));
-        let node = Arc::new(Node { paths, journal: Arc::clone(&journal), executor, library });
+        let node = Arc::new(Node { paths, journal: Arc::clone(&journal), executor, library, intercept });
         let source = ClaimSource::new(client.clone());
         repair_node(&node, &source, &pool).await?;
+        // Also for containers of claims that were prepared under another setting, when they restart.
+        if intercept.replaces() || journal.watch().borrow().has_proxies() {
+            base.put_the_real_behind_proxies();
+        }
 
         let (hardware_sender, hardware) = watch::channel(Arc::default());
         let (health_sender, health) = watch::channel(Arc::default());

@@ -29,6 +29,7 @@ pub mod driver;
 pub mod events;
 pub mod fault;
 pub mod http;
+pub mod intercept;
 pub mod inventory;
 pub mod kubelet;
 pub mod metrics;

@@ -40,6 +40,7 @@ use self::{
 use crate::{
     events::Events,
     fault,
+    intercept::{Intercept, Stand},
     inventory::HardwareState,
     kubelet::plugin::{AskedClaim, Claims, PreparedDevice},
     metrics::{Metrics, Operation},
@@ -97,6 +98,9 @@ pub enum PrepareError {
     /// There is nothing that could hold its containers to it.
     #[error("the interceptor library is not installed")]
     Library(#[from] LibraryError),
+    /// The interceptor is to stand in its place, and it is not there.
+    #[error("there is no libcuda.so.1 of the NVIDIA driver for the interceptor to stand in the place of")]
+    NoDriverLibrary,
     /// A change to the node failed; those before it were taken back, or are remembered to be.
     #[error("preparing the node failed")]
     Step(#[from] StepError),
@@ -111,7 +115,7 @@ impl PrepareError {
         match self {
             Self::Read(error) => error.is_transient(),
             Self::Plan(error) => error.is_transient(),
-            Self::NoHardware { .. } => true,
+            Self::NoHardware { .. } | Self::NoDriverLibrary => true,
             _ => false,
         }
     }
@@ -145,6 +149,8 @@ pub struct Node {
     pub executor: Executor,
     /// What containers get.
     pub library: InstalledLibrary,
+    /// Where it stands in them.
+    pub intercept: Intercept,
 }
 
 /// Prepares and unprepares the claims of one node.
@@ -322,7 +328,7 @@ impl Node {
                 self.executor.execute(&steps(&claim.uid, &record, &self.paths)?)?;
                 return Ok(answer(&claim.uid, &record));
             }
-            Decision::Prepare(record) => record,
+            Decision::Prepare(record) => ClaimRecord { intercept: self.stand()?, ..record },
         };
         // Found under the lock, a claim that was only started is what a dead instance left.
         if let Some(left) = journal.get(&claim.uid) {
@@ -345,6 +351,15 @@ impl Node {
         }
         fault::point("prepare-completed");
         Ok(devices)
+    }
+
+    /// Where the interceptor stands in containers of a claim that is prepared now.
+    ///
+    /// # Errors
+    /// [`PrepareError::NoDriverLibrary`].
+    fn stand(&self) -> Result<Stand, PrepareError> {
+        let stand = self.intercept.stand(self.executor.base().replaceable());
+        stand.ok_or(PrepareError::NoDriverLibrary)
     }
 
     /// Takes back what was done of a Prepare that failed. The journal forgets the claim only when nothing of it is left.

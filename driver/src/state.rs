@@ -7,7 +7,7 @@
 //! <state-dir>/asked/<claim>                         a Prepare is under way              attempts
 //! <state-dir>/grants/<claim>/<id>/grant             what may be taken        shares; `grants` is a tmpfs of its own
 //! <state-dir>/ledgers/<claim>/<id>/ledger           what is taken; `<id>` is a tmpfs of its own
-//! <state-dir>/lib/<sha256>/libtessera_intercept.so  who enforces it          library
+//! <state-dir>/lib/<sha256>/libtessera_intercept*.so  who enforces it         library
 //! <state-dir>/ld.so.preload
 //! ```
 //!

@@ -2,7 +2,7 @@
 
 mod stand_in;
 
-use std::{collections::BTreeMap, fs, path::Path, time::Duration};
+use std::{collections::BTreeMap, fs, path::Path, sync::Arc, time::Duration};
 
 use container_device_interface::{
     cache::{Cache, CdiOption},
@@ -14,6 +14,10 @@ use stand_in::{
     gpus::{Machine, uuid},
     kubelet::Kubelet,
     node::{Node, asked, claim, share_id, uid},
+};
+use tessera_driver::{
+    driver::Settings,
+    intercept::{Intercept, Library},
 };
 use tessera_intercept_abi::{Grant, LEDGER_LEN, LedgerReport};
 use tessera_proto::{dra_v1, dra_v1beta1, health_v1};
@@ -94,6 +98,75 @@ async fn a_claim_becomes_a_grant_a_ledger_and_a_cdi_device_and_leaves_nothing() 
     kubelet.unprepare(claim).await.expect("unprepared");
     assert!(node.traces().is_empty(), "{:#?}", node.traces());
     driver.stop().await;
+}
+
+/// Which files the container finds where, as far as they are of CUDA, NVML and the interceptor: by the last part of the source.
+fn libraries(container: &oci::Spec) -> BTreeMap<String, String> {
+    let name = |source: &str| Path::new(source).file_name().expect("a file").to_string_lossy().into_owned();
+    let is_library = |path: &&String| {
+        path.contains("libcuda.so") || path.contains("tessera/lib") || path.contains("ld.so.preload")
+    };
+    let all = mounts(container);
+    let found = all.keys().filter(is_library).cloned();
+    found.map(|path| (path.clone(), name(&all[&path].0))).collect()
+}
+
+fn with_proxies(node: &Node, intercept: Intercept) -> Settings {
+    for library in Library::ALL {
+        fs::write(node.path(library.proxy()), library.soname()).expect("written");
+    }
+    Settings { intercept, ..node.settings() }
+}
+
+#[tokio::test]
+async fn the_interceptor_stands_where_the_setting_says() {
+    let (usual, cuda) = ("/usr/lib64/libcuda.so.1", "/usr/local/lib/tessera/driver/libcuda.so.1");
+    let (preload, library) = ("/etc/ld.so.preload", "/usr/local/lib/tessera/libtessera_intercept.so");
+    let proxy = Library::Cuda.proxy();
+    let in_every_program =
+        [(preload, "ld.so.preload"), (library, "libtessera_intercept.so"), (usual, "libcuda.so.1")];
+    let in_its_place = [(cuda, "libcuda.so.1"), (usual, proxy)];
+    let both = [
+        (preload, "ld.so.preload"),
+        (library, "libtessera_intercept.so"),
+        (cuda, "libcuda.so.1"),
+        (usual, proxy),
+    ];
+    for (intercept, expected) in [
+        (Intercept::Preload, &in_every_program[..]),
+        (Intercept::Proxy, &in_its_place),
+        (Intercept::Both, &both),
+    ] {
+        let node = Node::with_gpus(1);
+        let settings = with_proxies(&node, intercept);
+        let driver = node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
+        let kubelet = Kubelet::register(&node.path("kubelet")).await;
+        let devices = kubelet.prepare(node.allocate("a", &[(0, 1, 0)])).await.expect("prepared");
+        let expected: BTreeMap<_, _> =
+            expected.iter().map(|(path, file)| ((*path).to_owned(), (*file).to_owned())).collect();
+        assert_eq!(libraries(&inject(&node.path("cdi"), &devices)), expected, "{intercept:?}");
+        driver.stop().await;
+    }
+}
+
+/// The containers of a claim that was prepared with proxies may restart after the setting was changed back.
+#[tokio::test]
+async fn another_setting_leaves_prepared_claims_as_they_are() {
+    let node = Node::with_gpus(1);
+    let settings = with_proxies(&node, Intercept::Both);
+    let driver = node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    let devices = kubelet.prepare(node.allocate("a", &[(0, 1, 0)])).await.expect("prepared");
+    let before = libraries(&inject(&node.path("cdi"), &devices));
+    driver.stop().await;
+    fs::remove_dir_all(node.path("cdi")).expect("removed");
+
+    let _driver = node.start().await;
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    let new = kubelet.prepare(node.allocate("b", &[(0, 1, 0)])).await.expect("prepared");
+    assert_eq!(libraries(&inject(&node.path("cdi"), &devices)), before);
+    let new = libraries(&inject(&node.path("cdi"), &new));
+    assert_eq!(new["/usr/lib64/libcuda.so.1"], "libcuda.so.1", "a claim that is prepared now");
 }
 
 #[tokio::test]

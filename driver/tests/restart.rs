@@ -45,8 +45,14 @@ impl Hands {
     fn of(node: &Node, name: &str) -> Self {
         let paths = node.paths();
         let journal = JournalStore::new(paths.clone());
-        let library = InstalledLibrary::install(&node.path("intercept.so"), &paths, &journal, &node.mounts)
-            .expect("installed");
+        let library = InstalledLibrary::install(
+            &node.path("intercept.so"),
+            node.settings().intercept,
+            &paths,
+            &journal,
+            &node.mounts,
+        )
+        .expect("installed");
         let object = serde_json::from_value(claim(name, &[(0, 4, 10), (1, 4, 10)])).expect("a claim");
         let claim = AllocatedClaim::check(
             &object,

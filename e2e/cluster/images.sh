@@ -73,7 +73,7 @@ build_tessera() {
     cd "$repository"
     cargo build --locked --profile "$cargo_profile" "${cargo_packages[@]/#/--package=}"
     # As it ships.
-    cargo build --locked --profile intercept --package=tessera-intercept
+    cargo build --locked --profile intercept --package=tessera-intercept --package=tessera-intercept-cuda --package=tessera-intercept-nvml
   )
   build_base_layer "$base"
 
@@ -82,8 +82,9 @@ build_tessera() {
   done
 
   layer=$work/driver
-  install -D --mode 644 "$(dirname "$cargo_output")/intercept/libtessera_intercept.so" "$layer$intercept_directory/libtessera_intercept.so"
-  strip --strip-unneeded "$layer$intercept_directory/libtessera_intercept.so"
+  install -D --mode 644 --target-directory "$layer$intercept_directory" \
+    "$(dirname "$cargo_output")/intercept/"libtessera_intercept{,_cuda,_nvml}.so
+  strip --strip-unneeded "$layer$intercept_directory/"libtessera_intercept{,_cuda,_nvml}.so
   driver_images "$base" "$layer"
   controller_images "$base" "$work/controller"
   program_image probe tessera/probe:e2e \

@@ -37,6 +37,12 @@ impl Executor {
         Self { files, specs, base }
     }
 
+    /// The base spec.
+    #[must_use]
+    pub fn base(&self) -> &BaseSpec {
+        &self.base
+    }
+
     /// The files of shares.
     #[must_use]
     pub fn files(&self) -> &ShareFiles {

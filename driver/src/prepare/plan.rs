@@ -6,6 +6,7 @@ use tessera_api::{
 };
 
 use super::claim::{AllocatedClaim, AllocatedShare};
+use crate::intercept::Stand;
 use crate::state::journal::{ClaimRecord, Journal, ShareRecord, State};
 
 /// What is to be done.
@@ -128,6 +129,7 @@ pub fn record(claim: &AllocatedClaim, library: &str) -> Result<ClaimRecord, Plan
         name: claim.name.clone(),
         state: State::Started,
         library: library.to_owned(),
+        intercept: Stand::default(),
         shares: claim.shares.iter().map(record_of).collect::<Result<_, _>>()?,
     })
 }

@@ -127,6 +127,8 @@ impl Node {
             };
             let Ok(mut record) = plan::record(&checked, &self.library.hash) else { continue };
             record.state = State::Completed;
+            // How it stood is lost with the journal: as in claims that are prepared now, or at least in every program.
+            record.intercept = self.stand().unwrap_or_default();
             records.insert(checked.uid, record);
         }
         let claims = records.len();

@@ -10,6 +10,7 @@ use tessera_intercept_abi::{
 
 use crate::{
     base_spec::NO_LEGACY_DEVICES,
+    intercept,
     kubelet::plugin::PreparedDevice,
     state::{
         StatePaths,
@@ -152,14 +153,18 @@ fn grant(claim: &ClaimUid, share: &ShareRecord) -> Result<Grant, GrantTextError>
 /// all of its containers. Containers with several claims get the mount several times, where the last one wins.
 fn claim_spec(claim: &ClaimUid, record: &ClaimRecord, paths: &StatePaths) -> Spec {
     let devices = record.shares.iter().map(|share| claim_device(&share.id(claim), paths)).collect();
-    let library = library::path(paths, &record.library);
-    let container_edits = ContainerEdits {
-        mounts: vec![
-            Mount::bind_read_only(&library, Path::new(library::CONTAINER_PATH)),
-            Mount::bind_read_only(&paths.preload(), Path::new(library::CONTAINER_PRELOAD_PATH)),
-        ],
-        ..ContainerEdits::default()
-    };
+    let installed = |file: &str| library::path(paths, &record.library, file);
+    let mut mounts = Vec::new();
+    if record.intercept.preloaded {
+        let library = installed(library::FILE_NAME);
+        mounts.push(Mount::bind_read_only(&library, Path::new(library::CONTAINER_PATH)));
+        mounts.push(Mount::bind_read_only(&paths.preload(), Path::new(library::CONTAINER_PRELOAD_PATH)));
+    }
+    // The base spec's mounts at these paths come first, and lose.
+    mounts.extend(record.intercept.in_place_of.iter().filter_map(|path| {
+        Some(Mount::bind_read_only(&installed(intercept::Library::of(path)?.proxy()), path))
+    }));
+    let container_edits = ContainerEdits { mounts, ..ContainerEdits::default() };
     Spec::new(claim_kind(), devices, container_edits)
 }
 

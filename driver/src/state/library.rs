@@ -10,6 +10,8 @@ use std::{
 
 use sha2::{Digest, Sha256};
 
+use crate::intercept::{Intercept, Library};
+
 use super::{
     StatePaths,
     journal::{JournalError, JournalStore},
@@ -63,10 +65,18 @@ pub enum LibraryError {
 /// is never replaced.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InstalledLibrary {
-    /// SHA-256 of its content, in hexadecimal.
+    /// SHA-256 of its content, in hexadecimal; of all its files together where it has proxies.
     pub hash: String,
     /// What it was installed from.
-    source: PathBuf,
+    sources: Vec<Source>,
+}
+
+/// One file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Source {
+    /// What it is called where it is installed.
+    name: &'static str,
+    path: PathBuf,
 }
 
 impl InstalledLibrary {
@@ -76,17 +86,20 @@ impl InstalledLibrary {
     /// [`LibraryError`]. Without the library nothing can be enforced, so nothing can be prepared.
     pub fn install(
         source: &Path,
+        intercept: Intercept,
         paths: &StatePaths,
         journal: &JournalStore,
         mounts: &dyn Mounts,
     ) -> Result<Self, LibraryError> {
-        let (content, hash) = read(source)?;
+        let sources = sources(source, intercept);
+        let (contents, hash) = read(&sources)?;
         journal.exclusively(|| {
-            make_executable_directory(&paths.libraries(), content.len(), mounts)?;
-            write_once(&path(paths, &hash), &content)?;
+            let length = contents.iter().map(Vec::len).sum();
+            make_executable_directory(&paths.libraries(), length, mounts)?;
+            write_all_once(&sources, &contents, paths, &hash)?;
             write_once(&paths.preload(), format!("{CONTAINER_PATH}\n").as_bytes())
         })??;
-        Ok(Self { hash, source: source.to_owned() })
+        Ok(Self { hash, sources })
     }
 
     /// Installs it again if it is gone: during an update of the driver, the new instance removes libraries that no claim uses while
@@ -95,15 +108,20 @@ impl InstalledLibrary {
     /// # Errors
     /// [`LibraryError`].
     pub fn ensure(&self, paths: &StatePaths) -> Result<(), LibraryError> {
-        let installed = path(paths, &self.hash);
-        if installed.try_exists().map_err(io_error("look at", &installed))? {
-            return Ok(());
+        let is_missing = |source: &Source| {
+            let installed = path(paths, &self.hash, source.name);
+            installed.try_exists().map(|exists| !exists).map_err(io_error("look at", &installed))
+        };
+        let mut missing = Vec::new();
+        for source in &self.sources {
+            missing.extend(is_missing(source)?.then_some(source));
         }
-        let (content, hash) = read(&self.source)?;
+        let Some(first) = missing.first() else { return Ok(()) };
+        let (contents, hash) = read(&self.sources)?;
         if hash != self.hash {
-            return Err(LibraryError::Replaced { path: self.source.clone() });
+            return Err(LibraryError::Replaced { path: first.path.clone() });
         }
-        write_once(&installed, &content)
+        write_all_once(&self.sources, &contents, paths, &hash)
     }
 
     /// Removes libraries that no prepared claim uses, except this one.
@@ -124,18 +142,43 @@ impl InstalledLibrary {
     }
 }
 
-/// The host's path of the library with this hash.
+/// The host's path of a file of the library with this hash.
 #[must_use]
-pub fn path(paths: &StatePaths, hash: &str) -> PathBuf {
-    paths.libraries().join(hash).join(FILE_NAME)
+pub fn path(paths: &StatePaths, hash: &str, file: &str) -> PathBuf {
+    paths.libraries().join(hash).join(file)
 }
 
-/// A library's content and hash.
-fn read(source: &Path) -> Result<(Vec<u8>, String), LibraryError> {
-    let content =
-        fs::read(source).map_err(|error| LibraryError::Missing { path: source.to_owned(), source: error })?;
-    let hash = hex(&Sha256::digest(&content));
-    Ok((content, hash))
+/// The files that are needed; the proxies lie beside the library.
+fn sources(library: &Path, intercept: Intercept) -> Vec<Source> {
+    let mut sources = Vec::new();
+    if intercept.preloads() {
+        sources.push(Source { name: FILE_NAME, path: library.to_owned() });
+    }
+    if intercept.replaces() {
+        let proxies = Library::ALL.map(Library::proxy);
+        sources.extend(proxies.map(|name| Source { name, path: library.with_file_name(name) }));
+    }
+    sources
+}
+
+/// The content of the files, and their hash.
+fn read(sources: &[Source]) -> Result<(Vec<Vec<u8>>, String), LibraryError> {
+    let content = |Source { path, .. }: &Source| {
+        fs::read(path).map_err(|source| LibraryError::Missing { path: path.clone(), source })
+    };
+    let contents = sources.iter().map(content).collect::<Result<Vec<_>, _>>()?;
+    let hash = contents.iter().fold(Sha256::new(), |hash, content| hash.chain_update(content));
+    Ok((contents, hex(&hash.finalize())))
+}
+
+fn write_all_once(
+    sources: &[Source],
+    contents: &[Vec<u8>],
+    paths: &StatePaths,
+    hash: &str,
+) -> Result<(), LibraryError> {
+    let mut files = sources.iter().zip(contents);
+    files.try_for_each(|(source, content)| write_once(&path(paths, hash, source.name), content))
 }
 
 /// Some distributions mount `/run` with `noexec`, which a user-namespaced container cannot take off the mount that it gets:
@@ -186,7 +229,45 @@ mod tests {
     use crate::state::mounts::KernelMounts;
 
     fn install(source: &Path, paths: &StatePaths) -> Result<InstalledLibrary, LibraryError> {
-        InstalledLibrary::install(source, paths, &JournalStore::new(paths.clone()), &KernelMounts)
+        install_as(Intercept::Preload, source, paths)
+    }
+
+    fn install_as(
+        intercept: Intercept,
+        source: &Path,
+        paths: &StatePaths,
+    ) -> Result<InstalledLibrary, LibraryError> {
+        let journal = JournalStore::new(paths.clone());
+        InstalledLibrary::install(source, intercept, paths, &journal, &KernelMounts)
+    }
+
+    fn path(paths: &StatePaths, hash: &str) -> PathBuf {
+        super::path(paths, hash, FILE_NAME)
+    }
+
+    #[test]
+    fn proxies_are_installed_beside_the_library_that_they_belong_to() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let paths = StatePaths::new(directory.path().join("state"));
+        let source = directory.path().join(FILE_NAME);
+        fs::write(&source, "library").expect("written");
+        let error = install_as(Intercept::Both, &source, &paths).expect_err("no proxies");
+        assert!(error.to_string().contains(Library::Cuda.proxy()), "{error}");
+        for library in Library::ALL {
+            fs::write(source.with_file_name(library.proxy()), library.soname()).expect("written");
+        }
+
+        let installed = install_as(Intercept::Both, &source, &paths).expect("installed");
+        let file = |name| super::path(&paths, &installed.hash, name);
+        for library in Library::ALL {
+            assert_eq!(fs::read_to_string(file(library.proxy())).expect("there"), library.soname());
+        }
+        fs::remove_file(file(Library::Nvml.proxy())).expect("removed");
+        installed.ensure(&paths).expect("installed again");
+        assert!(file(Library::Nvml.proxy()).exists() && file(FILE_NAME).exists());
+        let alone = install_as(Intercept::Proxy, &source, &paths).expect("installed");
+        assert_ne!(alone.hash, installed.hash);
+        assert!(!path(&paths, &alone.hash).exists(), "nothing is preloaded");
     }
 
     #[test]

@@ -12,6 +12,7 @@ use tessera_api::slice::DeviceOrder;
 use tessera_driver::{
     base_spec::DriverRoot,
     driver::{Driver, Edges, Settings},
+    intercept::Intercept,
     mode::Mode,
     other_allocators::OnOtherAllocator,
     state::{
@@ -70,6 +71,7 @@ impl Node {
             state_dir: self.path("state"),
             driver_root: DriverRoot::new(self.path("root"), "/"),
             intercept_library: self.path("intercept.so"),
+            intercept: Intercept::Preload,
             device_order: DeviceOrder::Index,
             mode: Mode::Managed,
             stock_drain: Duration::from_secs(600),

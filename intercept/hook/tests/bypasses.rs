@@ -19,7 +19,7 @@ Written by the test `bypasses` of `intercept/hook` from what its programs get; `
 1 GiB each asks for 2 GiB, on the fake driver. *Held*: it is refused. **Escapes**: it gets them, uncounted. Without the interceptor
 each of them is open.
 
-`preload`: the library is loaded into every program of the container. `proxy`: it stands in the place of `libcuda.so.1` and
+By the driver's `--intercept`. `preload`: the library is loaded into every program of the container. `proxy`: it stands in the place of `libcuda.so.1` and
 `libnvidia-ml.so.1`. `both`: it does both, and charges once (`docs/adr/0082-in-every-program-and-in-the-drivers-place.md`).
 
 | way | preload | proxy | both |

@@ -8,6 +8,8 @@ use tessera_api::names::{
     ShareId,
 };
 
+use crate::intercept::Stand;
+
 /// What is prepared, or being prepared, on this node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -29,6 +31,9 @@ pub struct ClaimRecord {
     /// Hash of the interceptor library that its containers get. It stays the same for the claim's life, so
     /// that all processes on one ledger run the same code.
     pub library: String,
+    /// Where that stands in its containers.
+    #[serde(default, skip_serializing_if = "Stand::is_default")]
+    pub intercept: Stand,
     /// Its shares of GPUs, in the order of the allocation's results.
     pub shares: Vec<ShareRecord>,
 }
@@ -139,6 +144,12 @@ impl Journal {
         shares.fold((0, 0), |(memory, cores), share| {
             (memory + u128::from(share.memory_bytes), cores + u32::from(share.cores_percent))
         })
+    }
+
+    /// Whether the containers of any claim have proxies, which need the real driver behind them.
+    #[must_use]
+    pub fn has_proxies(&self) -> bool {
+        self.claims.values().any(|record| !record.intercept.in_place_of.is_empty())
     }
 
     fn shares(&self) -> impl Iterator<Item = &ShareRecord> {

@@ -27,6 +27,7 @@ fn record(gpu: &str, memory_bytes: u64, cores_percent: u8) -> ClaimRecord {
         name: ClaimName::new("claim").expect("a name"),
         state: State::Started,
         library: "ab12".into(),
+        intercept: Default::default(),
         shares: vec![share],
     }
 }
