@@ -2,8 +2,8 @@
 
 use tessera_intercept_abi::ComputePolicy;
 use tessera_intercept_limiter::compute::{
-    ComputePage, ComputeSlot, Decision, Key, MARKERS, Marker, Meter, Plan, Published, PublishedPage, Rate,
-    Surroundings, Till, Timer, running_of,
+    Asked, ComputePage, ComputeSlot, Decision, Key, MARKERS, Marker, Meter, Plan, Published, PublishedPage,
+    Rate, Surroundings, Till, Timer, running_of,
 };
 
 use crate::gpu::Gpu;
@@ -38,7 +38,8 @@ pub struct Enforced {
 /// What each process has for itself.
 #[derive(Debug)]
 pub(crate) enum Own {
-    Tessera(Box<(Till, Meter)>),
+    /// And since when its launch waits.
+    Tessera(Box<(Till, Meter, Option<u64>)>),
     Hami(Hami),
     Aimd,
     Nothing,
@@ -123,12 +124,14 @@ impl Enforced {
     ) -> Verdict {
         match own {
             Own::Tessera(own) => {
-                let (till, meter) = &mut **own;
+                let (till, meter, waits) = &mut **own;
                 if till.spend(key).is_some() {
                     return Verdict::Go(None);
                 }
-                match meter.admit(key, events.context, &self.around(till, slot, now), events, now) {
-                    Decision::Go(Plan { between }) => {
+                let asked = Asked { since: *waits.get_or_insert(now), now };
+                match meter.admit(key, events.context, &self.around(till, slot, now), events, asked) {
+                    Decision::Go(Plan { between, .. }) => {
+                        *waits = None;
                         Verdict::Go(between.map(|(before, behind)| (before.0, behind.0)))
                     }
                     Decision::Wait(waiting) => Verdict::WaitUntil(waiting.until_ns),
@@ -143,7 +146,7 @@ impl Enforced {
     /// A synchronisation returned.
     pub(crate) fn synced(&self, own: &mut Own, slot: usize, gpu: &Gpu, context: usize, now: u64) {
         if let Own::Tessera(own) = own {
-            let (till, meter) = &mut **own;
+            let (till, meter, _) = &mut **own;
             meter.synced(&self.around(till, slot, now), &mut Events { gpu, context }, now);
         }
     }

@@ -134,7 +134,7 @@ impl Events {
     fn ask_all(&self, unsettled: &Unsettled, answers: &mut Answers) {
         let recorded = self.recorded.load(Ordering::Acquire);
         let mut last = unsettled.last;
-        // Those behind one that is not done are not settled yet.
+        // Those behind one that is not done are not settled yet, or by themselves.
         let mut in_order = true;
         for &(before, context) in unsettled.launches.iter().take(unsettled.count) {
             let place = place_of(before);
@@ -147,7 +147,8 @@ impl Events {
                 continue;
             }
             answers.done |= 1 << place;
-            if in_order && answers.measure(pool, place, last.filter(|(_, other)| *other == context)) {
+            let follows = last.filter(|(_, other)| in_order && *other == context);
+            if answers.measure(pool, place, follows) && in_order {
                 last = Some((before, context));
             }
         }

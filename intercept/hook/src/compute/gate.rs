@@ -4,7 +4,7 @@ use core::cell::UnsafeCell;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use tessera_intercept_limiter::compute::{Decision, Key, Meter, Plan, Surroundings, Till};
+use tessera_intercept_limiter::compute::{Asked, Decision, Key, Meter, Plan, Surroundings, Till};
 
 use crate::compute::events::{Answers, Events};
 use crate::compute::{Stream, Terms};
@@ -94,12 +94,13 @@ impl Gate {
 
     /// Waits until a launch may be made. `None` where it cannot be accounted for.
     fn admit(&self, key: Key, context: usize) -> Option<(Plan, Terms)> {
+        let since = sys::monotonic_ns();
         loop {
             let terms = self.terms()?;
-            let now = sys::monotonic_ns();
+            let asked = Asked { since, now: sys::monotonic_ns() };
             let decision = self.step(&terms, |meter, around, answers| {
-                let decision = meter.admit(key, context, around, answers, now);
-                if let Decision::Go(Plan { between: Some((before, _)) }) = decision {
+                let decision = meter.admit(key, context, around, answers, asked);
+                if let Decision::Go(Plan { between: Some((before, _)), .. }) = decision {
                     self.events.begins(before);
                 }
                 decision

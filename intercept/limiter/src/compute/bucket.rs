@@ -6,8 +6,9 @@ use crate::compute::{Crowd, Rate};
 /// How much unused GPU time a container keeps.
 pub const BURST_GPU_NS: u64 = 10_000_000;
 
-/// The most GPU time that a process is charged for when it is found dead with work under way.
-const BURIAL_GPU_NS: u64 = 10_000_000_000;
+/// The most GPU time that a process is charged for when it is found dead with work under way. Most die right after work that nobody
+/// looked at any more, and whoever comes next in their container waits for what they owe.
+const BURIAL_GPU_NS: u64 = 1_000_000_000;
 
 /// A bucket of GPU-nanoseconds in one word, shared by the processes of a container.
 ///

@@ -128,7 +128,7 @@ impl Estimates {
         }
     }
 
-    /// Learns from a sample. The least known of a full set makes room, and all others of it age. No kernel takes no time: events are
+    /// Learns from a sample. No kernel takes no time: events are
     /// coarser than the shortest ones, and what costs nothing would never be measured again.
     pub fn learn(&self, key: Key, gpu_ns: u64) {
         let gpu_ns = gpu_ns.max(LEAST_NS);
@@ -137,11 +137,7 @@ impl Estimates {
             entry.samples.set((entry.samples.get() + 1).min(MEMORY));
             return;
         }
-        let set = self.set(key);
-        for entry in set {
-            entry.samples.set(entry.samples.get() / 2);
-        }
-        if let Some(entry) = set.iter().min_by_key(|entry| entry.samples.get()) {
+        if let Some(entry) = self.make_room(key) {
             entry.put(key.0, gpu_ns, 1, 0);
         }
         let stranger_ns = match self.stranger_ns.get() {
@@ -149,6 +145,18 @@ impl Estimates {
             before => blend(before, gpu_ns, MEMORY),
         };
         self.stranger_ns.set(stranger_ns);
+    }
+
+    /// A free place, or that of the least known of a full set, of which all others age.
+    fn make_room(&self, key: Key) -> Option<&Entry> {
+        let set = self.set(key);
+        if let Some(free) = set.iter().find(|entry| entry.key.get() == 0) {
+            return Some(free);
+        }
+        for entry in set {
+            entry.samples.set(entry.samples.get() / 2);
+        }
+        set.iter().min_by_key(|entry| entry.samples.get())
     }
 
     /// Learns what a kernel had by equal turns, and answers the mean of it.

@@ -28,6 +28,9 @@ const NOTICEABLE_GAP_NS: i64 = 5_000;
 /// How long the work of others may keep a launch waiting for room; longer, and it may be waiting for this very launch.
 const PATIENCE_NS: u64 = 100_000_000;
 
+/// How often patience doubles at most.
+const MOST_IMPATIENCE: u32 = 3;
+
 /// As long for a kernel of unknown length that is under way already.
 const STRANGERS_PATIENCE_NS: u64 = 1_000_000_000;
 
@@ -92,6 +95,15 @@ pub struct Surroundings<'a> {
     pub slice_ns: u64,
 }
 
+/// When a launch asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Asked {
+    /// The first time, monotonic ns: how long it is kept waiting is its own affair, whatever other threads launch meanwhile.
+    pub since: u64,
+    /// This time.
+    pub now: u64,
+}
+
 /// Whether a launch may go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decision {
@@ -106,6 +118,8 @@ pub enum Decision {
 pub struct Plan {
     /// Record these right before and right behind it, in its stream. If it fails: [`Meter::failed`].
     pub between: Option<(Marker, Marker)>,
+    /// Which measured launch it is; 0: none.
+    serial: u64,
 }
 
 /// How to wait: on the futex `page.wake` as long as it is `wake`, no longer than until then. Then ask again.
@@ -137,9 +151,7 @@ pub struct Meter {
     company: Company,
     /// The last time it let go a launch other than by [`Meter::spend`].
     admitted: u64,
-    /// Since when a launch waits for room.
-    cramped_since: Option<u64>,
-    /// How often patience ended since something was settled.
+    /// How often patience ended since the GPU was last seen to be done with something.
     impatience: u32,
     /// The longest wall time settled in this drain.
     longest: u64,
@@ -152,6 +164,7 @@ pub struct Meter {
 #[derive(Debug, Clone, Copy)]
 struct Ended {
     place: usize,
+    serial: u64,
     context: usize,
 }
 
@@ -214,7 +227,6 @@ impl Meter {
             ended: None,
             company: Company { at: 0, turn: 0, crowd: Crowd::NOBODY },
             admitted: 0,
-            cramped_since: None,
             impatience: 0,
             longest: 0,
             random: 0x9e37_79b9,
@@ -230,10 +242,10 @@ impl Meter {
         context: usize,
         around: &Surroundings<'_>,
         timer: &mut impl Timer,
-        now: u64,
+        asked: Asked,
     ) -> Decision {
         self.collect(around.till);
-        let decision = self.decide(key, context, around, timer, now);
+        let decision = self.decide(key, context, around, timer, asked);
         self.lend(around.till);
         decision
     }
@@ -244,8 +256,9 @@ impl Meter {
         context: usize,
         around: &Surroundings<'_>,
         timer: &mut impl Timer,
-        now: u64,
+        asked: Asked,
     ) -> Decision {
+        let now = asked.now;
         // Before anything is looked at: what changes from here on ends the wait.
         let wake = around.page.wake.load(Ordering::Acquire);
         self.look(around, timer, now);
@@ -253,8 +266,8 @@ impl Meter {
         let known = estimates.known(key);
         let cost = known.unwrap_or_else(|| estimates.stranger());
         let pays = self.lease < cost;
-        let meets = if known.is_none() { self.meet_strangers(key, around, now) } else { Ok(()) };
-        let paid = meets.and_then(|()| if pays { self.pay(cost, around, now) } else { Ok(()) });
+        let meets = if known.is_none() { self.meet_strangers(key, around, asked) } else { Ok(()) };
+        let paid = meets.and_then(|()| if pays { self.pay(cost, around, asked) } else { Ok(()) });
         if let Err(until_ns) = paid {
             if around.slot.waiting_since_ns.load(Ordering::Relaxed) == 0 {
                 around.slot.waiting_since_ns.store(now, Ordering::Relaxed);
@@ -271,9 +284,10 @@ impl Meter {
             around.slot.begin(now);
         }
         let measured = (pays || known.is_none()) && self.spans.has_room(cost >= LEASE_GPU_NS);
-        let between = measured.then(|| self.begin_span(key, context, cost, around, now));
+        let span = if measured { self.begin_span(key, context, cost, around, now) } else { None };
         self.promise(around, now);
-        Decision::Go(Plan { between })
+        let between = span.map(|(place, _)| (Spans::before(place), Spans::behind(place)));
+        Decision::Go(Plan { between, serial: span.map_or(0, |(_, serial)| serial) })
     }
 
     /// Looks which launches the GPU is done with, and settles them. Not while a stream is being captured.
@@ -293,16 +307,16 @@ impl Meter {
             if !span.done && (span.void || timer.is_done(Spans::behind(place))) {
                 span.done = true;
                 self.pending -= span.charged;
+                self.impatience = 0;
             }
         }
         let mut settled = false;
         let single = self.spans.pending().filter(|(_, span)| span.done).count() < 2;
-        while let Some((place, span)) = self.spans.pop_done() {
+        while let Some((place, span)) = self.spans.pop_done(now) {
             self.settle(place, span, around, timer, Look { now, turn, single });
             settled = true;
         }
         if settled {
-            self.impatience = 0;
             self.company = Company { at: now, turn, crowd: self.company.crowd };
         }
         self.note_busy(was, around, now);
@@ -327,9 +341,8 @@ impl Meter {
 
     /// A launch with a plan failed: what was paid for it pays for others.
     pub fn failed(&mut self, plan: Plan, till: &Till) {
-        let Some((before, _)) = plan.between else { return };
         self.collect(till);
-        if let Some(span) = self.spans.at(usize::from(before.0) / 2) {
+        if let Some(span) = self.spans.under_way_as(plan.serial) {
             span.void = true;
             self.lease += span.cost;
             span.charged -= span.cost;
@@ -341,8 +354,7 @@ impl Meter {
 
     /// A launch with a plan was made, and could not be measured: it stays paid as estimated.
     pub fn unmeasured(&mut self, plan: Plan) {
-        let Some((before, _)) = plan.between else { return };
-        if let Some(span) = self.spans.at(usize::from(before.0) / 2) {
+        if let Some(span) = self.spans.under_way_as(plan.serial) {
             span.void = true;
         }
     }
@@ -403,15 +415,13 @@ impl Meter {
     ///
     /// # Errors
     /// When to ask again.
-    fn pay(&mut self, cost: u64, around: &Surroundings<'_>, now: u64) -> Result<(), u64> {
-        if around.policy != ComputePolicy::None {
-            self.find_room(around, now)?;
-        }
+    fn pay(&mut self, cost: u64, around: &Surroundings<'_>, asked: Asked) -> Result<(), u64> {
+        self.find_room(around, asked)?;
         let missing = cost - self.lease;
         let taken = if cost < LEASE_GPU_NS { missing.max(self.jittered_lease()) } else { missing };
         if let Some(rate) = around.rate() {
             let bucket = Bucket::new(&around.page.due_ns);
-            bucket.take(now, taken, rate).map_err(|due| due.min(now + self.look_again()))?;
+            bucket.take(asked.now, taken, rate).map_err(|due| due.min(asked.now + self.look_again()))?;
         }
         around.slot.gpu_ns.fetch_add(taken, Ordering::Relaxed);
         self.lease += taken;
@@ -424,32 +434,33 @@ impl Meter {
     }
 
     /// Holds back while too much is on its way, but not for ever: a stream may wait for what this launch does.
-    fn find_room(&mut self, around: &Surroundings<'_>, now: u64) -> Result<(), u64> {
-        let outstanding = self.outstanding();
-        if outstanding < RUN_AHEAD_GPU_NS || self.spans.is_empty() {
+    fn find_room(&mut self, around: &Surroundings<'_>, asked: Asked) -> Result<(), u64> {
+        // Where nothing more can be measured, nobody would see what is open being done.
+        let open = if self.spans.has_room(false) { self.open } else { 0 };
+        let outstanding = self.pending + open;
+        if !around.may_hold() || outstanding < RUN_AHEAD_GPU_NS || self.spans.is_empty() {
             return Ok(());
         }
         let contexts = 2 + around.published.map_or(0, |published| published.others.in_256ths() / 256);
         let patience = PATIENCE_NS.saturating_add(outstanding.saturating_mul(2 * u64::from(contexts)));
-        self.be_patient(patience, now)
+        self.be_patient(patience, asked)
     }
 
     /// Holds back a kernel of unknown length while it is being measured, or too many others are.
-    fn meet_strangers(&mut self, key: Key, around: &Surroundings<'_>, now: u64) -> Result<(), u64> {
+    fn meet_strangers(&mut self, key: Key, around: &Surroundings<'_>, asked: Asked) -> Result<(), u64> {
         let (mut count, mut same) = (0, false);
         for span in self.spans.under_way().filter(|span| around.till.estimates.known(span.key).is_none()) {
             count += 1;
             same |= span.key == key;
         }
-        if around.policy == ComputePolicy::None || !same && count < STRANGERS {
+        if !around.may_hold() || !same && count < STRANGERS {
             return Ok(());
         }
-        self.be_patient(STRANGERS_PATIENCE_NS, now)
+        self.be_patient(STRANGERS_PATIENCE_NS, asked)
     }
 
-    fn be_patient(&mut self, patience: u64, now: u64) -> Result<(), u64> {
-        let since = *self.cramped_since.get_or_insert(now);
-        if now.saturating_sub(since) > patience << self.impatience.min(16) {
+    fn be_patient(&mut self, patience: u64, Asked { since, now }: Asked) -> Result<(), u64> {
+        if now.saturating_sub(since) > patience << self.impatience.min(MOST_IMPATIENCE) {
             self.impatience += 1;
             return Ok(());
         }
@@ -472,13 +483,15 @@ impl Meter {
         cost: u64,
         around: &Surroundings<'_>,
         now: u64,
-    ) -> (Marker, Marker) {
-        let charged = core::mem::take(&mut self.open);
-        self.pending += charged;
+    ) -> Option<(usize, u64)> {
         let turn = around.page.turn_ns.load(Ordering::Acquire);
-        let place =
-            self.spans.push(Span { key, context, cost, charged, begun: now, turn, done: false, void: false });
-        (Spans::before(place), Spans::behind(place))
+        let charged = self.open;
+        let span =
+            Span { serial: 0, key, context, cost, charged, begun: now, turn, done: false, void: false };
+        let begun = self.spans.push(span, self.ended.map(|ended| ended.place))?;
+        self.open = 0;
+        self.pending += charged;
+        Some(begun)
     }
 
     fn settle(
@@ -518,12 +531,16 @@ impl Meter {
     fn measure(&mut self, place: usize, span: Span, timer: &mut impl Timer) -> Option<Measured> {
         let (before, behind) = (Spans::before(place), Spans::behind(place));
         let wall = u64::try_from(timer.elapsed_ns(before, behind)?).unwrap_or(0);
+        self.longest = self.longest.max(wall);
+        if self.ended.is_some_and(|last| last.serial > span.serial) {
+            // Later ones were done before it, which took what time they took: it is charged whole.
+            return Some(Measured { wall, follows: false, overlap: 0 });
+        }
         let last = self.ended.filter(|last| last.context == span.context);
         let gap =
             last.and_then(|last| timer.elapsed_ns(Spans::behind(last.place), before)).unwrap_or(i64::MAX);
         let overlap = u64::try_from(gap.saturating_neg()).unwrap_or(0).min(wall);
-        self.ended = Some(Ended { place, context: span.context });
-        self.longest = self.longest.max(wall);
+        self.ended = Some(Ended { place, serial: span.serial, context: span.context });
         Some(Measured { wall, follows: gap < NOTICEABLE_GAP_NS, overlap })
     }
 
@@ -596,7 +613,6 @@ impl Meter {
     }
 
     fn waited(&mut self, around: &Surroundings<'_>, now: u64) {
-        self.cramped_since = None;
         let since = around.slot.waiting_since_ns.load(Ordering::Relaxed);
         if since != 0 {
             around.page.waited_ns.fetch_add(now.saturating_sub(since), Ordering::Relaxed);
@@ -641,6 +657,11 @@ fn own_part(
 }
 
 impl Surroundings<'_> {
+    /// Whether launches are held back, now or, with `Balance`, when others come back: what is queued then cannot be taken back.
+    fn may_hold(&self) -> bool {
+        self.policy == ComputePolicy::Balance || self.rate().is_some()
+    }
+
     /// How fast tokens come in; `None` where none are needed.
     fn rate(&self) -> Option<Rate> {
         rate_of(self.policy, self.share, self.published)

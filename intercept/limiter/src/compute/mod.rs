@@ -29,8 +29,8 @@ pub use bucket::{BURST_GPU_NS, Bucket, bury};
 pub use crowd::Crowd;
 pub use estimates::{Estimates, Key};
 pub use meter::{
-    Decision, LEASE_GPU_NS, MARKERS, Marker, Meter, Plan, RUN_AHEAD_GPU_NS, Surroundings, Timer, Waiting,
-    rate_of,
+    Asked, Decision, LEASE_GPU_NS, MARKERS, Marker, Meter, Plan, RUN_AHEAD_GPU_NS, Surroundings, Timer,
+    Waiting, rate_of,
 };
 pub use page::{busy_of, running_of};
 pub use published::Published;

@@ -2,12 +2,17 @@
 
 use crate::compute::{Key, Marker};
 
-/// Spans that there is room for; a power of two.
+/// Spans that there is room for.
 const ROOM: usize = 64;
+
+/// Who has been under way for so long does not hold up those behind it, which may be in other streams: it may never end.
+const LONG_UNDER_WAY_NS: u64 = 100_000_000;
 
 /// One measured launch, between two events.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Span {
+    /// Its number, in the order in which they were made, from 1; given by [`Spans::push`].
+    pub(super) serial: u64,
     /// What was launched.
     pub(super) key: Key,
     /// Its context: events of two contexts cannot be compared.
@@ -26,69 +31,79 @@ pub(super) struct Span {
     pub(super) void: bool,
 }
 
-/// A ring of them. The markers of a span are its place's own, and free for use again once it is no longer the last one that ended.
+/// All that are not settled. The markers of a span are its place's own, and free for use again once it is no longer the last one
+/// that ended.
 #[derive(Debug)]
 pub(super) struct Spans {
-    ring: [Option<Span>; ROOM],
-    head: usize,
-    count: usize,
+    places: [Option<Span>; ROOM],
+    serial: u64,
 }
 
 impl Spans {
     pub(super) const MARKERS: usize = ROOM * 2;
 
     pub(super) const fn new() -> Self {
-        Self { ring: [None; ROOM], head: 0, count: 0 }
+        Self { places: [None; ROOM], serial: 0 }
     }
 
-    pub(super) const fn is_empty(&self) -> bool {
-        self.count == 0
+    pub(super) fn is_empty(&self) -> bool {
+        self.places.iter().all(Option::is_none)
     }
 
-    /// Half of them are kept for launches that take long.
-    pub(super) const fn has_room(&self, for_long: bool) -> bool {
-        self.count < if for_long { ROOM - 2 } else { ROOM / 2 }
+    /// Half of them are kept for launches that take long, and one for the last that ended.
+    pub(super) fn has_room(&self, for_long: bool) -> bool {
+        self.in_any_order().count() < if for_long { ROOM - 2 } else { ROOM / 2 }
     }
 
-    /// Adds one and answers its place.
-    pub(super) const fn push(&mut self, span: Span) -> usize {
-        let place = (self.head + self.count) % ROOM;
-        self.ring[place] = Some(span);
-        self.count += 1;
-        place
+    /// Adds one and answers its place, which is not `kept`, and its number. Places are used again as late as can be: who was given one
+    /// may come back to it after its span is gone.
+    pub(super) fn push(&mut self, span: Span, kept: Option<usize>) -> Option<(usize, u64)> {
+        let from = self.serial as usize;
+        let place = (from..from + ROOM)
+            .map(|at| at % ROOM)
+            .find(|place| self.places[*place].is_none() && Some(*place) != kept)?;
+        self.serial += 1;
+        self.places[place] = Some(Span { serial: self.serial, ..span });
+        Some((place, self.serial))
     }
 
-    /// Takes the oldest away, if the GPU is done with it.
-    pub(super) fn pop_done(&mut self) -> Option<(usize, Span)> {
-        let place = self.head;
-        let span = self.ring[place].filter(|span| self.count > 0 && span.done)?;
-        self.head = (self.head + 1) % ROOM;
-        self.count -= 1;
+    /// Takes away the oldest that the GPU is done with. It waits for those before it, unless they take very long.
+    pub(super) fn pop_done(&mut self, now: u64) -> Option<(usize, Span)> {
+        let holds_up = |span: &Span| now.saturating_sub(span.begun) < LONG_UNDER_WAY_NS;
+        let first = self.places().find(|(_, span)| span.done || holds_up(span));
+        let (place, span) = first.filter(|(_, span)| span.done).map(|(place, span)| (place, *span))?;
+        self.places[place] = None;
         Some((place, span))
     }
 
-    /// All that are under way, with their places.
+    /// All of them.
     pub(super) fn pending(&mut self) -> impl Iterator<Item = (usize, &mut Span)> {
-        let (head, count) = (self.head, self.count);
-        let (wrapped, first) = self.ring.split_at_mut(head);
-        let first = first.iter_mut().enumerate().map(move |(at, span)| (at + head, span));
-        let all = first.chain(wrapped.iter_mut().enumerate()).take(count);
-        all.filter_map(|(place, span)| Some((place, span.as_mut()?)))
+        self.places.iter_mut().enumerate().filter_map(|(place, span)| Some((place, span.as_mut()?)))
     }
 
     /// All of them, oldest first, with their places.
     pub(super) fn places(&self) -> impl Iterator<Item = (usize, &Span)> {
-        let places = (self.head..self.head + self.count).map(|at| at % ROOM);
-        places.filter_map(|place| Some((place, self.ring[place].as_ref()?)))
+        let mut last = 0;
+        core::iter::from_fn(move || {
+            let newer = self.in_any_order().filter(|(_, span)| span.serial > last);
+            let next = newer.min_by_key(|(_, span)| span.serial)?;
+            last = next.1.serial;
+            Some(next)
+        })
     }
 
     /// Those that are not known to be done.
     pub(super) fn under_way(&self) -> impl Iterator<Item = &Span> {
-        self.places().map(|(_, span)| span).filter(|span| !span.done)
+        self.in_any_order().map(|(_, span)| span).filter(|span| !span.done)
     }
 
-    pub(super) fn at(&mut self, place: usize) -> Option<&mut Span> {
-        self.ring.get_mut(place)?.as_mut()
+    /// The span of that number, unless the GPU is known to be done with it.
+    pub(super) fn under_way_as(&mut self, serial: u64) -> Option<&mut Span> {
+        self.places.iter_mut().flatten().find(|span| span.serial == serial && !span.done)
+    }
+
+    fn in_any_order(&self) -> impl Iterator<Item = (usize, &Span)> {
+        self.places.iter().enumerate().filter_map(|(place, span)| Some((place, span.as_ref()?)))
     }
 
     /// The event before the launch.

@@ -33,10 +33,21 @@ struct Alone {
     till: Till,
     meter: Meter,
     events: Events,
+    /// Since when its thread waits.
+    waits: Option<u64>,
 }
 
 impl Alone {
     fn admit(&mut self, key: Key, now: u64) -> Decision {
+        let since = *self.waits.get_or_insert(now);
+        let decision = self.admit_in_thread(key, Asked { since, now });
+        if matches!(decision, Decision::Go(_)) {
+            self.waits = None;
+        }
+        decision
+    }
+
+    fn admit_in_thread(&mut self, key: Key, asked: Asked) -> Decision {
         let around = Surroundings {
             till: &self.till,
             page: &self.page,
@@ -47,12 +58,12 @@ impl Alone {
             share: Rate::from_percent(50),
             slice_ns: 2 * MS,
         };
-        self.meter.admit(key, 1, &around, &mut self.events, now)
+        self.meter.admit(key, 1, &around, &mut self.events, asked)
     }
 
     /// Launches a kernel that is measured, and has the GPU run it from then to then.
     fn run(&mut self, key: Key, from: u64, to: u64) {
-        let Decision::Go(Plan { between: Some((before, behind)) }) = self.admit(key, from) else {
+        let Decision::Go(Plan { between: Some((before, behind)), .. }) = self.admit(key, from) else {
             panic!("it may go and is measured")
         };
         self.events.0.insert(before.0, from);
@@ -115,7 +126,7 @@ fn short_launches_are_paid_from_a_lease_and_every_lease_is_measured() {
         } else {
             admitted += 1;
             let from = START + at * 20_000;
-            if let Decision::Go(Plan { between: Some((before, behind)) }) = alone.admit(KERNEL, from) {
+            if let Decision::Go(Plan { between: Some((before, behind)), .. }) = alone.admit(KERNEL, from) {
                 alone.events.0.insert(before.0, from);
                 alone.events.0.insert(behind.0, from + 5_000);
             }
@@ -153,7 +164,7 @@ fn a_kernel_too_short_for_events_is_paid_from_leases_like_any_other() {
         if alone.till.spend(KERNEL).is_none() {
             asked += 1;
             let from = START + MS + at;
-            if let Decision::Go(Plan { between: Some((before, behind)) }) = alone.admit(KERNEL, from) {
+            if let Decision::Go(Plan { between: Some((before, behind)), .. }) = alone.admit(KERNEL, from) {
                 alone.events.0.insert(before.0, from);
                 alone.events.0.insert(behind.0, from);
             }
@@ -251,10 +262,108 @@ proptest! {
         alone.slot.waiting_since_ns.store(words[5], Ordering::Relaxed);
         let now = now / 2;
         for at in 0..4 {
-            if let Decision::Go(Plan { between: Some((before, behind)) }) = alone.admit(KERNEL, now + at * MS) {
+            if let Decision::Go(Plan { between: Some((before, behind)), .. }) = alone.admit(KERNEL, now + at * MS) {
                 alone.events.0.insert(before.0, at * MS);
                 alone.events.0.insert(behind.0, words[0] >> 1);
             }
         }
     }
+}
+
+#[test]
+fn a_kernel_that_never_ends_does_not_hold_up_those_in_other_streams() {
+    let mut alone = Alone::default();
+    assert!(matches!(alone.admit(KERNEL, START), Decision::Go(_)));
+    let other = Key::kernel(0x2000, 1, 32);
+    let (mut now, mut waited) = (START + MS, 0);
+    for _ in 0..2_000 {
+        // Each is done before the next, and takes a twentieth of what is granted.
+        loop {
+            match alone.admit(other, now) {
+                Decision::Wait(Waiting { until_ns, .. }) => {
+                    waited += until_ns - now;
+                    now = until_ns;
+                }
+                Decision::Go(Plan { between, .. }) => {
+                    if let Some((before, behind)) = between {
+                        alone.events.0.insert(before.0, now);
+                        alone.events.0.insert(behind.0, now + MS / 20);
+                    }
+                    break;
+                }
+            }
+        }
+        now += 2 * MS;
+    }
+    assert!(waited < 2_000 * MS, "waited for {} ms", waited / MS);
+    assert!(alone.till.spend(other).is_some(), "they are settled and learnt");
+}
+
+#[test]
+fn what_ends_after_later_launches_is_charged_whole() {
+    let mut alone = Alone::default();
+    let Decision::Go(Plan { between: Some((before, behind)), .. }) = alone.admit(KERNEL, START) else {
+        panic!("the first may go")
+    };
+    let long = [(before.0, START), (behind.0, START + 400 * MS)];
+    let other = Key::kernel(0x2000, 1, 32);
+    for at in [1, 101, 201, 301] {
+        let Decision::Go(Plan { between: Some((before, behind)), .. }) = alone.admit(other, START + at * MS)
+        else {
+            continue;
+        };
+        alone.events.0.insert(before.0, START + at * MS);
+        alone.events.0.insert(behind.0, START + (at + 1) * MS);
+    }
+    alone.events.0.extend(long);
+    assert!(matches!(alone.admit(other, START + 500 * MS), Decision::Wait(_)), "400 ms are owed");
+    assert!(alone.slot.gpu_ns.load(Ordering::Relaxed) >= 400 * MS);
+}
+
+#[test]
+fn kernels_that_were_measured_once_stay_known() {
+    let estimates = Estimates::new();
+    let keys: Vec<_> = (0..200).map(|function| Key::kernel(0x5000 + function * 64, 8, 128)).collect();
+    keys.iter().for_each(|key| estimates.learn(*key, 5_000));
+    let known = keys.iter().filter(|key| estimates.known(**key).is_some()).count();
+    assert!(known >= 195, "{known} of 200, in 1024 places");
+}
+
+#[test]
+fn a_launch_that_fails_after_its_context_went_is_not_undone_twice() {
+    let mut alone = Alone::default();
+    let Decision::Go(plan) = alone.admit(KERNEL, START) else { panic!("the first may go") };
+    alone.meter.leave(1);
+    // Another thread finds it gone.
+    assert!(matches!(alone.admit(Key::kernel(0x2000, 1, 32), START + MS), Decision::Go(_)));
+    let before = alone.meter.outstanding();
+    alone.meter.failed(plan, &alone.till);
+    assert_eq!(alone.meter.outstanding(), before);
+}
+
+#[test]
+fn other_threads_do_not_make_a_launch_wait_longer() {
+    let mut alone = Alone::default();
+    let short = Key::kernel(0x2000, 1, 32);
+    alone.run(short, START, START + 1_000);
+    assert!(matches!(alone.admit(KERNEL, START + MS), Decision::Go(_)));
+    let since = START + 2 * MS;
+    for at in 2..1_002 {
+        let asked = Asked { since, now: START + at * MS };
+        assert!(matches!(alone.admit_in_thread(KERNEL, asked), Decision::Wait(_)), "it is being measured");
+        assert!(matches!(alone.admit(short, START + at * MS), Decision::Go(_)), "others go on");
+    }
+    let asked = Asked { since, now: since + 1_001 * MS };
+    assert!(matches!(alone.admit_in_thread(KERNEL, asked), Decision::Go(_)), "after a second of its own");
+}
+
+#[test]
+fn who_died_with_an_unknown_kernel_owes_a_second_at_most() {
+    let mut alone = Alone::default();
+    assert!(matches!(alone.admit(KERNEL, START), Decision::Go(_)));
+    let (due, since, outstanding) =
+        (&alone.page.due_ns, &alone.slot.busy_since_ns, &alone.slot.outstanding_ns);
+    let found = START + 20_000 * MS;
+    let owed = bury(due, since, outstanding, found, Rate::from_percent(10), Crowd::NOBODY);
+    assert!(owed <= 1_000 * MS, "{} ms", owed / MS);
 }
