@@ -92,6 +92,16 @@ impl<T> Out<T> {
         Ok(())
     }
 
+    /// The pointer itself.
+    pub(crate) fn pointer(self) -> *mut T {
+        self.0
+    }
+
+    /// The pointer to a later element.
+    pub(crate) fn at(self, position: usize) -> Self {
+        Self(self.0.wrapping_add(position))
+    }
+
     /// Hands out a value where it is wanted.
     pub(crate) fn set_if_wanted(self, value: T) {
         if !self.0.is_null() {

@@ -28,6 +28,8 @@ pub(crate) enum Kind {
     Pool(Handle),
     /// In memory of the host, from a pool.
     HostPool(Handle),
+    /// On the GPU, from an executable graph, which has taken the memory.
+    Graph(Handle),
     /// On the GPU, where another process has taken it.
     Imported,
     /// In host memory that is known to the GPU; the host address is the device pointer.
@@ -64,7 +66,9 @@ impl State {
         }
         let address = match kind {
             Kind::Managed => host::map(bytes)?,
-            Kind::Imported | Kind::HostPool(_) | Kind::Pool(_) => self.new_addresses(gpu, bytes, GRANULE)?,
+            Kind::Graph(_) | Kind::Imported | Kind::HostPool(_) | Kind::Pool(_) => {
+                self.new_addresses(gpu, bytes, GRANULE)?
+            }
             Kind::Device => {
                 self.charge(gpu, bytes)?;
                 self.new_addresses(gpu, bytes, GRANULE)
@@ -81,6 +85,7 @@ impl State {
         match allocation.kind {
             Kind::Managed => host::unmap(address, allocation.bytes),
             Kind::Imported => {}
+            Kind::Graph(graph) => self.return_to_graph(graph, allocation.gpu, allocation.bytes),
             Kind::Device => discharge(allocation.gpu, allocation.bytes)?,
             Kind::Pool(pool) | Kind::HostPool(pool) => {
                 self.return_to_pool(pool, rounded(allocation.bytes).unwrap_or(0))?;
@@ -91,7 +96,7 @@ impl State {
 
     /// Gives back all memory of a context; that of pools is no context's.
     pub(crate) fn free_all_of(&mut self, context: Handle) -> Answer {
-        let is_pools = |kind| matches!(kind, Kind::Pool(_) | Kind::HostPool(_));
+        let is_pools = |kind| matches!(kind, Kind::Pool(_) | Kind::HostPool(_) | Kind::Graph(_));
         let of_context = self
             .allocations
             .iter()

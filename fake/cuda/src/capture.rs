@@ -39,6 +39,7 @@ pub(crate) struct Capture {
     mode: Mode,
     thread: ThreadId,
     kernels: Duration,
+    nodes: Vec<Handle>,
     spoilt: bool,
 }
 
@@ -50,6 +51,11 @@ impl Capture {
     /// Records work.
     pub(crate) fn add(&mut self, length: Duration) {
         self.kernels += length;
+    }
+
+    /// Records a node.
+    pub(crate) fn add_node(&mut self, node: Handle) {
+        self.nodes.push(node);
     }
 
     /// Whether it forbids this thread what could spoil it.
@@ -90,8 +96,13 @@ fn begin(on: Handle, mode: c_int) -> Answer {
     if stream.capture.is_some() {
         return Err(Status::IllegalState);
     }
-    stream.capture =
-        Some(Capture { mode, thread: thread::current().id(), kernels: Duration::ZERO, spoilt: false });
+    stream.capture = Some(Capture {
+        mode,
+        thread: thread::current().id(),
+        kernels: Duration::ZERO,
+        nodes: Vec::new(),
+        spoilt: false,
+    });
     Ok(())
 }
 
@@ -109,7 +120,7 @@ export! {
             return Err(Status::StreamCaptureInvalidated);
         }
         let handle = state.new_handle();
-        state.graphs.insert(handle, Graph { kernels: capture.kernels });
+        state.graphs.insert(handle, Graph { kernels: capture.kernels, nodes: capture.nodes });
         graph.set(handle)
     }
 

@@ -89,7 +89,9 @@ fn destroy(state: &mut State, handle: Handle) -> Answer {
     }
     state.streams.retain(|_, stream| stream.context != handle);
     state.events.retain(|_, event| event.context != handle);
-    state.modules.retain(|_, module| module.context != handle);
+    for (_, module) in state.modules.extract_if(|_, module| module.context == handle) {
+        discharge(module.gpu, module.bytes)?;
+    }
     state.functions.retain(|_, function| function.context != handle);
     STACK.with_borrow_mut(|stack| stack.retain(|other| *other != handle));
     Ok(())

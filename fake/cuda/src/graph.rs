@@ -1,26 +1,49 @@
-//! Graphs, as far as streams capture them: how long their kernels take together.
+//! Graphs: how long the kernels that streams captured take together, and the nodes that take memory.
 
 use std::ffi::{c_char, c_ulonglong};
 use std::time::Duration;
 
 use crate::abi::{Answer, Out, export};
+use crate::graph_memory::GraphMemory;
 use crate::state::{self, Handle};
 use crate::status::Status;
 use crate::timeline::Engine;
 
-/// A graph, or an executable one.
-#[derive(Debug, Clone, Copy)]
+/// A graph.
+#[derive(Debug, Default)]
 pub(crate) struct Graph {
     pub(crate) kernels: Duration,
+    pub(crate) nodes: Vec<Handle>,
+}
+
+/// An executable graph.
+#[derive(Debug)]
+pub(crate) struct Executable {
+    kernels: Duration,
+    pub(crate) memory: GraphMemory,
 }
 
 fn instantiate(out: Out<Handle>, graph: Handle) -> Answer {
     out.check()?;
     let mut state = state::lock()?;
-    let graph = *state.graphs.get(&graph).ok_or(Status::InvalidHandle)?;
+    let kernels = state.graphs.get(&graph).ok_or(Status::InvalidHandle)?.kernels;
+    let memory = state.memory_of_graph(graph)?;
     let handle = state.new_handle();
-    state.executable_graphs.insert(handle, graph);
+    state.executable_graphs.insert(handle, Executable { kernels, memory });
     out.set(handle)
+}
+
+fn update(executable: Handle, graph: Handle) -> Answer {
+    let mut state = state::lock()?;
+    let kernels = state.graphs.get(&graph).ok_or(Status::InvalidHandle)?.kernels;
+    let memory = state.memory_of_graph(graph)?;
+    let known = state.executable_graphs.get_mut(&executable).ok_or(Status::InvalidHandle)?;
+    // Memory is laid out when a graph is instantiated.
+    if memory != known.memory {
+        return Err(Status::NotSupported);
+    }
+    known.kernels = kernels;
+    Ok(())
 }
 
 export! {
@@ -45,8 +68,36 @@ export! {
 
     fn cuGraphLaunch(graph: Handle, on: Handle) {
         let mut state = state::lock()?;
-        let length = state.executable_graphs.get(&graph).ok_or(Status::InvalidHandle)?.kernels;
+        let executable = state.executable_graphs.get(&graph).ok_or(Status::InvalidHandle)?;
+        let (length, memory) = (executable.kernels, executable.memory.clone());
+        state.map_graph(graph, &memory)?;
+        state.take_for_graph(graph, &memory)?;
         state.queue(on, Engine::Kernels, length).map(drop)
+    }
+
+    fn cuGraphUpload(graph: Handle, on: Handle) {
+        let mut state = state::lock()?;
+        crate::stream::gpu_of(&state, on)?;
+        let memory = state.executable_graphs.get(&graph).ok_or(Status::InvalidHandle)?.memory.clone();
+        state.map_graph(graph, &memory)
+    }
+
+    fn cuGraphInstantiateWithParams(out: Out<Handle>, graph: Handle, parameters: Out<u64>) {
+        parameters.check()?;
+        instantiate(out, graph)
+    }
+
+    fn cuGraphExecUpdate(executable: Handle, graph: Handle, node: Out<Handle>, outcome: Out<u32>) {
+        let _ = node;
+        let answer = update(executable, graph);
+        outcome.set_if_wanted(u32::from(answer.is_err()));
+        answer
+    }
+
+    fn cuGraphExecUpdate_v2(executable: Handle, graph: Handle, outcome: Out<u32>) {
+        let answer = update(executable, graph);
+        outcome.set_if_wanted(u32::from(answer.is_err()));
+        answer
     }
 
     fn cuGraphDestroy(graph: Handle) {
@@ -54,6 +105,9 @@ export! {
     }
 
     fn cuGraphExecDestroy(graph: Handle) {
-        state::lock()?.executable_graphs.remove(&graph).map(drop).ok_or(Status::InvalidHandle)
+        let mut state = state::lock()?;
+        let executable = state.executable_graphs.remove(&graph).ok_or(Status::InvalidHandle)?;
+        state.unmap_graph(graph, &executable.memory);
+        Ok(())
     }
 }

@@ -31,6 +31,7 @@ mod driver;
 mod event;
 mod exports;
 mod graph;
+mod graph_memory;
 mod host;
 mod launch;
 mod memory;

@@ -4,6 +4,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::time::Duration;
 
 use crate::abi::{Answer, In, Out, export};
+use crate::allocation::discharge;
 use crate::context::{current, current_gpu};
 use crate::state::{self, Handle};
 use crate::status::Status;
@@ -12,6 +13,25 @@ use crate::status::Status;
 #[derive(Debug)]
 pub(crate) struct Module {
     pub(crate) context: Handle,
+    pub(crate) gpu: usize,
+    /// What it takes of the GPU.
+    pub(crate) bytes: u64,
+}
+
+/// Bytes of an image in memory: the sections of an ELF file that are to lie there. What else there is takes none.
+fn bytes_in_memory(image: *const c_void) -> u64 {
+    let at = |offset: usize, length: usize| {
+        // SAFETY: by CUDA's contract an image is whole; one that does not begin like an ELF file is looked at no further.
+        let byte = |at: usize| unsafe { image.cast::<u8>().add(offset + at).read() };
+        (0..length).rev().fold(0_u64, |number, at| number << 8 | u64::from(byte(at)))
+    };
+    if !b"\x7fELF".iter().enumerate().all(|(offset, byte)| at(offset, 1) == u64::from(*byte)) {
+        return 0;
+    }
+    let (sections, length, count) = (at(0x28, 8), at(0x3a, 2), at(0x3c, 2));
+    let headers = (0..count).map(|index| (sections + index * length) as usize);
+    // SHF_ALLOC
+    headers.filter(|header| at(header + 8, 8) & 2 != 0).map(|header| at(header + 0x20, 8)).sum()
 }
 
 /// A function, or a kernel.
@@ -44,16 +64,19 @@ fn load(out: Out<Handle>, image: *const c_void) -> Answer {
         return Err(Status::InvalidValue);
     }
     let mut state = state::lock()?;
-    current_gpu(&state)?;
+    let gpu = current_gpu(&state)?;
     let context = current().ok_or(Status::InvalidContext)?;
+    let bytes = bytes_in_memory(image);
+    state.charge(gpu, bytes)?;
     let handle = state.new_handle();
-    state.modules.insert(handle, Module { context });
+    state.modules.insert(handle, Module { context, gpu, bytes });
     out.set(handle)
 }
 
 fn unload(module: Handle) -> Answer {
     let mut state = state::lock()?;
-    state.modules.remove(&module).ok_or(Status::InvalidHandle)?;
+    let known = state.modules.remove(&module).ok_or(Status::InvalidHandle)?;
+    discharge(known.gpu, known.bytes)?;
     state.functions.retain(|_, function| function.module != module);
     Ok(())
 }

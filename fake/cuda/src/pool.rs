@@ -107,6 +107,13 @@ impl State {
         Ok(())
     }
 
+    /// Records a node on a stream that captures.
+    fn capture_node(&mut self, on: Handle, node: Handle) {
+        if let Some(capture) = self.streams.get_mut(&on).and_then(|stream| stream.capture.as_mut()) {
+            capture.add_node(node);
+        }
+    }
+
     /// The program has waited for the GPU.
     pub(crate) fn shrink_pools(&mut self) -> Answer {
         self.pools.values_mut().try_for_each(|pool| pool.shrink(pool.release_threshold))
@@ -117,13 +124,15 @@ impl State {
         let pools = &self.pools;
         let of_gpu = |kind: Kind| match kind {
             Kind::Pool(pool) => pools.get(&pool).is_some_and(|pool| pool.gpu == Some(gpu)),
+            Kind::Graph(_) => true,
             _ => false,
         };
         let gone = self.allocations.iter().filter(|(_, allocation)| of_gpu(allocation.kind));
         for address in gone.map(|(address, _)| *address).collect::<Vec<_>>() {
             self.free(address)?;
         }
-        self.pools.values_mut().filter(|pool| pool.gpu == Some(gpu)).try_for_each(|pool| pool.shrink(0))
+        self.pools.values_mut().filter(|pool| pool.gpu == Some(gpu)).try_for_each(|pool| pool.shrink(0))?;
+        self.trim_graphs(gpu)
     }
 }
 
@@ -148,6 +157,11 @@ fn allocate(out: Out<u64>, bytes: usize, pool: Option<Handle>, on: Handle) -> An
     out.check()?;
     let mut state = state::lock()?;
     let gpu = stream::gpu_of(&state, on)?;
+    if state.streams.get(&on).is_some_and(|stream| stream.capture.is_some()) {
+        let (node, address) = state.new_alloc_node(gpu, bytes as u64)?;
+        state.capture_node(on, node);
+        return out.set(address);
+    }
     let pool = pool.unwrap_or_else(|| current_pool(&mut state, gpu));
     let own = state.pools.get(&pool).filter(|pool| !pool.doomed).ok_or(Status::InvalidValue)?;
     let kind = if own.gpu.is_some() { Kind::Pool(pool) } else { Kind::HostPool(pool) };
@@ -167,6 +181,11 @@ export! {
     fn cuMemFreeAsync(pointer: u64, on: Handle) {
         let mut state = state::lock()?;
         stream::gpu_of(&state, on)?;
+        if state.streams.get(&on).is_some_and(|stream| stream.capture.is_some()) {
+            let node = state.new_free_node(pointer);
+            state.capture_node(on, node);
+            return Ok(());
+        }
         if pointer == 0 { Err(Status::InvalidValue) } else { state.free(pointer) }
     }
 

@@ -12,7 +12,8 @@ use crate::bind::Binding;
 use crate::context::{Context, Green, Primary};
 use crate::driver;
 use crate::event::Event;
-use crate::graph::Graph;
+use crate::graph::{Executable, Graph};
+use crate::graph_memory::{Kept, Node};
 use crate::module::{Function, Module};
 use crate::pool::Pool;
 use crate::share::Opened;
@@ -58,7 +59,11 @@ pub(crate) struct State {
     pub(crate) physical: HashMap<u64, Physical>,
     pub(crate) reservations: BTreeMap<u64, Reservation>,
     pub(crate) graphs: HashMap<Handle, Graph>,
-    pub(crate) executable_graphs: HashMap<Handle, Graph>,
+    pub(crate) executable_graphs: HashMap<Handle, Executable>,
+    /// Executable graphs that have their memory.
+    pub(crate) mapped_graphs: HashSet<Handle>,
+    pub(crate) nodes: HashMap<Handle, Node>,
+    pub(crate) kept_for_graphs: HashMap<usize, Kept>,
     /// What keeps physical memory beside handles and mappings.
     pub(crate) bindings: Vec<Binding>,
     pub(crate) endpoint_ids: u32,

@@ -57,11 +57,11 @@ fn before_initialisation_nothing_works_but_asking_for_the_version() {
     let driver = Driver::load(shipped::H100_8_NVSWITCH);
     let mut number = 0_i32;
     assert_eq!(driver.call("cuDeviceGetCount", [out(&mut number)]), NOT_INITIALIZED);
-    assert_eq!(driver.call("cuGraphCreate", []), NOT_INITIALIZED, "nor what is not modelled");
+    assert_eq!(driver.call("cuGraphClone", []), NOT_INITIALIZED, "nor what is not modelled");
     driver.ok("cuDriverGetVersion", [out(&mut number)]);
     assert_eq!(number, 13_000);
     driver.ok("cuInit", [0]);
-    assert_eq!(driver.call("cuGraphCreate", []), NOT_SUPPORTED);
+    assert_eq!(driver.call("cuGraphClone", []), NOT_SUPPORTED);
     assert_eq!(driver.call("cuInit", [1]), INVALID_VALUE);
 }
 

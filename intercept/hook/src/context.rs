@@ -61,7 +61,7 @@ fn emptied(context: usize) {
         return;
     }
     with_state(|state| {
-        for kind in [Kind::Pointer, Kind::Array, Kind::Imported, Kind::External] {
+        for kind in [Kind::Pointer, Kind::Array, Kind::Imported, Kind::External, Kind::Module] {
             while let Some(cost) = state.table(kind).remove_of_context(context) {
                 state.release(cost.gpu as usize, cost.bytes);
             }

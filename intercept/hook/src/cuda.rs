@@ -114,6 +114,7 @@ pub(crate) fn forget_helpers() {
         helper.forget();
     }
     crate::compute::forget_helpers();
+    crate::graph::forget_helpers();
 }
 
 /// The device of the current context.

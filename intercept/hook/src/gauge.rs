@@ -1,4 +1,4 @@
-//! Memory that the driver counts itself: what pools keep, what limits of contexts reserve.
+//! Memory that the driver counts itself: what pools keep, what graphs keep, what limits of contexts reserve.
 //!
 //! How much a call makes the driver take shows only afterwards, in a counter of the driver's. So a call is charged before with
 //! what it may take; afterwards the counter is read, and what is paid becomes what it says. A reading counts unless a later
@@ -33,6 +33,13 @@ pub(crate) struct Gauge {
 pub(crate) const POOL: u64 = 1 << 60;
 /// See [`POOL`]: a context, and which of its limits in the lower bits.
 pub(crate) const LIMIT: u64 = 2 << 60;
+/// See [`POOL`]: a GPU, and what is kept for its graphs.
+pub(crate) const GRAPH: u64 = 3 << 60;
+
+/// The kind of gauge that a key is of.
+pub(crate) const fn kind(key: u64) -> u64 {
+    key & 0xf << 60
+}
 
 /// Begins a gauge, unless there is one. `false` where there is no memory to remember it.
 pub(crate) fn begin(state: &mut State, key: u64, gpu: u32, handle: usize) -> bool {

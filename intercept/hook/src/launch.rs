@@ -6,6 +6,7 @@ use tessera_intercept_limiter::compute::Key;
 
 use crate::compute::{Stream, launch};
 use crate::cuda::Handle;
+use crate::graph::with_memory;
 use crate::route::hooks;
 
 /// The beginning of `CUlaunchConfig`.
@@ -165,11 +166,13 @@ hooks! {
 
     fn cuGraphLaunch(graph: Handle, stream: Handle) |real| {
         // SAFETY: the program's own call.
-        launch(Key::graph(graph as usize), Stream::plain(stream), || unsafe { real(graph, stream) })
+        let make = || unsafe { real(graph, stream) };
+        with_memory(graph, || launch(Key::graph(graph as usize), Stream::plain(stream), make))
     }
 
     fn cuGraphLaunch_ptsz(graph: Handle, stream: Handle) |real| {
         // SAFETY: the program's own call.
-        launch(Key::graph(graph as usize), Stream::per_thread(stream), || unsafe { real(graph, stream) })
+        let make = || unsafe { real(graph, stream) };
+        with_memory(graph, || launch(Key::graph(graph as usize), Stream::per_thread(stream), make))
     }
 }

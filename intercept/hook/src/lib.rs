@@ -31,6 +31,7 @@ mod cuda;
 mod elf;
 mod gauge;
 mod grants;
+mod graph;
 mod import;
 mod info;
 mod launch;
@@ -39,6 +40,7 @@ mod limit;
 #[cfg(artefact = "preload")]
 mod loader;
 mod memory;
+mod module;
 mod nvml;
 mod pointers;
 mod pool;

@@ -68,14 +68,15 @@ fn each(mut run: impl FnMut(u64)) {
     let mut place = 0;
     while let Some(Some((key, next))) = with_state(|state| state.gauges().key_from(place)) {
         place = next;
-        if key & POOL == POOL {
+        if gauge::kind(key) == POOL {
             run(key);
         }
     }
 }
 
-/// Pays what all pools keep now.
+/// Pays what all pools and graphs keep now.
 pub(crate) fn refresh() {
+    crate::graph::refresh();
     each(|key| {
         // What is not granted stays unpaid, and is asked for again with the next reading.
         let _ = settle(key, None);
@@ -89,9 +90,9 @@ pub(crate) fn refresh_after_waiting() {
     }
 }
 
-/// Has the pools let go of what nobody holds, as the driver does before it refuses memory. Answers whether there are pools.
+/// Has pools and graphs let go of what nobody holds, as the driver does before it refuses memory. Answers whether there are any.
 pub(crate) fn trim() -> bool {
-    let mut any = false;
+    let mut any = crate::graph::trim();
     each(|key| {
         any = true;
         with_pool(key, cuda::trim_pool);

@@ -137,13 +137,15 @@ const fn takes(parameters: &[u8], sizes: &[usize]) -> bool {
 
 /// All routes.
 pub(crate) fn all() -> impl Iterator<Item = &'static Route> {
-    let groups: [&'static [&'static Route]; 15] = [
+    let groups: [&'static [&'static Route]; 17] = [
         crate::memory::ROUTES,
         crate::pool::ROUTES,
         crate::vmm::ROUTES,
         crate::array::ROUTES,
         crate::bind::ROUTES,
         crate::import::ROUTES,
+        crate::module::ROUTES,
+        crate::graph::ROUTES,
         crate::context::ROUTES,
         crate::info::ROUTES,
         crate::limit::ROUTES,

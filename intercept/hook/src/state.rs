@@ -39,10 +39,16 @@ pub(crate) enum Kind {
     Imported = 7,
     /// Handles of memory of other APIs.
     External = 8,
+    /// Executable graphs that take memory, a key for each GPU; `context` is the device + 1, and `holders` says whether they have it.
+    Graph = 9,
+    /// Modules.
+    Module = 10,
+    /// Libraries, which belong to no context.
+    Library = 11,
 }
 
 /// How many kinds there are.
-const KINDS: usize = 9;
+const KINDS: usize = 12;
 
 /// One GPU.
 struct Gpu {
@@ -164,8 +170,20 @@ impl State {
 
     /// What pointers, handles or arrays cost.
     pub(crate) fn table(&mut self, kind: Kind) -> &mut Table {
-        let [pointers, physical, mappings, arrays, pools, pooled, contexts, imported, external] =
-            &mut self.tables;
+        let [
+            pointers,
+            physical,
+            mappings,
+            arrays,
+            pools,
+            pooled,
+            contexts,
+            imported,
+            external,
+            graphs,
+            modules,
+            libraries,
+        ] = &mut self.tables;
         match kind {
             Kind::Pointer => pointers,
             Kind::Physical => physical,
@@ -176,6 +194,9 @@ impl State {
             Kind::Context => contexts,
             Kind::Imported => imported,
             Kind::External => external,
+            Kind::Graph => graphs,
+            Kind::Module => modules,
+            Kind::Library => libraries,
         }
     }
 

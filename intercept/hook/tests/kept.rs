@@ -101,3 +101,34 @@ fn imported_memory_is_charged_while_it_is_open() {
         "the driver's errors"
     );
 }
+
+#[test]
+fn what_graphs_keep_is_charged_when_they_run() {
+    if !can_contain("what_graphs_keep_is_charged_when_they_run") {
+        return;
+    }
+    let node = Node::new();
+    let share = share(&node, 256 * MIB + node.context_bytes());
+    let lines = run(&node, &share, "graphs", &[]);
+    let (refusals, steps): (Vec<_>, Vec<_>) =
+        lines.into_iter().partition(|line| line.get("refused").is_some());
+    assert_agreed(&steps, 40);
+    assert!(refusals.len() == 4 && refusals.iter().all(|line| line["refused"] == 2), "{refusals:?}");
+    assert!(share.ledger(|ledger| ledger.peak_bytes()) <= 256 * MIB + node.context_bytes());
+}
+
+#[test]
+fn what_an_image_puts_into_memory_is_charged() {
+    if !can_contain("what_an_image_puts_into_memory_is_charged") {
+        return;
+    }
+    let node = Node::new();
+    let lines = run(&node, &share(&node, 64 * GIB), "modules", &[]);
+    let (steps, others): (Vec<_>, Vec<_>) = lines.into_iter().partition(|line| line.get("step").is_some());
+    assert_agreed(&steps, 13);
+    let others = serde_json::Value::from(others);
+    let expected = serde_json::json!([
+        {"wrapped": 65 * MIB}, {"text": 12}, {"NULL": 1, "no module": 400}, {"refused": 2},
+    ]);
+    assert_eq!(others, expected);
+}

@@ -1,0 +1,230 @@
+//! Images of modules: their code and variables lie in memory of the GPU.
+//!
+//! How much that is the driver does not say, so the image is asked: its sections that are to lie in memory, with those that
+//! take no room in the file; of several images in one, the largest. Code that the driver loads only when it is used is
+//! charged with its module all the same.
+
+use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
+
+use crate::charge::{charged, discharged};
+use crate::cuda::{self, Handle};
+use crate::route::hooks;
+use crate::state::Kind;
+use crate::sys::{self, HERE};
+
+/// Reads a number at an offset.
+///
+/// # Safety
+/// It lies in an image that the driver is to read too.
+unsafe fn at<T: Copy>(image: *const u8, offset: usize) -> T {
+    // SAFETY: by this function's contract.
+    unsafe { image.add(offset).cast::<T>().read_unaligned() }
+}
+
+/// Bytes of an image in the GPU's memory.
+///
+/// # Safety
+/// `image` is NULL or an image that the driver is to read: a text, an ELF file, several of them in one, or what holds these.
+unsafe fn bytes_of(image: *const c_void) -> u64 {
+    /// What `__fatBinC_Wrapper_t` begins with, where it holds the pointer, and what that leads to.
+    const WRAPPER: u32 = 0x4662_43b1;
+    const WRAPPED_AT: usize = 8;
+    const SEVERAL: u32 = 0xba55_ed50;
+    const ELF: u32 = u32::from_le_bytes(*b"\x7fELF");
+    let image = image.cast::<u8>();
+    if image.is_null() || is_short(image) {
+        return 0;
+    }
+    // SAFETY: by this function's contract; it has four bytes.
+    match unsafe { at::<u32>(image, 0) } {
+        // SAFETY: a wrapper holds a pointer.
+        WRAPPER => unsafe { bytes_of(at(image, WRAPPED_AT)) },
+        // SAFETY: by this function's contract.
+        SEVERAL => unsafe { largest(image) },
+        // SAFETY: by this function's contract.
+        ELF => unsafe { sections(image) },
+        // SAFETY: what is none of these is a text.
+        _ => unsafe { CStr::from_ptr(image.cast()) }.to_bytes().len() as u64,
+    }
+}
+
+/// Whether it is a text that ends before four bytes: what begins the other images has no 0 in it.
+fn is_short(image: *const u8) -> bool {
+    // SAFETY: an image has one byte at least, and a text that has not ended has another.
+    (0..4).any(|offset| unsafe { image.add(offset).read() } == 0)
+}
+
+/// Bytes of an ELF file's sections that are to lie in memory.
+///
+/// # Safety
+/// It is one.
+unsafe fn sections(image: *const u8) -> u64 {
+    const OFFSET_AT: usize = 0x28;
+    const LENGTH_AT: usize = 0x3a;
+    const COUNT_AT: usize = 0x3c;
+    const FLAGS_AT: usize = 8;
+    const SIZE_AT: usize = 0x20;
+    /// `SHF_ALLOC`
+    const IN_MEMORY: u64 = 2;
+    // SAFETY: the header of an ELF file.
+    let (offset, length, count) =
+        unsafe { (at::<u64>(image, OFFSET_AT), at::<u16>(image, LENGTH_AT), at::<u16>(image, COUNT_AT)) };
+    let size = |index: usize| {
+        let section = offset as usize + index * usize::from(length);
+        // SAFETY: the header says that there are so many, there.
+        let (flags, size): (u64, u64) =
+            unsafe { (at(image, section + FLAGS_AT), at(image, section + SIZE_AT)) };
+        if flags & IN_MEMORY != 0 { size } else { 0 }
+    };
+    (0..usize::from(count)).map(size).fold(0, u64::saturating_add)
+}
+
+/// The largest of several images in one: the driver takes one of them.
+///
+/// # Safety
+/// It is such a file.
+unsafe fn largest(image: *const u8) -> u64 {
+    const HEADER_AT: usize = 6;
+    const LENGTH_AT: usize = 8;
+    // SAFETY: the header of such a file.
+    let (header, length) = unsafe { (at::<u16>(image, HEADER_AT), at::<u64>(image, LENGTH_AT)) };
+    let (mut entry, end) = (usize::from(header), usize::from(header).saturating_add(length as usize));
+    let mut largest = 0;
+    while entry < end {
+        // SAFETY: entries follow each other up to the end.
+        let (bytes, next) = unsafe { entry_of(image.add(entry)) };
+        largest = largest.max(bytes);
+        if next == 0 {
+            break;
+        }
+        entry = entry.saturating_add(next);
+    }
+    largest
+}
+
+/// Bytes of one of several images, and how far away the next is.
+///
+/// # Safety
+/// It is the header of one.
+unsafe fn entry_of(entry: *const u8) -> (u64, usize) {
+    const KIND_AT: usize = 0;
+    const HEADER_AT: usize = 4;
+    const LENGTH_AT: usize = 8;
+    const UNPACKED_AT: usize = 56;
+    /// An ELF file; the other kind is a text.
+    const ELF: u16 = 2;
+    // SAFETY: by this function's contract.
+    let (kind, header, length) =
+        unsafe { (at::<u16>(entry, KIND_AT), at::<u32>(entry, HEADER_AT), at::<u64>(entry, LENGTH_AT)) };
+    // SAFETY: as above; the field is there where the header is long enough.
+    let unpacked = if header as usize > UNPACKED_AT { unsafe { at::<u64>(entry, UNPACKED_AT) } } else { 0 };
+    let bytes = match (kind, unpacked) {
+        // SAFETY: it follows its header.
+        (ELF, 0) => unsafe { sections(entry.add(header as usize)) },
+        (_, 0) => length,
+        (_, unpacked) => unpacked,
+    };
+    (bytes, (header as usize).saturating_add(length as usize))
+}
+
+/// Bytes of a file.
+///
+/// # Safety
+/// `path` is NULL or a terminated string.
+unsafe fn bytes_of_file(path: *const c_char) -> u64 {
+    if path.is_null() {
+        return 0;
+    }
+    // SAFETY: by this function's contract.
+    sys::status(HERE, unsafe { CStr::from_ptr(path) }, 0).map_or(0, |status| status.length)
+}
+
+/// Loads a module or a library. Without a current context a library has no memory yet.
+///
+/// # Safety
+/// `out` is where the driver is to put the handle.
+unsafe fn load(
+    bytes: u64,
+    kind: Kind,
+    out: *mut Handle,
+    real: impl FnOnce() -> c_int,
+    unload: fn(u64),
+) -> c_int {
+    if bytes == 0 || cuda::current_device().is_none() {
+        return real();
+    }
+    // SAFETY: the driver has written there.
+    charged(bytes, kind, real, || unsafe { out.read_unaligned() } as u64, unload)
+}
+
+fn unload_module(module: u64) {
+    if let Some(address) = cuModuleUnload::ROUTE.real() {
+        // SAFETY: the type is that of cuda.h; the program has not seen the module.
+        unsafe {
+            core::mem::transmute::<usize, unsafe extern "C" fn(Handle) -> c_int>(address)(module as Handle)
+        };
+    }
+}
+
+fn unload_library(library: u64) {
+    if let Some(address) = cuLibraryUnload::ROUTE.real() {
+        // SAFETY: the type is that of cuda.h; the program has not seen the library.
+        unsafe {
+            core::mem::transmute::<usize, unsafe extern "C" fn(Handle) -> c_int>(address)(library as Handle)
+        };
+    }
+}
+
+hooks! {
+    fn cuModuleLoad(out: *mut Handle, path: *const c_char) |real| {
+        // SAFETY: the program's own call.
+        unsafe { load(bytes_of_file(path), Kind::Module, out, || real(out, path), unload_module) }
+    }
+
+    fn cuModuleLoadData(out: *mut Handle, image: *const c_void) |real| {
+        // SAFETY: the program's own call.
+        unsafe { load(bytes_of(image), Kind::Module, out, || real(out, image), unload_module) }
+    }
+
+    fn cuModuleLoadDataEx(
+        out: *mut Handle, image: *const c_void, count: c_uint, options: *mut c_int, values: *mut *mut c_void,
+    ) |real| {
+        // SAFETY: the program's own call.
+        unsafe { load(bytes_of(image), Kind::Module, out, || real(out, image, count, options, values), unload_module) }
+    }
+
+    fn cuModuleLoadFatBinary(out: *mut Handle, image: *const c_void) |real| {
+        // SAFETY: the program's own call.
+        unsafe { load(bytes_of(image), Kind::Module, out, || real(out, image), unload_module) }
+    }
+
+    fn cuModuleUnload(module: Handle) |real| {
+        // SAFETY: the program's own call.
+        discharged(Kind::Module, module as u64, || unsafe { real(module) })
+    }
+
+    fn cuLibraryLoadData(
+        out: *mut Handle, image: *const c_void, jit: *mut c_int, jit_values: *mut *mut c_void, jit_count: c_uint,
+        options: *mut c_int, values: *mut *mut c_void, count: c_uint,
+    ) |real| {
+        // SAFETY: the program's own call.
+        let load_it = || unsafe { real(out, image, jit, jit_values, jit_count, options, values, count) };
+        // SAFETY: the program's own image.
+        unsafe { load(bytes_of(image), Kind::Library, out, load_it, unload_library) }
+    }
+
+    fn cuLibraryLoadFromFile(
+        out: *mut Handle, path: *const c_char, jit: *mut c_int, jit_values: *mut *mut c_void, jit_count: c_uint,
+        options: *mut c_int, values: *mut *mut c_void, count: c_uint,
+    ) |real| {
+        // SAFETY: the program's own call.
+        let load_it = || unsafe { real(out, path, jit, jit_values, jit_count, options, values, count) };
+        // SAFETY: the program's own path.
+        unsafe { load(bytes_of_file(path), Kind::Library, out, load_it, unload_library) }
+    }
+
+    fn cuLibraryUnload(library: Handle) |real| {
+        // SAFETY: the program's own call.
+        discharged(Kind::Library, library as u64, || unsafe { real(library) })
+    }
+}
