@@ -81,9 +81,33 @@ pub(crate) fn work_is_done() {
     }
 }
 
-/// A context is about to end, and its events with it.
-pub(crate) fn context_ends(context: usize) {
+/// Has the driver end a context, or not: `ends` says whether it did, by what it answered. Its events go with it.
+pub(crate) fn context_may_end(
+    context: usize,
+    end: impl FnOnce() -> c_int,
+    ends: impl FnOnce(c_int) -> bool,
+) -> c_int {
+    root::gates().for_each(|gate| gate.suspend(context));
+    let result = end();
+    if ends(result) {
+        context_is_gone(context);
+    } else {
+        root::gates().for_each(|gate| gate.resume(context));
+    }
+    result
+}
+
+/// A context is gone, and its events with it.
+pub(crate) fn context_is_gone(context: usize) {
     root::gates().for_each(|gate| gate.leave(context));
+}
+
+/// As [`context_may_end`], for a green context.
+pub(crate) fn green_context_may_end(green: Handle, end: impl FnOnce() -> c_int) -> c_int {
+    match driver::context_of_green(green) {
+        Some(context) => context_may_end(context, end, |result| result == SUCCESS),
+        None => end(),
+    }
 }
 
 /// A stream records its launches from now on. There is no way back: whether any stream still does could only be known by asking

@@ -81,11 +81,13 @@ fn ended(context: usize) {
     });
 }
 
-fn destroyed(context: Handle, result: c_int) -> c_int {
-    if result == SUCCESS {
-        ended(context as usize);
-    }
-    result
+fn destroy(context: Handle, real: impl FnOnce() -> c_int) -> c_int {
+    compute::context_may_end(context as usize, real, |result| {
+        if result == SUCCESS {
+            ended(context as usize);
+        }
+        result == SUCCESS
+    })
 }
 
 /// One attachment more or less; answers how many there are. `None` for a context that is not known.
@@ -131,16 +133,18 @@ fn begin_primary(
 /// Calls the driver to reset or release a primary context.
 fn release(device: Device, real: impl FnOnce() -> c_int, resets: bool) -> c_int {
     let context = primary(device);
-    compute::context_ends(context);
-    let result = real();
-    if result == SUCCESS {
-        if cuda::primary_is_active(device) == Some(false) {
+    compute::context_may_end(context, real, |result| {
+        if result != SUCCESS {
+            return false;
+        }
+        let gone = cuda::primary_is_active(device) == Some(false);
+        if gone {
             ended(context);
         } else if resets {
             emptied(context);
         }
-    }
-    result
+        gone || resets
+    })
 }
 
 /// Ends the primary contexts that nobody retains any more.
@@ -150,6 +154,7 @@ fn end_primaries() {
             return;
         };
         if known != 0 && cuda::primary_is_active(device) == Some(false) {
+            compute::context_is_gone(known);
             ended(known);
         }
     }
@@ -203,15 +208,13 @@ hooks! {
     }
 
     fn cuCtxDestroy(context: Handle) |real| {
-        compute::context_ends(context as usize);
         // SAFETY: the program's own call.
-        destroyed(context, unsafe { real(context) })
+        destroy(context, || unsafe { real(context) })
     }
 
     fn cuCtxDestroy_v2(context: Handle) |real| {
-        compute::context_ends(context as usize);
         // SAFETY: the program's own call.
-        destroyed(context, unsafe { real(context) })
+        destroy(context, || unsafe { real(context) })
     }
 
     fn cuCtxAttach(out: *mut Handle, flags: c_uint) |real| {
@@ -225,13 +228,14 @@ hooks! {
     }
 
     fn cuCtxDetach(context: Handle) |real| {
-        compute::context_ends(context as usize);
         // SAFETY: the program's own call.
-        let result = unsafe { real(context) };
-        if result == SUCCESS && attach(context as usize, -1) == Some(0) {
-            ended(context as usize);
-        }
-        result
+        compute::context_may_end(context as usize, || unsafe { real(context) }, |result| {
+            let gone = result == SUCCESS && attach(context as usize, -1) == Some(0);
+            if gone {
+                ended(context as usize);
+            }
+            gone
+        })
     }
 
     // A green context is a part of the primary context, which it keeps alive.
@@ -242,7 +246,7 @@ hooks! {
 
     fn cuGreenCtxDestroy(context: Handle) |real| {
         // SAFETY: the program's own call.
-        let result = unsafe { real(context) };
+        let result = compute::green_context_may_end(context, || unsafe { real(context) });
         if result == SUCCESS {
             end_primaries();
         }

@@ -118,6 +118,18 @@ fn who_has_no_cap_never_waits_and_is_measured() {
 }
 
 #[test]
+fn a_context_that_stays_keeps_its_measurements() {
+    if !can_contain("a_context_that_stays_keeps_its_measurements") {
+        return;
+    }
+    let node = Node::in_real_time();
+    let share = share(&node, "claim-0", ComputePolicy::Fixed, 90);
+    node.contain(&[&share]).run_c("leaving", false, &["10"]);
+    let gpu_ms = share.ledger(|ledger| ledger.gpu_ns()) as f64 / 1e6;
+    assert!((195.0..=400.0).contains(&gpu_ms), "{gpu_ms} ms, not ten times 20");
+}
+
+#[test]
 fn a_capture_is_not_disturbed_and_what_it_records_is_not_charged() {
     if !can_contain("a_capture_is_not_disturbed_and_what_it_records_is_not_charged") {
         return;

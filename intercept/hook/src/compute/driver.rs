@@ -1,4 +1,4 @@
-//! The driver's functions about events: its own, never the hooks.
+//! The driver's functions about events and contexts: its own, never the hooks.
 
 use core::ffi::{c_int, c_uint};
 
@@ -7,8 +7,8 @@ use crate::cuda::{Handle, Helper, SUCCESS};
 /// `CUDA_ERROR_NOT_READY`.
 const NOT_READY: c_int = 600;
 
+static CTX_FROM_GREEN: Helper = Helper::new("cuCtxFromGreenCtx");
 static EVENT_CREATE: Helper = Helper::new("cuEventCreate");
-static EVENT_DESTROY: Helper = Helper::new("cuEventDestroy_v2");
 static EVENT_RECORD: Helper = Helper::new("cuEventRecord");
 static EVENT_QUERY: Helper = Helper::new("cuEventQuery");
 static EVENT_ELAPSED: Helper = Helper::new("cuEventElapsedTime");
@@ -16,7 +16,7 @@ static EXCHANGE_MODE: Helper = Helper::new("cuThreadExchangeStreamCaptureMode");
 
 /// Forgets where they are: the driver was loaded anew.
 pub(crate) fn forget_helpers() {
-    let all = [&EVENT_CREATE, &EVENT_DESTROY, &EVENT_RECORD, &EVENT_QUERY, &EVENT_ELAPSED, &EXCHANGE_MODE];
+    let all = [&CTX_FROM_GREEN, &EVENT_CREATE, &EVENT_RECORD, &EVENT_QUERY, &EVENT_ELAPSED, &EXCHANGE_MODE];
     all.into_iter().for_each(Helper::forget);
 }
 
@@ -30,15 +30,6 @@ pub(super) fn create_event() -> Option<Handle> {
     let mut event = core::ptr::null_mut();
     // SAFETY: the result goes to a variable of ours.
     (unsafe { real(&mut event, TIMING) } == SUCCESS && !event.is_null()).then_some(event)
-}
-
-/// Ends an event of ours.
-pub(super) fn destroy_event(event: Handle) {
-    type Real = unsafe extern "C" fn(Handle) -> c_int;
-    if let Some(address) = EVENT_DESTROY.address() {
-        // SAFETY: the type is that of cuda.h; nobody else knows the event.
-        unsafe { core::mem::transmute::<usize, Real>(address)(event) };
-    }
 }
 
 /// Puts an event of ours into a stream.
@@ -66,6 +57,16 @@ pub(super) fn elapsed_ns(from: Handle, to: Handle) -> Option<i64> {
     // SAFETY: the result goes to a variable of ours; both events are ours.
     let result = unsafe { real(&mut milliseconds, from, to) };
     (result == SUCCESS).then_some((f64::from(milliseconds) * 1e6) as i64)
+}
+
+/// The context that a green context is, to those who make it current.
+pub(super) fn context_of_green(green: Handle) -> Option<usize> {
+    type Real = unsafe extern "C" fn(*mut Handle, Handle) -> c_int;
+    // SAFETY: the type is that of cuda.h.
+    let real = unsafe { core::mem::transmute::<usize, Real>(CTX_FROM_GREEN.address()?) };
+    let mut context = core::ptr::null_mut();
+    // SAFETY: the result goes to a variable of ours.
+    (unsafe { real(&mut context, green) } == SUCCESS && !context.is_null()).then_some(context as usize)
 }
 
 /// Changes the thread's capture mode; answers what it was.

@@ -15,6 +15,8 @@ use crate::cuda::Handle;
 const CONTEXTS: usize = 8;
 /// Launches that can be measured at the same time.
 const PLACES: usize = MARKERS / 2;
+/// Contexts are pointers, which leave this bit.
+const LEAVING: usize = 1;
 /// What an empty pair shows at most; more, and others were on the GPU in between.
 const MOST_OVERHEAD_NS: i64 = 5_000;
 
@@ -29,7 +31,7 @@ pub(super) struct Events {
 
 /// The events of one context.
 struct Pool {
-    /// 0: nobody's.
+    /// 0: nobody's; with [`LEAVING`]: the driver is being asked to end it, and its events are left alone.
     context: AtomicUsize,
     /// By marker; 0: not made yet.
     events: [AtomicUsize; MARKERS],
@@ -96,17 +98,24 @@ impl Events {
         self.pools.iter().filter(|pool| pool.context.load(Ordering::Relaxed) != 0).count() < 2
     }
 
-    /// Destroys the events of a context, which may or may not go after that. Nobody asks them meanwhile.
-    pub(super) fn destroy(&self, context: usize) {
-        let Some(pool) = self.find(context) else { return };
-        relaxed(|| {
-            for place in pool.events.iter().chain(&pool.empty) {
-                match place.swap(0, Ordering::AcqRel) {
-                    0 => {}
-                    event => driver::destroy_event(event as Handle),
-                }
-            }
-        });
+    /// A context may end: its events are neither recorded nor asked until it is known what became of it. Nobody asks meanwhile.
+    pub(super) fn suspend(&self, context: usize) {
+        if let Some(pool) = self.find(context) {
+            pool.context.store(context | LEAVING, Ordering::Release);
+        }
+    }
+
+    /// It stays.
+    pub(super) fn resume(&self, context: usize) {
+        if let Some(pool) = self.find(context | LEAVING) {
+            pool.context.store(context, Ordering::Release);
+        }
+    }
+
+    /// It is gone, and its events with it. Nobody asks meanwhile.
+    pub(super) fn forget(&self, context: usize) {
+        let Some(pool) = self.find(context | LEAVING).or_else(|| self.find(context)) else { return };
+        pool.events.iter().chain(&pool.empty).for_each(|place| place.store(0, Ordering::Relaxed));
         pool.overhead_ns.store(0, Ordering::Relaxed);
         pool.context.store(0, Ordering::Release);
     }
@@ -159,10 +168,19 @@ impl Events {
     }
 
     fn claim(&self, context: usize) -> Option<&Pool> {
+        if self.find(context | LEAVING).is_some() {
+            return None;
+        }
         let claims = |pool: &&Pool| {
             pool.context.compare_exchange(0, context, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         };
-        self.pools.iter().find(claims)
+        let claimed = self.pools.iter().find(claims)?;
+        // Another thread may have been at the same: the first of them is the context's.
+        let first = self.find(context)?;
+        if !core::ptr::eq(first, claimed) {
+            claimed.context.store(0, Ordering::Release);
+        }
+        Some(first)
     }
 }
 

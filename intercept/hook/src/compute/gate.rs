@@ -125,15 +125,24 @@ impl Gate {
         });
     }
 
-    /// A context is about to end.
-    pub(super) fn leave(&self, context: usize) {
-        if !self.events.has(context) {
-            return;
+    /// A context may be about to end.
+    pub(super) fn suspend(&self, context: usize) {
+        if self.events.has(context) {
+            self.drain(false);
+            self.asking.hold(|| self.events.suspend(context));
         }
-        self.drain(false);
+    }
+
+    /// It did not.
+    pub(super) fn resume(&self, context: usize) {
+        self.events.resume(context);
+    }
+
+    /// It did.
+    pub(super) fn leave(&self, context: usize) {
         self.asking.hold(|| {
             self.with_meter(|meter| meter.leave(context));
-            self.events.destroy(context);
+            self.events.forget(context);
         });
     }
 
