@@ -110,6 +110,16 @@ pub(crate) fn green_context_may_end(green: Handle, end: impl FnOnce() -> c_int) 
     }
 }
 
+/// Code is gone: other functions may get the addresses of those that were in it.
+pub(crate) fn code_is_gone() {
+    root::gates().for_each(Gate::doubt);
+}
+
+/// An executable graph is gone, or another from now on.
+pub(crate) fn graph_is_gone(executable: Handle) {
+    root::gates().for_each(|gate| gate.forget(Key::graph(executable as usize)));
+}
+
 /// A stream records its launches from now on. There is no way back: whether any stream still does could only be known by asking
 /// about streams that may be gone.
 pub(crate) fn capture_begins() {

@@ -9,6 +9,7 @@ use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::charge::{Charge, Refusal, charge_gpu, charge_gpu_once, gpu_of};
+use crate::compute;
 use crate::cuda::{Device, Handle, Helper, OUT_OF_MEMORY, SUCCESS};
 use crate::gauge::{self, GRAPH};
 use crate::pointers::Cost;
@@ -371,6 +372,9 @@ fn destroy_in_vain(graph: Handle) {
 
 /// An executable graph takes what another graph takes from now on.
 fn updated(graph: Handle, from: Handle, result: c_int) -> c_int {
+    if result == SUCCESS {
+        compute::graph_is_gone(graph);
+    }
     let mut parts = Parts::default();
     if result == SUCCESS && add_up(from, &mut parts, 0).is_some() && parts.count > 0 {
         ANY.store(true, Ordering::Relaxed);
@@ -383,7 +387,9 @@ fn updated(graph: Handle, from: Handle, result: c_int) -> c_int {
 fn destroy(graph: Handle, real: impl FnOnce() -> c_int) -> c_int {
     let parts = with_state(|state| forget(state, graph)).unwrap_or_default();
     let result = real();
-    if result != SUCCESS {
+    if result == SUCCESS {
+        compute::graph_is_gone(graph);
+    } else {
         with_state(|state| remember(state, graph, &parts));
     }
     pay(&parts);

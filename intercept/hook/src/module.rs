@@ -7,7 +7,8 @@
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use crate::charge::{charged, discharged};
-use crate::cuda::{self, Handle};
+use crate::compute;
+use crate::cuda::{self, Handle, SUCCESS};
 use crate::route::hooks;
 use crate::state::Kind;
 use crate::sys::{self, HERE};
@@ -175,6 +176,13 @@ fn unload_library(library: u64) {
     }
 }
 
+fn unloaded(result: c_int) -> c_int {
+    if result == SUCCESS {
+        compute::code_is_gone();
+    }
+    result
+}
+
 hooks! {
     fn cuModuleLoad(out: *mut Handle, path: *const c_char) |real| {
         // SAFETY: the program's own call.
@@ -200,7 +208,7 @@ hooks! {
 
     fn cuModuleUnload(module: Handle) |real| {
         // SAFETY: the program's own call.
-        discharged(Kind::Module, module as u64, || unsafe { real(module) })
+        unloaded(discharged(Kind::Module, module as u64, || unsafe { real(module) }))
     }
 
     fn cuLibraryLoadData(
@@ -225,6 +233,6 @@ hooks! {
 
     fn cuLibraryUnload(library: Handle) |real| {
         // SAFETY: the program's own call.
-        discharged(Kind::Library, library as u64, || unsafe { real(library) })
+        unloaded(discharged(Kind::Library, library as u64, || unsafe { real(library) }))
     }
 }

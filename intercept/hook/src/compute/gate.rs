@@ -146,6 +146,16 @@ impl Gate {
         });
     }
 
+    /// What is known of any kernel may be of another.
+    pub(super) fn doubt(&self) {
+        self.with_meter(|_| self.till.doubt());
+    }
+
+    /// What is known of one is of another.
+    pub(super) fn forget(&self, key: Key) {
+        self.with_meter(|_| self.till.forget(key));
+    }
+
     fn terms(&self) -> Option<Terms> {
         with_state(|state| state.terms(self.gpu))?
     }
