@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_uint, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::OnceLock;
 
 use crate::status::Status;
 
@@ -27,11 +28,21 @@ macro_rules! export {
         $(#[$attribute])*
         #[unsafe(no_mangle)]
         extern "C" fn $name($($argument: $type),*) -> $crate::abi::Return {
-            $crate::abi::answer(move || $body)
+            $crate::abi::answer(move || {
+                $crate::abi::works(stringify!($name))?;
+                $body
+            })
         }
     )*};
 }
 pub(crate) use export;
+
+/// Whether a function works. The one that `TESSERA_FAKE_CUDA_FAILS` names does nothing but fail.
+pub(crate) fn works(function: &str) -> Answer {
+    static FAILING: OnceLock<Option<String>> = OnceLock::new();
+    let failing = FAILING.get_or_init(|| std::env::var("TESSERA_FAKE_CUDA_FAILS").ok());
+    if failing.as_deref() == Some(function) { Err(Status::DeviceUnavailable) } else { Ok(()) }
+}
 
 /// The body of a naked function that is another function.
 macro_rules! jump_to {

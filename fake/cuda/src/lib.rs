@@ -16,7 +16,8 @@
 //! | `resolve` | `cuGetProcAddress`, by name, version and default stream, as a driver of the world's CUDA version (11.7 to 13.5) answers |
 //!
 //! `dlsym` finds what a driver of that version has (`exports`). Everything else that NVIDIA's library exports answers `CUDA_ERROR_NOT_SUPPORTED`. NULL where a pointer must be answers
-//! `CUDA_ERROR_INVALID_VALUE`, handles that are none `CUDA_ERROR_INVALID_HANDLE` or `_CONTEXT`; nothing crashes.
+//! `CUDA_ERROR_INVALID_VALUE`, handles that are none `CUDA_ERROR_INVALID_HANDLE` or `_CONTEXT`; nothing crashes. The function that the variable
+//! `TESSERA_FAKE_CUDA_FAILS` names answers `CUDA_ERROR_DEVICE_UNAVAILABLE` and does nothing.
 
 mod abi;
 mod allocation;

@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use tessera_intercept_abi::ledger::{SLOT_FREE, SLOT_LIVE, Total};
-use tessera_intercept_abi::{ComputeSlot, LedgerPage};
+use tessera_intercept_abi::{ComputeSlot, LedgerPage, SlotPage};
 
 use crate::change;
 use crate::compute::{Crowd, Rate, bury};
@@ -67,15 +67,22 @@ pub fn reclaim(ledger: &LedgerPage, locks: &impl SlotLocks, burial: &Burial) -> 
 /// Whether the total covers what the slots say, as it does unless somebody wrote over either. Reclaim first: a process that
 /// died while giving back leaves the total lower than its slot.
 ///
-/// A change lowers the total a moment before the slot, so one look may be unlucky; many are not.
+/// A change lowers the total before the slot, and who makes it may be kept off the CPU in between for as long as the kernel likes: so
+/// a slot in the middle of a change has the lesser of what it had and what it will have. That changes while it is looked at, so one
+/// look may be unlucky; many are not.
 #[must_use]
 pub fn adds_up(ledger: &LedgerPage) -> bool {
     const LOOKS: usize = 1000;
     (0..LOOKS).any(|_| {
-        let held = ledger.slot.iter().map(|slot| slot.used_bytes.load(Ordering::SeqCst));
-        let held = held.fold(0, u64::saturating_add);
+        let held = ledger.slot.iter().map(least_held).fold(0, u64::saturating_add);
         held <= Total::unpack(ledger.total.load(Ordering::SeqCst)).used_bytes
     })
+}
+
+fn least_held(slot: &SlotPage) -> u64 {
+    let changes = slot.begun.load(Ordering::SeqCst) != slot.settled.load(Ordering::SeqCst);
+    let used = slot.used_bytes.load(Ordering::SeqCst);
+    if changes { used.min(slot.next_used_bytes.load(Ordering::SeqCst)) } else { used }
 }
 
 fn state(ledger: &LedgerPage, slot: usize) -> u32 {

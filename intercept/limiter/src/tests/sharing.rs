@@ -194,6 +194,20 @@ fn a_total_below_what_the_slots_say_is_noticed() {
     assert!(!adds_up(&ledger));
 }
 
+#[test]
+fn who_is_kept_off_the_cpu_in_the_middle_of_giving_back_spoils_nothing() {
+    let (ledger, locks) = (fresh(), Locks::default());
+    let mut account = account(&ledger, &locks);
+    account.take(&ledger, 50, 50, 100).expect("room");
+    // All of `give` but its end: what is to be is written down, and the total lowered.
+    let slot = &ledger.slot[account.slot()];
+    slot.next_used_bytes.store(20, Ordering::Relaxed);
+    slot.begun.fetch_add(1, Ordering::Relaxed);
+    let total = Total { used_bytes: 20, ..Total::unpack(ledger.total.load(Ordering::Relaxed)) };
+    ledger.total.store(total.pack(), Ordering::Relaxed);
+    assert!(adds_up(&ledger));
+}
+
 /// A share over a ledger of its own.
 struct Own {
     ledger: Box<LedgerPage>,

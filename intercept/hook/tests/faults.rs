@@ -1,0 +1,77 @@
+//! Whatever a program gives a function, and whatever the driver answers, it is as without the library, and the ledger stays exact.
+
+mod container;
+
+use container::{GIB, Node, can_contain, exported};
+use serde_json::Value;
+use tessera_intercept_abi::{Grant, LedgerPage, ledger::Total};
+use tessera_intercept_symbols::{Library, TABLE};
+
+/// The functions of CUDA that have a hook.
+fn hooked() -> Vec<&'static str> {
+    let cuda = TABLE.iter().filter(|symbol| symbol.library() == Library::Cuda);
+    cuda.map(|symbol| symbol.symbol.text).filter(|name| exported().contains(*name)).collect()
+}
+
+/// The calls that end in another way with the library. What asks for more than is granted and is wrong besides may be refused for the
+/// first of the two.
+fn apart<'a>(with: &'a [Value], without: &'a [Value]) -> Vec<(&'a Value, &'a Value)> {
+    const OUT_OF_MEMORY: i64 = 2;
+    let refused = |with: &Value, without: &Value| {
+        with["result"] == OUT_OF_MEMORY && without["result"].as_i64().is_some_and(|result| result != 0)
+    };
+    let differ = |(with, without): &(&Value, &Value)| with != without && !refused(with, without);
+    with.iter().zip(without).filter(differ).collect()
+}
+
+#[test]
+fn calls_with_nothing_or_with_anything_answer_as_without_the_library() {
+    if !can_contain("calls_with_nothing_or_with_anything_answer_as_without_the_library") {
+        return;
+    }
+    let node = Node::new();
+    let share = node.share("claim-0", 0, 64 * GIB);
+    let names = hooked();
+    let with = node.contain(&[&share]).run_c("nulls", false, &names);
+    let without = node.without_the_library().run_c("nulls", false, &names);
+    assert_eq!(with.len(), names.len() * 4);
+    assert_eq!(apart(&with, &without), []);
+    let fatal: Vec<_> = with.iter().filter(|line| line.get("fatal").is_some()).collect();
+    assert!(fatal.is_empty(), "{fatal:?}");
+}
+
+#[test]
+fn a_driver_that_fails_at_any_call_leaves_the_ledger_exact() {
+    if !can_contain("a_driver_that_fails_at_any_call_leaves_the_ledger_exact") {
+        return;
+    }
+    let node = Node::new();
+    let share = node.share("claim-0", 0, 64 * GIB);
+    let share = node.share_of(Grant { context_bytes: node.context_bytes(), ..share.grant });
+    let bare = node.plugin("bare");
+    let total_at = std::mem::offset_of!(LedgerPage, total).to_string();
+    let shift = Total { used_bytes: 1, slot: 0, change: 0 }.pack().trailing_zeros().to_string();
+    // What the driver holds is asked by this one.
+    let names: Vec<_> = hooked().into_iter().filter(|name| *name != "cuMemGetInfo_v2").collect();
+    let mut arguments = vec![bare.to_str().expect("text"), total_at.as_str(), shift.as_str()];
+    arguments.extend(&names);
+    let with = node.contain(&[&share]).run_c("failing", false, &arguments);
+    let mut arguments = vec!["-"];
+    arguments.extend(&names);
+    let without = node.without_the_library().run_c("failing", false, &arguments);
+    let calls = |lines: &[Value]| -> Vec<_> {
+        lines.iter().map(|line| format!("{} {} {}", line["fails"], line["call"], line["result"])).collect()
+    };
+    let (with_calls, without_calls) = (calls(&with), calls(&without));
+    let first = with_calls.iter().zip(&without_calls).find(|(with, without)| with != without);
+    assert_eq!(first, None);
+    assert_eq!(with_calls.len(), without_calls.len());
+    let inexact: Vec<_> = with.iter().filter(|line| line["ledger"] != line["driver"]).collect();
+    assert!(
+        inexact.is_empty(),
+        "{} of {}: {:?}",
+        inexact.len(),
+        with.len(),
+        &inexact[..inexact.len().min(12)]
+    );
+}
