@@ -16,7 +16,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs::File,
     io,
-    os::unix::fs::FileExt,
+    os::unix::fs::{FileExt, MetadataExt},
     sync::Arc,
     time::Duration,
 };
@@ -164,7 +164,7 @@ impl Gpu {
     /// Keeps the shares that are still there in their places, and takes new ones in.
     fn follow(&mut self, paths: &StatePaths, shares: &BTreeMap<ClaimDeviceName, &ShareRecord>) {
         for place in &mut self.shares {
-            place.take_if(|share| !shares.contains_key(&share.id));
+            place.take_if(|share| !shares.contains_key(&share.id) || share.was_removed());
         }
         let known: BTreeSet<_> = self.shares.iter().flatten().map(|share| share.id.clone()).collect();
         for (id, record) in shares.iter().filter(|(id, _)| !known.contains(id)) {
@@ -250,6 +250,11 @@ impl Share {
         let [word, others_busy_ns] = published.words();
         self.grant.write_all_at(&others_busy_ns.to_le_bytes(), OTHERS_BUSY)?;
         self.grant.write_all_at(&word.to_le_bytes(), WORD)
+    }
+
+    /// Whether the grant was removed since: a share that is prepared again between two looks has a new file under the same name.
+    fn was_removed(&self) -> bool {
+        self.grant.metadata().is_ok_and(|grant| grant.nlink() == 0)
     }
 
     /// What was published of the others' work.

@@ -107,6 +107,22 @@ async fn balance_gets_what_others_leave_until_they_work() {
 }
 
 #[tokio::test]
+async fn a_share_that_is_prepared_again_is_told_again() {
+    let node = Node::with_gpus(1);
+    let (driver, kubelet) = begin(&node).await;
+    prepare(&node, &kubelet, "a", "Balance", "Normal").await;
+    until(&node, "a", |read| read.rate == Rate::FULL).await;
+    // Faster than anybody looks, most of the time.
+    for _ in 0..10 {
+        kubelet.unprepare(asked("a")).await.expect("unprepared");
+        prepare(&node, &kubelet, "a", "Balance", "Normal").await;
+    }
+    let begun = monotonic_ns();
+    until(&node, "a", |read| read.rate == Rate::FULL && monotonic_ns() > begun + 2_000_000_000).await;
+    driver.stop().await;
+}
+
+#[tokio::test]
 async fn who_was_killed_while_it_waited_wants_nothing_more() {
     let node = Node::with_gpus(1);
     let (driver, kubelet) = begin(&node).await;
