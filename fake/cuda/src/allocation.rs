@@ -30,8 +30,12 @@ pub(crate) enum Kind {
     HostPool(Handle),
     /// On the GPU, from an executable graph, which has taken the memory.
     Graph(Handle),
+    /// From a managed pool, which may be said to be on the host.
+    ManagedPool { pool: Handle, on_host: bool },
     /// On the GPU, where another process has taken it.
     Imported,
+    /// The same from a pool: it is no context's.
+    ImportedFromPool,
     /// In host memory that is known to the GPU; the host address is the device pointer.
     Managed,
 }
@@ -66,9 +70,12 @@ impl State {
         }
         let address = match kind {
             Kind::Managed => host::map(bytes)?,
-            Kind::Graph(_) | Kind::Imported | Kind::HostPool(_) | Kind::Pool(_) => {
-                self.new_addresses(gpu, bytes, GRANULE)?
-            }
+            Kind::Imported
+            | Kind::ImportedFromPool
+            | Kind::Graph(_)
+            | Kind::HostPool(_)
+            | Kind::ManagedPool { .. }
+            | Kind::Pool(_) => self.new_addresses(gpu, bytes, GRANULE)?,
             Kind::Device => {
                 self.charge(gpu, bytes)?;
                 self.new_addresses(gpu, bytes, GRANULE)
@@ -84,10 +91,10 @@ impl State {
         let allocation = self.allocations.remove(&address).ok_or(Status::InvalidValue)?;
         match allocation.kind {
             Kind::Managed => host::unmap(address, allocation.bytes),
-            Kind::Imported => {}
             Kind::Graph(graph) => self.return_to_graph(graph, allocation.gpu, allocation.bytes),
+            Kind::Imported | Kind::ImportedFromPool => {}
             Kind::Device => discharge(allocation.gpu, allocation.bytes)?,
-            Kind::Pool(pool) | Kind::HostPool(pool) => {
+            Kind::Pool(pool) | Kind::HostPool(pool) | Kind::ManagedPool { pool, .. } => {
                 self.return_to_pool(pool, rounded(allocation.bytes).unwrap_or(0))?;
             }
         }
@@ -96,7 +103,16 @@ impl State {
 
     /// Gives back all memory of a context; that of pools is no context's.
     pub(crate) fn free_all_of(&mut self, context: Handle) -> Answer {
-        let is_pools = |kind| matches!(kind, Kind::Pool(_) | Kind::HostPool(_) | Kind::Graph(_));
+        let is_pools = |kind| {
+            matches!(
+                kind,
+                Kind::Pool(_)
+                    | Kind::HostPool(_)
+                    | Kind::ManagedPool { .. }
+                    | Kind::ImportedFromPool
+                    | Kind::Graph(_)
+            )
+        };
         let of_context = self
             .allocations
             .iter()

@@ -44,12 +44,12 @@ enum Value {
 fn attribute(attribute: c_int, address: u64) -> Answer<Value> {
     let state = state::lock()?;
     let (start, allocation) = state.allocation_at(address).ok_or(Status::InvalidValue)?;
-    let managed = allocation.kind == Kind::Managed;
+    let managed = matches!(allocation.kind, Kind::Managed | Kind::ManagedPool { .. });
     let pool = match allocation.kind {
-        Kind::Pool(pool) | Kind::HostPool(pool) => pool.0 as u64,
+        Kind::Pool(pool) | Kind::HostPool(pool) | Kind::ManagedPool { pool, .. } => pool.0 as u64,
         _ => 0,
     };
-    let on_host = matches!(allocation.kind, Kind::HostPool(_));
+    let on_host = matches!(allocation.kind, Kind::HostPool(_) | Kind::ManagedPool { on_host: true, .. });
     Ok(match attribute {
         1 => Value::Word(allocation.context.0 as u64),
         // CU_MEMORYTYPE_HOST, or CU_MEMORYTYPE_DEVICE, for managed memory too.

@@ -11,12 +11,15 @@ use crate::device::{Device, gpu};
 use crate::state::{self, Handle, State};
 use crate::status::Status;
 use crate::stream;
+use crate::timeline;
 
 /// A memory pool.
 #[derive(Debug)]
 pub(crate) struct Pool {
-    /// `None`: memory of the host, which nobody counts here.
+    /// `None`: memory of the host, or managed, which nobody counts here.
     gpu: Option<usize>,
+    /// Managed, and whether it is said to be on the host.
+    managed: Option<bool>,
     default: bool,
     /// It was destroyed, and lives until the last of its memory is back.
     doomed: bool,
@@ -25,6 +28,8 @@ pub(crate) struct Pool {
     /// Bytes that it has of the GPU, and those of them that somebody holds.
     reserved: u64,
     used: u64,
+    /// What was freed in the order of streams that have not come to that yet: until when, and bytes.
+    returning: Vec<(u64, u64)>,
     reserved_high: u64,
     used_high: u64,
 }
@@ -44,6 +49,25 @@ pub(crate) struct Properties {
 
 /// `CU_MEM_LOCATION_TYPE_DEVICE`.
 pub(crate) const ON_DEVICE: c_int = 1;
+/// `CU_MEM_LOCATION_TYPE_HOST` to `..._HOST_NUMA_CURRENT`.
+const ON_HOST: std::ops::RangeInclusive<c_int> = 2..=4;
+/// `CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN`: the lowest byte is the device.
+const ON_DOMAIN: c_int = 6;
+/// A type that no cuda.h has: the driver is newer than what stands before it.
+const OF_A_NEWER_DRIVER: c_int = 7;
+
+/// `CU_MEM_ALLOCATION_TYPE_MANAGED`.
+const MANAGED: c_int = 2;
+
+/// The GPU that memory is to be on; `None` for the host.
+pub(crate) fn location(kind: c_int, location: c_int) -> Answer<Option<usize>> {
+    match kind {
+        ON_DEVICE | OF_A_NEWER_DRIVER => Ok(Some(gpu(Device::at(location))?)),
+        ON_DOMAIN => Ok(Some(gpu(Device::at(location & 0xff))?)),
+        kind if ON_HOST.contains(&kind) => Ok(None),
+        _ => Err(Status::InvalidValue),
+    }
+}
 
 /// Attributes of a pool.
 const RELEASE_THRESHOLD: c_int = 4;
@@ -55,12 +79,28 @@ const USED_HIGH: c_int = 8;
 impl Pool {
     fn new(gpu: Option<usize>, default: bool) -> Self {
         let (release_threshold, reserved, used, reserved_high, used_high) = (0, 0, 0, 0, 0);
-        Self { gpu, default, doomed: false, release_threshold, reserved, used, reserved_high, used_high }
+        let returning = Vec::new();
+        let (managed, doomed) = (None, false);
+        Self {
+            gpu,
+            managed,
+            default,
+            doomed,
+            release_threshold,
+            reserved,
+            used,
+            returning,
+            reserved_high,
+            used_high,
+        }
     }
 
     /// Lets go of what nobody holds, but for so many bytes.
     fn shrink(&mut self, keep: u64) -> Answer {
-        let target = self.used.max(keep.min(self.reserved)).next_multiple_of(CHUNK);
+        let now = timeline::now();
+        self.returning.retain(|(until, _)| *until > now);
+        let held = self.used + self.returning.iter().map(|(_, bytes)| bytes).sum::<u64>();
+        let target = held.max(keep.min(self.reserved)).next_multiple_of(CHUNK);
         let Some(less) = self.reserved.checked_sub(target) else { return Ok(()) };
         self.reserved = target;
         self.gpu.map_or(Ok(()), |gpu| discharge(gpu, less))
@@ -102,6 +142,7 @@ impl State {
         if !pool.doomed || pool.used > 0 {
             return Ok(());
         }
+        pool.returning.clear();
         pool.shrink(0)?;
         self.pools.remove(&handle);
         Ok(())
@@ -131,8 +172,13 @@ impl State {
         for address in gone.map(|(address, _)| *address).collect::<Vec<_>>() {
             self.free(address)?;
         }
-        self.pools.values_mut().filter(|pool| pool.gpu == Some(gpu)).try_for_each(|pool| pool.shrink(0))?;
-        self.trim_graphs(gpu)
+        for pool in self.pools.values_mut().filter(|pool| pool.gpu == Some(gpu)) {
+            pool.returning.clear();
+            pool.shrink(0)?;
+        }
+        self.trim_graphs(gpu)?;
+        self.begin_addresses_anew(gpu);
+        Ok(())
     }
 }
 
@@ -164,7 +210,11 @@ fn allocate(out: Out<u64>, bytes: usize, pool: Option<Handle>, on: Handle) -> An
     }
     let pool = pool.unwrap_or_else(|| current_pool(&mut state, gpu));
     let own = state.pools.get(&pool).filter(|pool| !pool.doomed).ok_or(Status::InvalidValue)?;
-    let kind = if own.gpu.is_some() { Kind::Pool(pool) } else { Kind::HostPool(pool) };
+    let kind = match (own.gpu, own.managed) {
+        (Some(_), _) => Kind::Pool(pool),
+        (None, Some(on_host)) => Kind::ManagedPool { pool, on_host },
+        (None, None) => Kind::HostPool(pool),
+    };
     let gpu = own.gpu.unwrap_or(gpu);
     let context = current().ok_or(Status::InvalidContext)?;
     state.grow(pool, rounded(bytes as u64).filter(|bytes| *bytes > 0).ok_or(Status::InvalidValue)?)?;
@@ -186,24 +236,36 @@ export! {
             state.capture_node(on, node);
             return Ok(());
         }
+        let until = stream::end_of(&state, on)?;
+        let of_pool = state.allocations.get(&pointer).and_then(|allocation| match allocation.kind {
+            Kind::Pool(pool) => Some((pool, allocation.bytes)),
+            _ => None,
+        });
+        if let Some((pool, bytes)) = of_pool
+            && let Some(pool) = state.pools.get_mut(&pool)
+        {
+            pool.returning.push((until, rounded(bytes).unwrap_or(0)));
+        }
         if pointer == 0 { Err(Status::InvalidValue) } else { state.free(pointer) }
     }
 
     fn cuMemPoolCreate(pool: Out<Handle>, properties: In<Properties>) {
         pool.check()?;
         let Properties { kind, handle_types, location_type, location } = properties.get()?;
-        // Pinned, and shared with nobody, or through descriptors.
-        if kind != 1 || !matches!(handle_types, 0 | 1) {
-            return Err(Status::NotSupported);
-        }
-        let gpu = match location_type {
-            ON_DEVICE => Some(gpu(Device::at(location))?),
-            2..=4 => None,
-            _ => return Err(Status::InvalidValue),
+        // Pinned, and shared with nobody, or through descriptors; or managed.
+        let managed = match (kind, handle_types) {
+            (1, 0 | 1) => None,
+            (MANAGED, 0) if location_type == 0 => Some(false),
+            (MANAGED, 0) => Some(ON_HOST.contains(&location_type)),
+            _ => return Err(Status::NotSupported),
+        };
+        let gpu = match managed {
+            Some(_) => None,
+            None => self::location(location_type, location)?,
         };
         let mut state = state::lock()?;
         let handle = state.new_handle();
-        state.pools.insert(handle, Pool::new(gpu, false));
+        state.pools.insert(handle, Pool { managed, ..Pool::new(gpu, false) });
         pool.set(handle)
     }
 

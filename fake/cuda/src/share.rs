@@ -52,8 +52,11 @@ fn shared(state: &State, pointer: u64) -> Answer<Shared> {
     Ok(Shared { process, address: start, gpu: allocation.gpu as u64, bytes: allocation.bytes, rest: [0; 4] })
 }
 
-/// Writes a number of a GPU (or none) and a size into a new file.
-fn descriptor(gpu: Option<usize>, bytes: u64) -> Answer<c_int> {
+/// What a descriptor hands over: the GPU, if there is one; `CUmemLocation`; how much it is.
+type Handed = (Option<usize>, (c_int, c_int), u64);
+
+/// Writes that into a new file.
+fn descriptor((gpu, (kind, id), bytes): Handed) -> Answer<c_int> {
     // SAFETY: a terminated name.
     let fd = unsafe { libc::memfd_create(c"shared".as_ptr(), libc::MFD_CLOEXEC) };
     if fd < 0 {
@@ -62,23 +65,27 @@ fn descriptor(gpu: Option<usize>, bytes: u64) -> Answer<c_int> {
     // SAFETY: the descriptor is new.
     let mut file = unsafe { File::from_raw_fd(fd) };
     let gpu = gpu.map_or(u64::MAX, |gpu| gpu as u64);
-    let text: Vec<u8> = [gpu, bytes].iter().flat_map(|word| word.to_le_bytes()).collect();
+    let text: Vec<u8> = [gpu, u64::from(kind as u32), u64::from(id as u32), bytes]
+        .iter()
+        .flat_map(|word| word.to_le_bytes())
+        .collect();
     file.write_all(&text).map_err(|_| Status::OutOfMemory)?;
     Ok(file.into_raw_fd())
 }
 
-fn read_descriptor(shareable: *mut c_void) -> Answer<(Option<usize>, u64)> {
+fn read_descriptor(shareable: *mut c_void) -> Answer<Handed> {
     let fd = shareable as usize as c_int;
     if fd < 0 {
         return Err(Status::InvalidValue);
     }
     // SAFETY: the descriptor stays the caller's.
     let file = ManuallyDrop::new(unsafe { File::from_raw_fd(fd) });
-    let mut bytes = [0; 16];
+    let mut bytes = [0; 32];
     file.read_exact_at(&mut bytes, 0).map_err(|_| Status::InvalidValue)?;
     let word =
         |at: usize| bytes[at..at + 8].iter().rev().fold(0_u64, |word, byte| word << 8 | u64::from(*byte));
-    Ok((usize::try_from(word(0)).ok().filter(|gpu| *gpu != usize::MAX), word(8)))
+    let gpu = usize::try_from(word(0)).ok().filter(|gpu| *gpu != usize::MAX);
+    Ok((gpu, (word(8) as c_int, word(16) as c_int), word(24)))
 }
 
 fn open(out: Out<u64>, shared: &Shared) -> Answer {
@@ -96,17 +103,17 @@ fn open(out: Out<u64>, shared: &Shared) -> Answer {
         opened.times += 1;
         return out.set(*pointer);
     }
-    let pointer = import(&mut state, shared)?;
+    let pointer = import(&mut state, shared, Kind::Imported)?;
     state.opened.insert(pointer, Opened { from, times: 1 });
     out.set(pointer)
 }
 
 /// An address for memory of another process.
-fn import(state: &mut State, shared: &Shared) -> Answer<u64> {
+fn import(state: &mut State, shared: &Shared, kind: Kind) -> Answer<u64> {
     let context = current().ok_or(Status::InvalidContext)?;
     let gpu = shared.gpu as usize;
     let address = state.new_addresses(gpu, shared.bytes, 512)?;
-    let allocation = Allocation { gpu, context, bytes: shared.bytes, kind: Kind::Imported };
+    let allocation = Allocation { gpu, context, bytes: shared.bytes, kind };
     state.allocations.insert(address, allocation);
     Ok(address)
 }
@@ -150,7 +157,7 @@ export! {
         }
         let state = state::lock()?;
         let physical = state.physical.get(&handle).ok_or(Status::InvalidValue)?;
-        shareable.set(descriptor(physical.gpu, physical.bytes)?)
+        shareable.set(descriptor((physical.gpu, physical.location, physical.bytes))?)
     }
 
     fn cuMemImportFromShareableHandle(handle: Out<u64>, shareable: *mut c_void, kind: c_int) {
@@ -158,8 +165,11 @@ export! {
         if kind != DESCRIPTOR {
             return Err(Status::NotSupported);
         }
-        let (gpu, bytes) = read_descriptor(shareable)?;
-        handle.set(state::lock()?.open_physical(gpu, bytes, 0))
+        let (gpu, location, bytes) = read_descriptor(shareable)?;
+        let mut state = state::lock()?;
+        let new = state.open_physical(gpu, bytes, 0);
+        state.locate(new, location);
+        handle.set(new)
     }
 
     fn cuMemPoolExportToShareableHandle(shareable: Out<c_int>, pool: Handle, kind: c_int, flags: c_ulonglong) {
@@ -168,7 +178,7 @@ export! {
             return Err(Status::NotSupported);
         }
         state::lock()?.pools.get(&pool).ok_or(Status::InvalidValue)?;
-        shareable.set(descriptor(None, 0)?)
+        shareable.set(descriptor((None, (0, 0), 0))?)
     }
 
     fn cuMemPoolImportFromShareableHandle(
@@ -201,7 +211,7 @@ export! {
         if !state.imported_pools.contains(&pool) {
             return Err(Status::InvalidValue);
         }
-        let address = import(&mut state, &shared)?;
+        let address = import(&mut state, &shared, Kind::ImportedFromPool)?;
         pointer.set(address)
     }
 

@@ -109,7 +109,15 @@ impl State {
         Handle(FIRST_HANDLE + self.handles * 64)
     }
 
-    /// Addresses of a GPU that were never used; with a gap behind them, so that overruns are seen.
+    /// Addresses are given out again when nothing is left on a GPU.
+    pub(crate) fn begin_addresses_anew(&mut self, gpu: usize) {
+        let is_empty = self.allocations.values().all(|allocation| allocation.gpu != gpu);
+        if is_empty && self.reservations.is_empty() {
+            self.addresses.remove(&gpu);
+        }
+    }
+
+    /// Addresses of a GPU that nobody uses; with a gap behind them, so that overruns are seen.
     pub(crate) fn new_addresses(&mut self, gpu: usize, bytes: u64, alignment: u64) -> Answer<u64> {
         let start = FIRST_ADDRESS + gpu as u64 * ADDRESSES;
         let next = self.addresses.entry(gpu).or_insert(0);

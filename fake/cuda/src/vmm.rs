@@ -5,9 +5,9 @@ use std::ffi::{c_int, c_ulonglong, c_void};
 use crate::abi::{Answer, In, Out, export};
 use crate::allocation::discharge;
 use crate::bind::Owner;
-use crate::device::{Device, gpu};
+use crate::device::Device;
 use crate::driver;
-use crate::pool::ON_DEVICE;
+use crate::pool::{self, ON_DEVICE};
 use crate::state;
 use crate::status::Status;
 
@@ -18,6 +18,8 @@ const GRANULARITY: u64 = 2 << 20;
 #[derive(Debug)]
 pub(crate) struct Physical {
     pub(crate) gpu: Option<usize>,
+    /// `CUmemLocation`.
+    pub(crate) location: (c_int, c_int),
     pub(crate) bytes: u64,
     /// What it takes of its GPU: nothing in host memory, which nobody counts here, and what others have taken.
     pub(crate) taken: u64,
@@ -50,11 +52,7 @@ fn location(properties: In<Properties>) -> Answer<Option<usize>> {
     if kind != 1 {
         return Err(Status::InvalidValue);
     }
-    match location_type {
-        ON_DEVICE => Ok(Some(gpu(Device::at(location))?)),
-        2..=4 => Ok(None),
-        _ => Err(Status::InvalidValue),
-    }
+    pool::location(location_type, location)
 }
 
 impl Reservation {
@@ -82,8 +80,16 @@ impl state::State {
     /// A new handle.
     pub(crate) fn open_physical(&mut self, gpu: Option<usize>, bytes: u64, taken: u64) -> u64 {
         let new = self.new_handle().0 as u64;
-        self.physical.insert(new, Physical { gpu, bytes, taken, references: 1, handles: 1 });
+        let location = gpu.map_or((3, 0), |gpu| (ON_DEVICE, Device::of(gpu).ordinal()));
+        self.physical.insert(new, Physical { gpu, location, bytes, taken, references: 1, handles: 1 });
         new
+    }
+
+    /// Says of new memory where it is, as whoever wanted it has said.
+    pub(crate) fn locate(&mut self, handle: u64, location: (c_int, c_int)) {
+        if let Some(physical) = self.physical.get_mut(&handle) {
+            physical.location = location;
+        }
     }
 
     /// The memory that is mapped at an address.
@@ -119,7 +125,10 @@ export! {
             state.charge(gpu, bytes)?;
         }
         let taken = if gpu.is_some() { bytes } else { 0 };
-        handle.set(state.open_physical(gpu, bytes, taken))
+        let new = state.open_physical(gpu, bytes, taken);
+        let Properties { location_type, location, .. } = properties.get()?;
+        state.locate(new, (location_type, location));
+        handle.set(new)
     }
 
     fn cuMemRelease(handle: u64) {
@@ -142,10 +151,7 @@ export! {
         properties.check()?;
         let state = state::lock()?;
         let physical = state.physical.get(&handle).filter(|physical| physical.bytes > 0);
-        let (location_type, location) = match physical.ok_or(Status::InvalidValue)?.gpu {
-            Some(gpu) => (ON_DEVICE, Device::of(gpu).ordinal()),
-            None => (3, 0),
-        };
+        let (location_type, location) = physical.ok_or(Status::InvalidValue)?.location;
         properties.set(Properties { kind: 1, handle_types: 0, location_type, location })
     }
 

@@ -5,9 +5,12 @@ use core::ffi::c_int;
 use tessera_intercept_abi::GpuUuid;
 
 use crate::cuda::{self, Device, OUT_OF_MEMORY, SUCCESS};
+use crate::gauge;
 use crate::pointers::Cost;
+use crate::pool;
 use crate::root::with_state;
 use crate::state::{Kind, State};
+use crate::sys;
 
 /// Memory that is charged and not yet anybody's.
 #[must_use]
@@ -36,6 +39,20 @@ pub(crate) enum Refusal {
     NoDevice,
     /// More than is granted, nothing granted at all, or a grant or ledger that cannot be used.
     NotGranted,
+    /// The same while calls are under way, whose memory may be paid twice until they are done.
+    NotYet,
+}
+
+/// Takes memory of a GPU.
+///
+/// # Errors
+/// It is not granted, or not yet.
+pub(crate) fn reserve(state: &mut State, gpu: u32, bytes: u64) -> Result<Charge, Refusal> {
+    match state.reserve(gpu as usize, bytes) {
+        Ok(()) => Ok(Charge { gpu, bytes }),
+        Err(_) if gauge::is_pending(state) => Err(Refusal::NotYet),
+        Err(_) => Err(Refusal::NotGranted),
+    }
 }
 
 /// The GPU of a device, among those that the container has shares of.
@@ -50,10 +67,7 @@ pub(crate) fn gpu_of(device: Device) -> Option<u32> {
 /// # Errors
 /// See [`Refusal`].
 pub(crate) fn charge(device: Option<Device>, bytes: u64) -> Result<Charge, Refusal> {
-    match charge_once(device, bytes) {
-        Err(Refusal::NotGranted) if crate::pool::trim() => charge_once(device, bytes),
-        charged => charged,
-    }
+    insist(|| charge_once(device, bytes))
 }
 
 /// The same by the GPU.
@@ -61,10 +75,32 @@ pub(crate) fn charge(device: Option<Device>, bytes: u64) -> Result<Charge, Refus
 /// # Errors
 /// It is not granted.
 pub(crate) fn charge_gpu(gpu: u32, bytes: u64) -> Result<Charge, Refusal> {
-    match charge_gpu_once(gpu, bytes) {
-        Err(Refusal::NotGranted) if crate::pool::trim() => charge_gpu_once(gpu, bytes),
-        charged => charged,
+    insist(|| charge_gpu_once(gpu, bytes))
+}
+
+/// Charges, after pools have let go of what nobody holds where it must be. While calls of other threads are under way, what
+/// they have taken may be paid twice: they are waited for, but not for ever, since the driver may be at it for long.
+///
+/// # Errors
+/// As `attempt`.
+pub(crate) fn insist<T>(attempt: impl Fn() -> Result<T, Refusal>) -> Result<T, Refusal> {
+    /// A quarter of a second: far more than a call takes that does not wait for the GPU.
+    const TIMES: usize = 256;
+    let mut outcome = attempt();
+    for times in 0..TIMES {
+        let is_final = matches!(outcome, Err(Refusal::NotGranted));
+        if !matches!(outcome, Err(Refusal::NotGranted | Refusal::NotYet)) || !pool::trim() {
+            break;
+        }
+        outcome = attempt();
+        if is_final && matches!(outcome, Err(Refusal::NotGranted)) {
+            break;
+        }
+        if outcome.is_err() {
+            sys::give_way_again(times);
+        }
     }
+    outcome
 }
 
 /// The same by the GPU, without asking pools.
@@ -72,8 +108,7 @@ pub(crate) fn charge_gpu(gpu: u32, bytes: u64) -> Result<Charge, Refusal> {
 /// # Errors
 /// It is not granted.
 pub(crate) fn charge_gpu_once(gpu: u32, bytes: u64) -> Result<Charge, Refusal> {
-    let charged = with_state(|state| state.reserve(gpu as usize, bytes).is_ok());
-    if charged == Some(true) { Ok(Charge { gpu, bytes }) } else { Err(Refusal::NotGranted) }
+    with_state(|state| reserve(state, gpu, bytes)).unwrap_or(Err(Refusal::NotGranted))
 }
 
 /// The same without asking pools.
@@ -83,18 +118,17 @@ pub(crate) fn charge_gpu_once(gpu: u32, bytes: u64) -> Result<Charge, Refusal> {
 pub(crate) fn charge_once(device: Option<Device>, bytes: u64) -> Result<Charge, Refusal> {
     let uuid = device.and_then(uuid_of).ok_or(Refusal::NoDevice)?;
     let charged = with_state(|state| {
-        let gpu = state.find(uuid)?;
-        state.reserve(gpu, bytes).ok()?;
-        Some(Charge { gpu: u32::try_from(gpu).ok()?, bytes })
+        let gpu = state.find(uuid).and_then(|gpu| u32::try_from(gpu).ok()).ok_or(Refusal::NotGranted)?;
+        reserve(state, gpu, bytes)
     });
-    charged.flatten().ok_or(Refusal::NotGranted)
+    charged.unwrap_or(Err(Refusal::NotGranted))
 }
 
 impl Refusal {
     /// What the program is answered. For want of a device the driver is asked, whose answer is an error; should it have given
     /// something, that goes back.
     pub(crate) fn answer(self, take: impl FnOnce() -> c_int, give_back: impl FnOnce()) -> c_int {
-        if self == Self::NotGranted {
+        if self != Self::NoDevice {
             return OUT_OF_MEMORY;
         }
         match take() {
@@ -146,6 +180,9 @@ impl Charge {
                 return false;
             }
             // The driver gives nothing out twice: what had the key is gone, with its context for example.
+            if matches!(kind, Kind::Pointer) {
+                pool::forget_piece(state, key);
+            }
             if let Some(stale) = state.table(kind).put(key, cost) {
                 state.release(stale.gpu as usize, stale.bytes);
             }

@@ -155,7 +155,16 @@ pub(crate) fn device_of(pointer: Pointer) -> Option<Device> {
     unsafe { pointer_attribute(pointer, DEVICE_ORDINAL) }
 }
 
-/// Whether memory is the host's.
+/// Whether memory moves between the host and GPUs. `None` where the driver does not say.
+pub(crate) fn is_managed(pointer: Pointer) -> Option<bool> {
+    /// `CU_POINTER_ATTRIBUTE_IS_MANAGED`
+    const IS_MANAGED: c_int = 8;
+    // SAFETY: a boolean, for which there is room in more than its byte.
+    let managed: Option<c_uint> = unsafe { pointer_attribute(pointer, IS_MANAGED) };
+    managed.map(|managed| managed != 0)
+}
+
+/// Whether memory is the host's, and stays there.
 pub(crate) fn is_on_host(pointer: Pointer) -> bool {
     /// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`
     const MEMORY_TYPE: c_int = 2;
@@ -163,7 +172,7 @@ pub(crate) fn is_on_host(pointer: Pointer) -> bool {
     const HOST: c_uint = 1;
     // SAFETY: an unsigned int.
     let kind: Option<c_uint> = unsafe { pointer_attribute(pointer, MEMORY_TYPE) };
-    kind == Some(HOST)
+    kind == Some(HOST) && is_managed(pointer) == Some(false)
 }
 
 /// The pool that memory is from.
@@ -188,6 +197,8 @@ unsafe fn pointer_attribute<T: Copy + Default>(pointer: Pointer, attribute: c_in
     (unsafe { real((&raw mut value).cast(), attribute, pointer) } == SUCCESS).then_some(value)
 }
 
+/// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`: what a pool may keep when the program waits.
+pub(crate) const POOL_THRESHOLD: c_int = 4;
 /// `CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`: what a pool keeps.
 pub(crate) const POOL_RESERVED: c_int = 5;
 /// `CU_MEMPOOL_ATTR_USED_MEM_CURRENT`: what is out of it.

@@ -6,7 +6,7 @@
 //! seen the work of all. Between calls what is paid is never less than what the driver keeps, and when none runs it is
 //! exactly that.
 
-use crate::charge::{Charge, Refusal};
+use crate::charge::{Charge, Refusal, reserve};
 use crate::root::with_state;
 use crate::state::State;
 
@@ -15,8 +15,11 @@ use crate::state::State;
 pub(crate) struct Gauge {
     /// Bytes charged for what it counts.
     pub(crate) paid: u64,
-    /// The ticket of the last reading.
+    /// Bytes charged for calls that are under way: what they take may be counted already, or not yet.
+    pending: u64,
+    /// The ticket of the last reading, and what it said.
     ticket: u64,
+    kept: u64,
     /// The GPU, among those of the state.
     pub(crate) gpu: u32,
     /// Readings that are going on.
@@ -27,6 +30,8 @@ pub(crate) struct Gauge {
     pub(crate) first: u64,
     /// The driver's handle; 0 = nobody can read the counter any more.
     pub(crate) handle: usize,
+    /// For pools: one that may be about to go, which nobody begins to read.
+    pub(crate) leaving: bool,
 }
 
 /// The kinds of gauges, in the upper bits of their keys: handles have none there.
@@ -60,6 +65,43 @@ pub(crate) fn end(state: &mut State, key: u64) {
     }
 }
 
+/// Charges a call with what it may take; [`settle_call`] says that it is done.
+///
+/// # Errors
+/// It is not granted, or not yet.
+pub(crate) fn charge_call(state: &mut State, key: u64, bytes: u64) -> Result<Charge, Refusal> {
+    let gpu = state.gauges().get(key).map(|gauge| gauge.gpu).ok_or(Refusal::NotGranted)?;
+    let charge = reserve(state, gpu, bytes)?;
+    if let Some(gauge) = state.gauges().get(key) {
+        gauge.pending = gauge.pending.saturating_add(bytes);
+    }
+    Ok(charge)
+}
+
+/// Whether calls are under way that were charged: what they have taken may be paid twice until they are done.
+pub(crate) fn is_pending(state: &mut State) -> bool {
+    let mut place = 0;
+    while let Some((key, next)) = state.gauges().key_from(place) {
+        place = next;
+        if state.gauges().get(key).is_some_and(|gauge| gauge.pending > 0) {
+            return true;
+        }
+    }
+    false
+}
+
+/// As [`settle`], for a call that [`charge_call`] has charged.
+///
+/// # Errors
+/// As there.
+pub(crate) fn settle_call(
+    key: u64,
+    charge: Charge,
+    read: impl FnOnce() -> Option<u64>,
+) -> Result<(), Refusal> {
+    settle_with(key, Some(charge), true, read)
+}
+
 /// Reads a counter and pays what it says. What was charged before the call goes into that.
 ///
 /// # Errors
@@ -69,37 +111,57 @@ pub(crate) fn settle(
     before: Option<Charge>,
     read: impl FnOnce() -> Option<u64>,
 ) -> Result<(), Refusal> {
+    settle_with(key, before, false, read)
+}
+
+fn settle_with(
+    key: u64,
+    before: Option<Charge>,
+    was_pending: bool,
+    read: impl FnOnce() -> Option<u64>,
+) -> Result<(), Refusal> {
     let Some(ticket) = with_state(State::next_ticket) else { return Err(Refusal::NotGranted) };
     let kept = read();
-    let settled = with_state(|state| pay(state, key, ticket, before, kept));
+    let settled = with_state(|state| {
+        if let Some(gauge) = state.gauges().get(key).filter(|_| was_pending) {
+            gauge.pending = gauge.pending.saturating_sub(before.map_or(0, |charge| charge.bytes));
+        }
+        pay(state, key, ticket, before, kept)
+    });
     if settled == Some(true) { Ok(()) } else { Err(Refusal::NotGranted) }
 }
 
+/// What is paid and what is pending are together never less than what is kept. What is kept beyond what is paid was taken by
+/// calls under way as far as those are charged: it is paid when they are done.
 fn pay(state: &mut State, key: u64, ticket: u64, before: Option<Charge>, kept: Option<u64>) -> bool {
     let Some(gauge) = state.gauges().get(key).copied() else {
         before.inspect(|charge| state.release(charge.gpu as usize, charge.bytes));
-        return kept.is_none_or(|kept| kept == 0);
+        // It is gone; nobody can say what it keeps.
+        return kept == Some(0);
     };
     let (own, other) = match before {
         Some(charge) if charge.gpu == gauge.gpu => (charge.bytes, None),
         other => (0, other),
     };
     let have = gauge.paid.saturating_add(own);
-    let (paid, settled) = match kept {
+    // A later reading has seen what this one has, and counts.
+    let is_late = gauge.ticket > ticket;
+    let (paid, settled) = match kept.map(|kept| if is_late { gauge.kept } else { kept }) {
         // Whatever it took, it was charged.
         None => (have, true),
-        Some(_) if gauge.ticket > ticket => (gauge.paid, true),
-        Some(kept) => match kept.checked_sub(have) {
-            Some(more) if more > 0 && state.reserve(gauge.gpu as usize, more).is_err() => (have, false),
-            _ => (kept, true),
-        },
+        Some(kept) if kept <= have => (kept, true),
+        Some(kept) => {
+            let more = kept.saturating_sub(have.saturating_add(gauge.pending));
+            let granted = more == 0 || state.reserve(gauge.gpu as usize, more).is_ok();
+            (if granted { have.saturating_add(more) } else { have }, granted)
+        }
     };
     state.release(gauge.gpu as usize, have.saturating_sub(paid));
     other.inspect(|charge| state.release(charge.gpu as usize, charge.bytes));
     if let Some(place) = state.gauges().get(key) {
         place.paid = paid;
-        if kept.is_some() {
-            place.ticket = place.ticket.max(ticket);
+        if let Some(kept) = kept.filter(|_| !is_late) {
+            (place.ticket, place.kept) = (ticket, kept);
         }
     }
     settled

@@ -263,8 +263,8 @@ fn has_left(part: &Part) -> bool {
 fn charge(part: &Part) -> Result<Option<Charge>, Refusal> {
     let bytes = part.bytes.checked_next_multiple_of(GRANULARITY).unwrap_or(u64::MAX);
     match charge_gpu_once(part.gpu, bytes) {
-        Err(Refusal::NotGranted) if has_left(part) => Ok(None),
-        Err(Refusal::NotGranted) => charge_gpu(part.gpu, bytes).map(Some),
+        Err(Refusal::NotGranted | Refusal::NotYet) if has_left(part) => Ok(None),
+        Err(Refusal::NotGranted | Refusal::NotYet) => charge_gpu(part.gpu, bytes).map(Some),
         charged => charged.map(Some),
     }
 }

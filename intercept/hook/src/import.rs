@@ -64,21 +64,39 @@ fn keep(state: &mut State, pointer: Pointer, charge: Charge, context: usize) -> 
     true
 }
 
-/// Closes memory. Before the driver is called, since it may give the same address to another thread right after.
+/// Closes memory: one holder less before the driver is called, since it may give the same address to another thread right
+/// after. The last takes the cost out in the same step, so that nobody becomes a holder of what is about to go.
 fn close(pointer: Pointer, real: impl FnOnce() -> c_int) -> c_int {
-    let last = with_state(|state| {
-        let known = state.table(Kind::Imported).get(pointer)?;
-        known.holders = known.holders.saturating_sub(1);
-        Some(known.holders == 0)
-    });
-    if last.flatten() == Some(true) {
-        return discharged(Kind::Imported, pointer, real);
-    }
+    let last = with_state(|state| lower(state, pointer)).flatten();
     let result = real();
-    if result != SUCCESS {
-        with_state(|state| hold(state, pointer));
-    }
+    with_state(|state| match (result, last) {
+        (SUCCESS, Some(cost)) if cost.holders == 0 => state.release(cost.gpu as usize, cost.bytes),
+        (SUCCESS, _) | (_, None) => {}
+        (_, Some(cost)) => still_open(state, pointer, cost),
+    });
     result
+}
+
+/// One holder less; answers what is left.
+fn lower(state: &mut State, pointer: Pointer) -> Option<Cost> {
+    let known = state.table(Kind::Imported).get(pointer)?;
+    known.holders = known.holders.saturating_sub(1);
+    let left = *known;
+    if left.holders == 0 {
+        state.table(Kind::Imported).remove(pointer);
+    }
+    Some(left)
+}
+
+/// The driver did not close it. Another thread may have opened it meanwhile, and paid.
+fn still_open(state: &mut State, pointer: Pointer, left: Cost) {
+    if hold(state, pointer) {
+        if left.holders == 0 {
+            state.release(left.gpu as usize, left.bytes);
+        }
+    } else if state.table(Kind::Imported).make_room() {
+        state.table(Kind::Imported).put(pointer, Cost { holders: 1, ..left });
+    }
 }
 
 /// Bytes that are about to be imported. For NULL nothing: the driver refuses it.
@@ -143,9 +161,8 @@ hooks! {
         // SAFETY: the driver was content and has written there.
         let pointer = unsafe { out.read_unaligned() };
         let charge = cuda::length_of(pointer).map_or(Err(Refusal::NotGranted), |bytes| charge(cuda::device_of(pointer), bytes));
-        let kept = charge.and_then(|charge| {
-            charge.keep(Kind::Pointer, pointer, cuda::current_context().unwrap_or(0))
-        });
+        // Like all memory of pools it is no context's.
+        let kept = charge.and_then(|charge| charge.keep(Kind::Pointer, pointer, 0));
         match kept {
             Ok(()) => SUCCESS,
             Err(_) => {

@@ -236,6 +236,17 @@ pub(crate) fn give_way() {
     unsafe { libc::syscall(SYS_sched_yield) };
 }
 
+/// Lets a thread get done that is at something short: it may be off its CPU, so after some times this sleeps.
+pub(crate) fn give_way_again(times: usize) {
+    const AWAKE: usize = 32;
+    const SLEEP_NS: u64 = 1_000_000;
+    if times < AWAKE {
+        give_way();
+    } else {
+        wait_shared(&AtomicU32::new(0), 0, SLEEP_NS);
+    }
+}
+
 /// Sleeps for so long, or until the word that processes share is woken; not at all where it is not that value any more.
 pub(crate) fn wait_shared(word: &AtomicU32, value: u32, ns: u64) {
     let time = libc::timespec {

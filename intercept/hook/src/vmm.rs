@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::bind::{self, Owner};
 use crate::charge::{self, Charge, charge};
-use crate::cuda::{self, OUT_OF_MEMORY, Pointer, SUCCESS};
+use crate::cuda::{self, Device, OUT_OF_MEMORY, Pointer, SUCCESS};
 use crate::pointers::Cost;
 use crate::root::with_state;
 use crate::route::hooks;
@@ -24,23 +24,48 @@ pub(crate) struct Properties {
     location: c_int,
 }
 
-/// `CU_MEM_LOCATION_TYPE_DEVICE`.
-const ON_DEVICE: c_int = 1;
+/// Where memory is to be, as far as somebody pays for it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// On the host, where it stays: it costs nothing here.
+    Host,
+    /// On a device, or a part of one.
+    Device(Device),
+    /// Managed, without a device that it is said to be on.
+    Managed,
+    /// Nobody here knows the type of the place: such memory is not to be had.
+    Unknown,
+}
 
-/// The device that memory is to be on; `None` for host memory, which costs nothing here, and for what the driver refuses.
+/// Where memory is to be. For NULL, which the driver refuses, it is not known.
 ///
 /// # Safety
 /// `properties` is NULL or what the program wants the driver to read.
-pub(crate) unsafe fn device(properties: *const Properties) -> Option<c_int> {
+pub(crate) unsafe fn place(properties: *const Properties) -> Place {
     if properties.is_null() {
-        return None;
+        return Place::Unknown;
     }
     // SAFETY: by this function's contract.
-    on_device(&unsafe { properties.read_unaligned() })
+    place_of(&unsafe { properties.read_unaligned() })
 }
 
-fn on_device(properties: &Properties) -> Option<c_int> {
-    (properties.location_type == ON_DEVICE).then_some(properties.location)
+/// `CUmemAllocationType` and `CUmemLocationType`, whose numbers are those of cuda.h.
+fn place_of(properties: &Properties) -> Place {
+    const PINNED: c_int = 1;
+    const MANAGED: c_int = 2;
+    const NONE: c_int = 0;
+    const DEVICE: c_int = 1;
+    const HOST: c_int = 2;
+    const HOST_NUMA_CURRENT: c_int = 4;
+    const DEVICE_LOCALITY_DOMAIN: c_int = 6;
+    match (properties.location_type, properties.kind) {
+        (DEVICE, _) => Place::Device(properties.location),
+        // A byte with the device, and one with the domain.
+        (DEVICE_LOCALITY_DOMAIN, _) => Place::Device(properties.location & 0xff),
+        (NONE | HOST..=HOST_NUMA_CURRENT, MANAGED) => Place::Managed,
+        (HOST..=HOST_NUMA_CURRENT, PINNED) => Place::Host,
+        _ => Place::Unknown,
+    }
 }
 
 /// What the driver says of a handle.
@@ -260,8 +285,13 @@ hooks! {
         // SAFETY: the program's own call.
         let take = || unsafe { real(out, bytes, properties, flags) };
         // SAFETY: the program's own description.
-        let Some(device) = (unsafe { device(properties) }) else { return take() };
-        let charge = match charge(Some(device), bytes as u64) {
+        let device = match unsafe { place(properties) } {
+            Place::Host => return take(),
+            Place::Device(device) => Some(device),
+            Place::Managed => cuda::current_device(),
+            Place::Unknown => None,
+        };
+        let charge = match charge(device, bytes as u64) {
             Ok(charge) => charge,
             // SAFETY: the driver was content and has written there.
             Err(refusal) => return refusal.answer(take, || release(unsafe { out.read_unaligned() })),
@@ -290,9 +320,14 @@ hooks! {
         }
         // SAFETY: the driver was content and has written there.
         let handle = unsafe { out.read_unaligned() };
-        let device = properties_of(handle).and_then(|properties| on_device(&properties));
-        // Memory of a GPU of which the container has no share is not to be had.
-        let gpu = device.map(|device| charge::gpu_of(device).ok_or(())).transpose();
+        let gpu = match properties_of(handle).map(|properties| place_of(&properties)) {
+            // Something that has no memory of its own.
+            None | Some(Place::Host) => Ok(None),
+            // Memory of a GPU of which the container has no share is not to be had.
+            Some(Place::Device(device)) => charge::gpu_of(device).map(Some).ok_or(()),
+            Some(Place::Managed) => cuda::current_device().and_then(charge::gpu_of).map(Some).ok_or(()),
+            Some(Place::Unknown) => Err(()),
+        };
         let remembered = gpu.is_ok_and(|gpu| with_state(|state| remember_imported(state, handle, gpu)) == Some(true));
         if remembered {
             return SUCCESS;

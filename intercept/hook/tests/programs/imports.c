@@ -88,6 +88,18 @@ int main(int count, char **arguments) {
     ok(CU(cuMemFreeAsync, p, (void *)0), "free");
     cost("cuMemPoolImportPointer", during);
 
+    /* It is no context's. */
+    void *primary, *context;
+    ok(CU(cuCtxGetCurrent, &primary), "current");
+    start();
+    ok(CU(cuCtxCreate_v2, &context, 0, 0), "context");
+    ok(CU(cuMemPoolImportPointer, &p, pool, &handed.pointer), "import pointer");
+    ok(CU(cuCtxDestroy_v2, context), "destroy");
+    ok(CU(cuCtxSetCurrent, primary), "back");
+    during = charged();
+    ok(CU(cuMemFreeAsync, p, (void *)0), "free");
+    cost("in a context that ended", during);
+
     struct external external = {1, {5}, 7 * MIB, 0, {0}};
     start();
     ok(CU(cuImportExternalMemory, &memory, &external), "import");

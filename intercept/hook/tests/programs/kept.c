@@ -49,6 +49,34 @@ static void pools(void) {
     STEP(CU(cuMemPoolDestroy, pool));
 }
 
+/* The pool lets go when the stream comes to the free, not when the program waits for another. */
+static void late(void) {
+    void *module, *function, *busy, *idle, *none = 0;
+    uint64_t p;
+    ok(CU(cuStreamCreate, &busy, 1) || CU(cuStreamCreate, &idle, 1), "streams");
+    STEP(CU(cuMemAllocAsync, &p, 3 * MIB, busy));
+    ok(CU(cuModuleLoadData, &module, "image"), "module");
+    ok(CU(cuModuleGetFunction, &function, module, "spin_for_200ms"), "function");
+    ok(CU(cuLaunchKernel, function, 1, 1, 1, 32, 1, 1, 0, busy, none, none), "launch");
+    /* What an image costs is not what this is about. */
+    ok(CU(cuModuleUnload, module), "unload");
+    STEP(CU(cuMemFreeAsync, p, busy));
+    STEP(CU(cuStreamSynchronize, idle));
+    STEP(CU(cuStreamSynchronize, busy));
+}
+
+/* Memory of a pool goes with the last context, without a call that frees it; its address comes again. */
+static void again(void) {
+    uint64_t p, q;
+    void *none = 0;
+    ok(CU(cuDevicePrimaryCtxReset_v2, 0), "reset");
+    STEP(CU(cuMemAllocAsync, &p, 3 * MIB, none));
+    STEP(CU(cuDevicePrimaryCtxReset_v2, 0));
+    STEP(CU(cuMemAlloc_v2, &q, 3 * MIB));
+    ok(p != q, "the same address");
+    STEP(CU(cuMemFree_v2, q));
+}
+
 static void contexts(void *primary) {
     void *one, *other, *none = 0, *description, *again;
     uint64_t p, resource[32];
@@ -90,8 +118,8 @@ static void contexts(void *primary) {
     STEP(CU(cuGreenCtxCreate, &one, description, 0, 1));
     STEP(CU(cuDevicePrimaryCtxRetain, &primary, 0));
     STEP(CU(cuGreenCtxDestroy, one));
-    STEP(CU(cuCtxDestroy_v2, other));
     ok(CU(cuCtxSetCurrent, primary), "back");
+    STEP(CU(cuCtxDestroy_v2, other));
 }
 
 int main(int count, char **arguments) {
@@ -99,7 +127,10 @@ int main(int count, char **arguments) {
     void *primary = begin();
     both("begun");
     pools();
+    late();
     contexts(primary);
+    again();
+    both("end");
     (void)count;
     return 0;
 }

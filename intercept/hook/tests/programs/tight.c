@@ -33,6 +33,12 @@ int main(int count, char **arguments) {
     say("{\"refused\":%d}", CU(cuMemAllocFromPoolAsync, &p, 2 * MIB, other, none));
     both("after a chunk that is not granted");
     STEP(CU(cuMemFree_v2, q));
+    /* The same where the pool would keep it. */
+    ok(CU(cuMemPoolSetAttribute, other, 4, &most), "threshold");
+    STEP(CU(cuMemAlloc_v2, &q, 250 * MIB));
+    say("{\"refused\":%d}", CU(cuMemAllocFromPoolAsync, &p, 2 * MIB, other, none));
+    both("after a chunk that is not granted, for a pool that keeps all");
+    STEP(CU(cuMemFree_v2, q));
     both("end");
     (void)count;
     return 0;
