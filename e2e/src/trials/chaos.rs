@@ -145,7 +145,16 @@ async fn settled(bench: &Bench, living: &[String]) -> anyhow::Result<()> {
             return Verdict::Hopeless(json!(failed.status).to_string());
         }
         let runs = |pod: &Pod| phase(pod) == "Running" && pod.metadata.deletion_timestamp.is_none();
-        let not_yet: Vec<_> = pods.iter().filter(|pod| !runs(pod)).map(ResourceExt::name_any).collect();
+        // What became of them says why: it is all that is left of a cluster that is gone.
+        let told = |pod: &Pod| {
+            format!(
+                "{} ({}, {})",
+                pod.name_any(),
+                json!(pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref())),
+                json!(pod.status)
+            )
+        };
+        let not_yet: Vec<_> = pods.iter().filter(|pod| !runs(pod)).map(told).collect();
         match not_yet.is_empty() && pods.len() == living.len() {
             true => Verdict::Done(()),
             false => Verdict::NotYet(format!("{} pods, {not_yet:?} do not run", pods.len())),
