@@ -149,18 +149,14 @@ fn gone(array: Handle, real: impl FnOnce() -> c_int) -> c_int {
 
 /// Destroys an array that could not be remembered.
 fn destroy(array: Handle) {
-    if let Some(address) = cuArrayDestroy::ROUTE.real() {
-        // SAFETY: the type is that of cuda.h; the program has not seen the array.
-        unsafe { core::mem::transmute::<usize, unsafe extern "C" fn(Handle) -> c_int>(address)(array) };
-    }
+    // SAFETY: it takes one handle; the program has not seen this one.
+    unsafe { cuArrayDestroy::ROUTE.give_back(array as u64) };
 }
 
 /// As [`destroy`].
 fn destroy_mipmapped(array: Handle) {
-    if let Some(address) = cuMipmappedArrayDestroy::ROUTE.real() {
-        // SAFETY: as in `destroy`.
-        unsafe { core::mem::transmute::<usize, unsafe extern "C" fn(Handle) -> c_int>(address)(array) };
-    }
+    // SAFETY: it takes one handle; the program has not seen this one.
+    unsafe { cuMipmappedArrayDestroy::ROUTE.give_back(array as u64) };
 }
 
 hooks! {

@@ -364,10 +364,8 @@ unsafe fn flags_in(parameters: *const c_void) -> u64 {
 }
 
 fn destroy_in_vain(graph: Handle) {
-    if let Some(address) = cuGraphExecDestroy::ROUTE.real() {
-        // SAFETY: the type is that of cuda.h; the program has not seen the graph.
-        unsafe { core::mem::transmute::<usize, unsafe extern "C" fn(Handle) -> c_int>(address)(graph) };
-    }
+    // SAFETY: it takes one handle; the program has not seen this one.
+    unsafe { cuGraphExecDestroy::ROUTE.give_back(graph as u64) };
 }
 
 /// An executable graph takes what another graph takes from now on.

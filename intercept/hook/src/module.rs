@@ -159,21 +159,13 @@ unsafe fn load(
 }
 
 fn unload_module(module: u64) {
-    if let Some(address) = cuModuleUnload::ROUTE.real() {
-        // SAFETY: the type is that of cuda.h; the program has not seen the module.
-        unsafe {
-            core::mem::transmute::<usize, unsafe extern "C" fn(Handle) -> c_int>(address)(module as Handle)
-        };
-    }
+    // SAFETY: it takes one handle; the program has not seen this one.
+    unsafe { cuModuleUnload::ROUTE.give_back(module) };
 }
 
 fn unload_library(library: u64) {
-    if let Some(address) = cuLibraryUnload::ROUTE.real() {
-        // SAFETY: the type is that of cuda.h; the program has not seen the library.
-        unsafe {
-            core::mem::transmute::<usize, unsafe extern "C" fn(Handle) -> c_int>(address)(library as Handle)
-        };
-    }
+    // SAFETY: it takes one handle; the program has not seen this one.
+    unsafe { cuLibraryUnload::ROUTE.give_back(library) };
 }
 
 fn unloaded(result: c_int) -> c_int {

@@ -127,6 +127,14 @@ fn settle(key: u64, before: Option<Charge>) -> Result<(), Refusal> {
     gauge::settle(key, before, || kept(key))
 }
 
+/// Pays what a pool keeps now, if it is known and not the host's.
+fn reread(key: Option<u64>) {
+    if let Some(key) = key.filter(|key| *key != ON_HOST) {
+        // What is not granted stays unpaid, and is asked for again with the next reading.
+        let _ = settle(key, None);
+    }
+}
+
 /// Has a pool let go of what nobody holds.
 fn trim_pool(key: u64) {
     with_pool(key, cuda::trim_pool);
@@ -388,7 +396,7 @@ fn destroy(pool: Handle, real: impl FnOnce() -> c_int) -> c_int {
     } else {
         leaving(false);
         // What others did meanwhile was not read.
-        let _ = key.filter(|key| *key != ON_HOST).map(|key| settle(key, None));
+        reread(key);
     }
     result
 }
@@ -427,10 +435,8 @@ fn created(pool: Handle, place: Place) -> Result<(), Refusal> {
 }
 
 fn destroy_new(pool: Handle) {
-    if let Some(address) = cuMemPoolDestroy::ROUTE.real() {
-        // SAFETY: the type is that of cuda.h; the program has not seen the handle.
-        unsafe { core::mem::transmute::<usize, unsafe extern "C" fn(Handle) -> c_int>(address)(pool) };
-    }
+    // SAFETY: it takes one handle; the program has not seen this one.
+    unsafe { cuMemPoolDestroy::ROUTE.give_back(pool as u64) };
 }
 
 /// Where there is no room for it, its memory is charged at first and credited once it is seen where that lies.
@@ -446,7 +452,7 @@ fn changed(pool: Handle, result: c_int) -> c_int {
     // It may have to keep less from now on.
     LOOSE.store(true, Ordering::Relaxed);
     let key = with_state(|state| key_of(state, pool)).flatten();
-    let _ = key.filter(|key| *key != ON_HOST).map(|key| settle(key, None));
+    reread(key);
     result
 }
 

@@ -92,6 +92,18 @@ impl Route {
         }
     }
 
+    /// Gives back by the real function what the driver gave in vain.
+    ///
+    /// # Safety
+    /// The function takes one handle, be it a pointer or a number, and this is one that nobody uses.
+    pub(crate) unsafe fn give_back(&self, handle: u64) {
+        type Real = unsafe extern "C" fn(u64) -> c_int;
+        if let Some(address) = self.real() {
+            // SAFETY: by this function's contract; pointers are passed as numbers of their size are.
+            unsafe { core::mem::transmute::<usize, Real>(address)(handle) };
+        }
+    }
+
     /// Looks the function up in the library as it is loaded now: programs close libraries and open them again.
     pub(crate) fn look_up(&self) -> Option<usize> {
         let library = Library::driver(self.of)?;

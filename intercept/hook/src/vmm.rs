@@ -272,10 +272,8 @@ fn retained(state: &mut State, handle: u64, address: u64) {
 
 /// Gives physical memory back that was got in vain.
 fn release(handle: u64) {
-    if let Some(address) = cuMemRelease::ROUTE.real() {
-        // SAFETY: the type is that of cuda.h; the program has not seen the handle.
-        unsafe { core::mem::transmute::<usize, unsafe extern "C" fn(u64) -> c_int>(address)(handle) };
-    }
+    // SAFETY: it takes one handle; the program has not seen this one.
+    unsafe { cuMemRelease::ROUTE.give_back(handle) };
 }
 
 hooks! {
