@@ -126,7 +126,9 @@ async fn held(screen: &Screen, client: &Client) -> anyhow::Result<()> {
     let refused = filled["refusedWith"].as_str().context("the container was not refused")?;
     screen
         .good(&format!("it took {}, and then cuMemAlloc said {refused}", tables::gib(&filled["takenBytes"])));
-    screen.say("Its 25 % of compute count for placement; holding it to them is for a later version.");
+    screen.say(
+        "Its 25 % of compute count for placement; it is held to them where its claim has a compute.policy.",
+    );
     let share = Value::from(19_u64 << 30);
     anyhow::ensure!(
         device["cudaTotalBytes"] == share,
