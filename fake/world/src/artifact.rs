@@ -49,6 +49,14 @@ pub fn cuda() -> Result<PathBuf, ArtifactError> {
     build("tessera-fake-cuda", "libcuda.so")
 }
 
+/// A clock that goes only while the program waits, to be preloaded; built for the profile that this test runs in.
+///
+/// # Errors
+/// It cannot be built.
+pub fn paused_clock() -> Result<PathBuf, ArtifactError> {
+    build("tessera-fake-paused-clock", "libtessera_fake_paused_clock.so")
+}
+
 /// Builds a library of this workspace; quick when it is up to date.
 fn build(package: &'static str, file: &str) -> Result<PathBuf, ArtifactError> {
     let program = env::current_exe().map_err(|source| ArtifactError::Cargo { package, source })?;

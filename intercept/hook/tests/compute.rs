@@ -1,12 +1,11 @@
-//! A container is held to its part of the GPU's time: at some points, in real time. How well the machine holds caps in general is
-//! judged in `intercept/simulation`.
+//! A container is held to its part of the GPU's time, through the library as it ships. How well the machine holds caps in general
+//! is judged in `intercept/simulation`.
 //!
-//! Shares of time are of the program's own clock and of kernels whose length is known, so a busy machine makes them smaller, never
-//! larger.
+//! What one process does is tested by a clock that goes only while it waits, and to the point. What several do together is tested in
+//! real time; there a busy machine makes shares smaller, never larger, so that only "never more" is tight.
 
 mod container;
 
-use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
@@ -15,10 +14,7 @@ use std::time::Duration;
 use container::{GIB, Node, NodeShare, Running, can_contain, program};
 use serde_json::Value;
 use tessera_intercept_abi::{ComputePolicy, Grant};
-use tessera_intercept_limiter::compute::{Arbiter, Observation, Rate, Tenant};
-
-/// What a quarter of the GPU may look like on a busy machine.
-const A_QUARTER: RangeInclusive<f64> = 0.15..=0.285;
+use tessera_intercept_limiter::compute::{Arbiter, Crowd, Observation, Published, Rate, Tenant};
 
 fn share(node: &Node, id: &str, policy: ComputePolicy, percent: u32) -> NodeShare {
     let grant = node.share(&format!("{id}-as-usual"), 0, GIB).grant;
@@ -39,6 +35,20 @@ fn number(line: &Value, field: &str) -> f64 {
     line[field].as_f64().unwrap_or_else(|| panic!("{field} in {line}"))
 }
 
+/// GPU time that was launched, of kernels whose length is known.
+fn had_ns(lines: &[Value]) -> u64 {
+    lines.iter().map(|line| line["gpuNs"].as_u64().unwrap_or_else(|| panic!("gpuNs in {line}"))).sum()
+}
+
+/// That the ledger has all of it: event times are floats of milliseconds.
+fn assert_accounted(share: &NodeShare, had_ns: u64, what: &str) {
+    let believed_ns = share.ledger(|ledger| ledger.gpu_ns());
+    assert!(
+        believed_ns.abs_diff(had_ns) < had_ns / 1_000,
+        "{what}: {believed_ns} in the ledger, {had_ns} launched"
+    );
+}
+
 fn ended(running: &mut Running) -> Value {
     running.with("gpu")
 }
@@ -48,26 +58,59 @@ fn a_quarter_of_the_gpu_is_a_quarter_of_its_time_however_it_is_launched() {
     if !can_contain("a_quarter_of_the_gpu_is_a_quarter_of_its_time_however_it_is_launched") {
         return;
     }
-    let node = Node::in_real_time();
+    let node = Node::with_paused_clock();
     let program = compute(&node);
     for how in ["plain", "cooperative", "described", "graph"] {
         let share = share(&node, how, ComputePolicy::Fixed, 25);
         let container = node.contain(&[&share]);
         let lines = container.start(&program, &of_a_millisecond(how, "1000", "3")).all("gpu");
-        let parts: Vec<_> = lines.iter().map(|line| number(line, "gpu")).collect();
-        assert!(parts.iter().all(|part| part <= A_QUARTER.end()), "{how}: {lines:?}");
-        assert!(parts.iter().any(|part| A_QUARTER.contains(part)), "{how}: {lines:?}");
-        // It slept for the rest.
+        assert_eq!(lines.len(), 3);
+        // The first has the tokens that there are in the beginning.
+        for (line, most) in lines.iter().zip([0.262, 0.251, 0.251]) {
+            assert!((0.249..most).contains(&number(line, "gpu")), "{how}: {lines:?}");
+        }
+        // It slept for the rest: who looks at the clock in place of that takes the CPU for as long as passes.
         assert!(lines.iter().all(|line| number(line, "cpu") < 0.25), "{how}: {lines:?}");
-        share.ledger(|ledger| {
-            assert!(ledger.waits() > 10 && ledger.waited_ns() > 200_000_000, "{how}: {}", ledger.waited_ns());
-            let (believed, had) = (ledger.gpu_ns() as f64 / 1e9, parts.iter().sum::<f64>());
-            assert!(
-                (had - 0.1..=had + 0.1).contains(&believed),
-                "{how}: {believed} s in the ledger, {lines:?}"
-            );
-        });
+        assert_accounted(&share, had_ns(&lines), how);
+        share.ledger(|ledger| assert!(ledger.waits() > 100 && ledger.waited_ns() > 2_000_000_000, "{how}"));
     }
+}
+
+#[test]
+fn caps_hold_within_a_point_for_short_and_long_kernels() {
+    if !can_contain("caps_hold_within_a_point_for_short_and_long_kernels") {
+        return;
+    }
+    let node = Node::with_paused_clock();
+    let program = compute(&node);
+    for percent in [10, 50, 90] {
+        for (kernel, us) in [("spin_for_20us", "20"), ("spin_for_700us", "700"), ("spin_for_30ms", "30000")] {
+            let what = format!("{kernel}-at-{percent}");
+            let share = share(&node, &what, ComputePolicy::Fixed, percent);
+            let arguments = ["plain", kernel, us, "5000", "2"];
+            let lines = node.contain(&[&share]).start(&program, &arguments).all("gpu");
+            let part = number(&lines[1], "gpu");
+            assert!((part - f64::from(percent) / 100.0).abs() < 0.01, "{what}: {lines:?}");
+            assert_accounted(&share, had_ns(&lines), &what);
+        }
+    }
+}
+
+#[test]
+fn who_may_borrow_goes_as_fast_as_the_host_says_and_by_its_share_when_that_is_old() {
+    if !can_contain("who_may_borrow_goes_as_fast_as_the_host_says_and_by_its_share_when_that_is_old") {
+        return;
+    }
+    let node = Node::with_paused_clock();
+    let (program, share) = (compute(&node), share(&node, "claim-0", ComputePolicy::Balance, 25));
+    // What the host says holds for ten seconds from now, and one more; the program's clock begins at the machine's.
+    let stamp_ms = (monotonic_ns() / 1_000_000 + 10_000) as u32;
+    let others = Crowd::new(0);
+    share.publish(&Published { rate: Rate::from_percent(75), others, others_busy_ns: 0, stamp_ms });
+    let lines = node.contain(&[&share]).start(&program, &of_a_millisecond("plain", "1000", "14")).all("gpu");
+    let parts: Vec<_> = lines.iter().map(|line| number(line, "gpu")).collect();
+    assert!(parts[1..3].iter().all(|part| (0.74..0.76).contains(part)), "{parts:?}");
+    assert!(parts[12..].iter().all(|part| (0.24..0.26).contains(part)), "{parts:?}");
 }
 
 #[test]
@@ -89,7 +132,7 @@ fn processes_of_one_container_have_its_part_together() {
     let begin = lines.iter().map(|line| number(line, "beganNs")).fold(f64::MAX, f64::min);
     let end = lines.iter().map(|line| number(line, "endNs")).fold(0.0, f64::max);
     let part = had / (end - begin);
-    assert!((0.1..=0.30).contains(&part), "{part} of the GPU: {lines:?}");
+    assert!((0.01..=0.30).contains(&part), "{part} of the GPU: {lines:?}");
 }
 
 #[test]
@@ -97,7 +140,7 @@ fn who_has_no_cap_never_waits_and_is_measured() {
     if !can_contain("who_has_no_cap_never_waits_and_is_measured") {
         return;
     }
-    let node = Node::in_real_time();
+    let node = Node::with_paused_clock();
     let program = compute(&node);
     for (id, policy, percent) in [
         ("none", ComputePolicy::None, 25),
@@ -106,14 +149,15 @@ fn who_has_no_cap_never_waits_and_is_measured() {
     ] {
         let share = share(&node, id, policy, percent);
         let container = node.contain(&[&share]);
-        let line = ended(&mut container.start(&program, &of_a_millisecond("plain", "1000", "1")));
+        let lines = container.start(&program, &of_a_millisecond("plain", "1000", "1")).all("gpu");
+        let had = had_ns(&lines);
+        assert!(number(&lines[0], "gpu") > 0.99, "{id}: {lines:?}");
         share.ledger(|ledger| {
             assert_eq!(ledger.waits(), 0, "{id}");
-            let (gpu, busy) = (ledger.gpu_ns() as f64 / 1e9, ledger.busy_ns(u64::MAX) as f64 / 1e9);
-            let had = number(&line, "gpu");
-            assert!((had - 0.05..had + 0.05).contains(&gpu), "{id}: {gpu} in the ledger, {line}");
-            assert!(busy >= had - 0.05, "{id}: busy for {busy} s, {line}");
+            let busy = ledger.busy_ns(u64::MAX);
+            assert!(busy > had / 100 * 98, "{id}: busy for {busy} ns, had {had}");
         });
+        assert_accounted(&share, had, id);
     }
 }
 
@@ -122,11 +166,10 @@ fn a_context_that_stays_keeps_its_measurements() {
     if !can_contain("a_context_that_stays_keeps_its_measurements") {
         return;
     }
-    let node = Node::in_real_time();
+    let node = Node::with_paused_clock();
     let share = share(&node, "claim-0", ComputePolicy::Fixed, 90);
     node.contain(&[&share]).run_c("leaving", false, &["10"]);
-    let gpu_ms = share.ledger(|ledger| ledger.gpu_ns()) as f64 / 1e6;
-    assert!((195.0..=400.0).contains(&gpu_ms), "{gpu_ms} ms, not ten times 20");
+    assert_accounted(&share, 10 * 20_000_000, "ten kernels of 20 ms");
 }
 
 #[test]
@@ -134,19 +177,15 @@ fn a_capture_is_not_disturbed_and_what_it_records_is_not_charged() {
     if !can_contain("a_capture_is_not_disturbed_and_what_it_records_is_not_charged") {
         return;
     }
-    let node = Node::in_real_time();
+    let node = Node::with_paused_clock();
     let share = share(&node, "claim-0", ComputePolicy::Fixed, 90);
     let lines = node.contain(&[&share]).run_c("captures", false, &[]);
     assert_eq!(lines.len(), 6);
     for line in &lines {
         assert_eq!(line["captured"], 0, "{line}");
     }
-    // Six times five launches beside a capture, and a graph of ten.
-    share.ledger(|ledger| {
-        assert_eq!(ledger.launches(), 6 * 6);
-        let gpu_ms = ledger.gpu_ns() as f64 / 1e6;
-        assert!((40.0..=70.0).contains(&gpu_ms), "{gpu_ms} ms, not 6 times 5 times 0.6 and 6");
-    });
+    assert_eq!(share.ledger(|ledger| ledger.launches()), 6 * 6);
+    assert_accounted(&share, 6 * (5 + 10) * 600_000, "six times five launches and a graph of ten");
 }
 
 #[test]
@@ -212,22 +251,17 @@ fn balance_gives_what_others_leave_and_takes_it_back() {
     let containers = shares.each_ref().map(|share| node.contain(&[share]));
     let windows = of_a_millisecond("plain", "500", "1000");
     let mut first = containers[0].start(&program, &windows);
-    let more = |first: &mut Running| (0..20).map(|_| ended(first)).find(|line| number(line, "gpu") > 0.4);
-    assert!(more(&mut first).is_some(), "what the second leaves is the first's");
+    // A busy machine may take its time to tell.
+    let sees = |running: &mut Running, this: &dyn Fn(&Value) -> bool| (0..60).any(|_| this(&ended(running)));
+    assert!(sees(&mut first, &|line| number(line, "gpu") > 0.4), "what the second leaves is the first's");
     let mut second = containers[1].start(&program, &windows);
     let began = number(&ended(&mut second), "beganNs");
     // Both want all of it: half of it is each one's. A window that begins 200 ms after the second did is within that.
-    let crowded = loop {
-        let line = ended(&mut first);
-        if number(&line, "endNs") > began + 700e6 {
-            break line;
-        }
-    };
-    assert!(number(&crowded, "gpu") < 0.6, "{crowded}");
+    let within = |line: &Value| number(line, "endNs") > began + 700e6 && number(line, "gpu") < 0.6;
+    assert!(sees(&mut first, &within), "the second wants its part");
     second.kill();
     // Also where it was killed while it waited.
-    let after = (0..20).map(|_| ended(&mut first)).find(|line| number(line, "gpu") > 0.65);
-    assert!(after.is_some(), "what the second had is the first's again");
+    assert!(sees(&mut first, &|line| number(line, "gpu") > 0.65), "what the second had is the first's again");
     drop(stop);
     host.join().expect("no panic");
 }

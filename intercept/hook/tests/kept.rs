@@ -35,7 +35,7 @@ fn what_pools_contexts_and_limits_keep_is_charged() {
         return;
     }
     // A stream comes to what is on it when its kernels are done.
-    let node = Node::in_real_time();
+    let node = Node::with_paused_clock();
     let lines = run(&node, &share(&node, 64 * GIB), "kept", &[]);
     assert_agreed(&lines, 70);
     assert_eq!(lines.last().map(|line| &line["step"]), Some(&"end".into()));

@@ -149,6 +149,8 @@ pub(crate) struct Node {
     directory: TempDir,
     uuids: Vec<String>,
     machine: Machine,
+    /// Preloaded into programs, if any: the clock that they have.
+    clock: Option<PathBuf>,
 }
 
 /// The namespaces in which the node's mounts are, held by a process that ends with the test.
@@ -262,6 +264,13 @@ impl Node {
         Self::at_scale(shipped::H100_8_NVSWITCH, 1.0)
     }
 
+    /// The same, by a clock that goes only while the program waits, so that how busy the machine is makes no difference. For programs
+    /// of one thread that wait for no other.
+    pub(crate) fn with_paused_clock() -> Self {
+        let clock = artifact::paused_clock().expect("the clock builds");
+        Self { clock: Some(clock), ..Self::in_real_time() }
+    }
+
     fn with_world(world: &str) -> Self {
         // The world's time costs only waiting.
         Self::at_scale(world, 0.0)
@@ -274,7 +283,7 @@ impl Node {
         let parsed = tessera_fake_world::World::parse(&world, "test").expect("a world");
         let uuids = parsed.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
         let machine = Machine::start(directory.path());
-        Self { directory, uuids, machine }
+        Self { directory, uuids, machine, clock: None }
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -479,7 +488,11 @@ impl Container<'_> {
         let mut command = self.node.machine.command("unshare");
         // Own PIDs, and everything dies with the first of them.
         command.args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]);
-        command.args(["sh", "-c", &self.script, "sh"]).arg(program).args(arguments);
+        command.args(["sh", "-c", &self.script, "sh"]);
+        if let Some(clock) = &self.node.clock {
+            command.arg("env").arg(format!("LD_PRELOAD={}", clock.display()));
+        }
+        command.arg(program).args(arguments);
         command
             .env("LD_LIBRARY_PATH", libraries())
             .env("TESSERA_FAKE_WORLD", self.node.path().join("world.yaml"))

@@ -75,8 +75,8 @@ int main(int argc, char **argv) {
         }
         ok(CU(cuStreamSynchronize, stream), "synchronize");
         uint64_t to = now();
-        say("{\"beganNs\":%lu,\"endNs\":%lu,\"gpu\":%f,\"cpu\":%f}", begin, to, (double)launches * kernel / (to - from),
-            (double)(cpu() - busy) / (to - from));
+        say("{\"beganNs\":%lu,\"endNs\":%lu,\"gpuNs\":%lu,\"gpu\":%f,\"cpu\":%f}", begin, to, launches * kernel,
+            (double)launches * kernel / (to - from), (double)(cpu() - busy) / (to - from));
     }
     return 0;
 }

@@ -1,0 +1,32 @@
+//! Waits two hours and a millisecond in every way that there is, and says how long it took. For the test: one thread, and no harness.
+
+use std::ffi::c_long;
+use std::io::Error;
+use std::thread;
+use std::time::{Duration, Instant};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// Waits an hour for a word that is 0; what came of it.
+fn wait_while(value: u32) -> (c_long, Option<i32>) {
+    let (word, hour) = (0_u32, libc::timespec { tv_sec: 3600, tv_nsec: 0 });
+    // SAFETY: word and time live as long as the call.
+    let code =
+        unsafe { libc::syscall(libc::SYS_futex, &raw const word, libc::FUTEX_WAIT, value, &raw const hour) };
+    (code, Error::last_os_error().raw_os_error())
+}
+
+#[expect(clippy::disallowed_methods, reason = "it is what is tested")]
+fn main() {
+    let began = Instant::now();
+    thread::sleep(HOUR);
+    assert_eq!(wait_while(0), (-1, Some(libc::ETIMEDOUT)));
+    assert_eq!(wait_while(1), (-1, Some(libc::EAGAIN)));
+    while began.elapsed() < HOUR * 2 + Duration::from_millis(1) {}
+    // SAFETY: no arguments; the kernel answers.
+    assert_eq!(unsafe { libc::syscall(libc::SYS_getpid) }, i64::from(std::process::id()));
+    // SAFETY: a descriptor that is none.
+    assert_eq!(unsafe { libc::syscall(libc::SYS_close, -1) }, -1);
+    assert_eq!(Error::last_os_error().raw_os_error(), Some(libc::EBADF));
+    println!("{}", began.elapsed().as_nanos());
+}
