@@ -36,8 +36,10 @@ const LONGEST: Duration = Duration::from_secs(300);
 /// After taking an allocation back, the scheduler gets this long to notice before the next one is written.
 const AFTER_RELEASE: Duration = Duration::from_secs(2);
 
-/// After a write failed for a reason that is nobody's change.
-const AFTER_WRITE_ERROR: Duration = Duration::from_millis(500);
+/// After a write failed for a reason that is nobody's change; doubled for each in a row. The longest is kube-scheduler's own
+/// longest back-off: who waits has done nothing wrong, and an API server that comes back is to be noticed.
+const AFTER_WRITE_ERROR: Duration = Duration::from_secs(1);
+const LONGEST_AFTER_WRITE_ERROR: Duration = Duration::from_secs(10);
 
 /// What the scheduler writes about a pod whose claims are not allocated (dynamicresources plugin): old news once they are.
 const NOT_ALLOCATED: &str = "cannot allocate all claims";
@@ -62,7 +64,11 @@ struct Pace {
 
 #[derive(Debug, Default)]
 struct Attempts {
+    /// How often it could not run where it was placed.
     failures: u32,
+    /// How often a decision in a row could not be written. Says nothing about nodes, nor about how long the scheduler may take: one
+    /// count for both had pods wait for minutes, without a word, once an API server had been away for seconds.
+    write_errors: u32,
     excluded: BTreeMap<NodeName, Instant>,
     held_until: Option<Instant>,
     placed: Option<Placed>,
@@ -151,8 +157,9 @@ impl Retries {
         let attempts = self.pods.entry(pod.clone()).or_default();
         attempts.placed = None;
         if hold {
-            attempts.failures += 1;
-            attempts.held_until = Some(now + grown(AFTER_WRITE_ERROR, attempts.failures));
+            let pause = grown(AFTER_WRITE_ERROR, attempts.write_errors).min(LONGEST_AFTER_WRITE_ERROR);
+            attempts.held_until = Some(now + pause);
+            attempts.write_errors += 1;
         }
     }
 
@@ -210,6 +217,8 @@ impl Retries {
     pub fn verdict(&mut self, waiting: &Waiting, now: Instant) -> Verdict {
         let patience = self.patience(self.pods.get(&waiting.pod).map_or(0, |a| a.failures), now);
         let attempts = self.pods.entry(waiting.pod.clone()).or_default();
+        // All that was decided is written.
+        attempts.write_errors = 0;
         let placed = attempts.placed.get_or_insert_with(|| Placed {
             node: waiting.node.clone(),
             decided: false,

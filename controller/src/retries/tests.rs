@@ -127,6 +127,31 @@ fn a_node_is_left_out_for_longer_after_every_failure() {
 }
 
 #[test]
+fn decisions_that_could_not_be_written_count_for_nothing_but_the_next_try() {
+    let mut now = Instant::now();
+    let mut retries = Retries::default();
+    for pause in [1, 2, 4, 8, 10, 10] {
+        retries.placed(&pod(), node("node-a"), None, now);
+        retries.not_written(&pod(), true, now);
+        let again = now + seconds(pause);
+        assert!(retries.is_held(&pod(), again - Duration::from_millis(1)));
+        assert!(!retries.is_held(&pod(), again));
+        assert!(retries.excluded(&pod(), now).is_empty());
+        now = again;
+    }
+    retries.placed(&pod(), node("node-a"), Some("old".to_owned()), now);
+    assert_eq!(retries.verdict(&waiting(Some("old")), now), Verdict::WaitUntil(now + WITHOUT_NEWS));
+    now += WITHOUT_NEWS;
+    assert_eq!(retries.verdict(&waiting(Some("old")), now), Verdict::GiveUp);
+    retries.gave_up(&pod(), Some(&node("node-a")), now);
+    assert!(retries.excluded(&pod(), now + EXCLUSION).is_empty(), "one failure");
+    // Once one was written, the count begins anew.
+    now += EXCLUSION;
+    retries.not_written(&pod(), true, now);
+    assert!(!retries.is_held(&pod(), now + AFTER_WRITE_ERROR));
+}
+
+#[test]
 fn an_allocation_taken_back_by_others_leaves_the_node_out_unless_room_was_made_there() {
     let now = Instant::now();
     let mut retries = Retries::default();
