@@ -107,7 +107,8 @@ fn without_api(mounts: Arc<dyn Mounts>, what: &str) -> anyhow::Result<()> {
     let specs = SpecStore::new(directory.path().join("cdi"));
     let base = Arc::new(BaseSpec::new(specs.clone(), DriverRoot::new("/nonexistent", "/")));
     let executor = Executor::new(ShareFiles::new(paths.clone(), mounts), specs, base);
-    let node = Node { journal, paths, executor, library, intercept: Intercept::Preload };
+    let context_memory = Default::default();
+    let node = Node { journal, paths, executor, library, intercept: Intercept::Preload, context_memory };
     let prepare = |claim: &AllocatedClaim, hardware| {
         let attempt = Attempt::begin(&node.paths, &claim.uid)?;
         node.prepare(claim, hardware, &attempt)

@@ -8,7 +8,9 @@ use tessera_api::{
     slice::DeviceOrder,
 };
 
-use crate::{intercept::Intercept, mode::Mode, other_allocators::OnOtherAllocator};
+use crate::{
+    context_memory::ContextMemory, intercept::Intercept, mode::Mode, other_allocators::OnOtherAllocator,
+};
 
 /// Shares the GPUs of one node: publishes them as ResourceSlices and prepares the claims that are allocated here.
 #[derive(Clone, Debug, Parser)]
@@ -67,6 +69,12 @@ pub struct Args {
     /// keep what they have.
     #[arg(long, env = "TESSERA_INTERCEPT", default_value = "preload")]
     pub intercept: Intercept,
+
+    /// What each CUDA context is charged to the share whose process begins it, as 512Mi: the CUDA driver takes that before a program asks
+    /// for any, and the GPU has to have it. `make bench-gpu` measures it. 0 charges nothing: leave as much of the GPU unshared then. Claims
+    /// that are prepared already keep what they have.
+    #[arg(long, env = "TESSERA_CONTEXT_MEMORY", value_name = "QUANTITY", default_value_t)]
+    pub context_memory: ContextMemory,
 
     /// UUID of a GPU that is not to be shared; may be repeated.
     #[arg(long = "exclude-gpu", env = "TESSERA_EXCLUDE_GPU", value_name = "UUID", value_delimiter = ',')]

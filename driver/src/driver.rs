@@ -24,6 +24,7 @@ use crate::{
     arbitration::Arbitration,
     audit::Audit,
     base_spec::{BaseSpec, DriverRoot},
+    context_memory::ContextMemory,
     events::Events,
     http::Endpoints,
     intercept::Intercept,
@@ -68,6 +69,8 @@ pub struct Settings {
     pub intercept_library: PathBuf,
     /// Where it is to stand in containers.
     pub intercept: Intercept,
+    /// What a CUDA context is charged.
+    pub context_memory: ContextMemory,
     /// In which order slices list the GPUs.
     pub device_order: DeviceOrder,
     /// Who allocates the GPUs.
@@ -134,10 +137,17 @@ impl Driver {
             &*mounts,
         )?;
         let base = Arc::new(BaseSpec::new(SpecStore::new(&cdi_dir), settings.driver_root));
-        let intercept = settings.intercept;
+        let Settings { intercept, context_memory, .. } = settings;
         let files = ShareFiles::new(paths.clone(), mounts);
         let executor = Executor::new(files, SpecStore::new(&cdi_dir), Arc::clone(&base));
-        let node = Arc::new(Node { paths, journal: Arc::clone(&journal), executor, library, intercept });
+        let node = Arc::new(Node {
+            paths,
+            journal: Arc::clone(&journal),
+            executor,
+            library,
+            intercept,
+            context_memory,
+        });
         let source = ClaimSource::new(client.clone());
         repair_node(&node, &source, &pool).await?;
         // Also for containers of claims that were prepared under another setting, when they restart.

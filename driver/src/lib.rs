@@ -25,6 +25,7 @@ pub mod arbitration;
 pub mod args;
 pub mod audit;
 pub mod base_spec;
+pub mod context_memory;
 pub mod driver;
 pub mod events;
 pub mod fault;

@@ -38,6 +38,7 @@ use self::{
     step::{GrantTextError, answer, steps, undo_steps},
 };
 use crate::{
+    context_memory::ContextMemory,
     events::Events,
     fault,
     intercept::{Intercept, Stand},
@@ -151,6 +152,8 @@ pub struct Node {
     pub library: InstalledLibrary,
     /// Where it stands in them.
     pub intercept: Intercept,
+    /// What a context is charged there.
+    pub context_memory: ContextMemory,
 }
 
 /// Prepares and unprepares the claims of one node.
@@ -328,7 +331,10 @@ impl Node {
                 self.executor.execute(&steps(&claim.uid, &record, &self.paths)?)?;
                 return Ok(answer(&claim.uid, &record));
             }
-            Decision::Prepare(record) => ClaimRecord { intercept: self.stand()?, ..record },
+            Decision::Prepare(record) => {
+                let context_bytes = self.context_memory.bytes();
+                ClaimRecord { intercept: self.stand()?, context_bytes, ..record }
+            }
         };
         // Found under the lock, a claim that was only started is what a dead instance left.
         if let Some(left) = journal.get(&claim.uid) {

@@ -169,6 +169,34 @@ async fn another_setting_leaves_prepared_claims_as_they_are() {
     assert_eq!(new["/usr/lib64/libcuda.so.1"], "libcuda.so.1", "a claim that is prepared now");
 }
 
+/// The grants that a container with these devices finds.
+fn grants(node: &Node, devices: &[dra_v1::Device]) -> Vec<Grant> {
+    let mounts = mounts(&inject(&node.path("cdi"), devices));
+    let sources = mounts.iter().filter(|(path, _)| path.ends_with("/grant")).map(|(_, (source, _))| source);
+    sources.map(|source| Grant::parse(&fs::read(source).expect("a file")).expect("a grant")).collect()
+}
+
+#[tokio::test]
+async fn contexts_are_charged_what_the_setting_said_when_the_claim_was_prepared() {
+    let node = Node::with_gpus(1);
+    let settings = Settings { context_memory: "512Mi".parse().expect("an amount"), ..node.settings() };
+    let driver = node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    let devices = kubelet.prepare(node.allocate("a", &[(0, 1, 0), (0, 2, 0)])).await.expect("prepared");
+    assert!(grants(&node, &devices).iter().all(|grant| grant.context_bytes == 512 << 20));
+    driver.stop().await;
+    for claim in fs::read_dir(node.paths().grants()).expect("grants") {
+        fs::remove_dir_all(claim.expect("a claim").path()).expect("removed");
+    }
+
+    let _driver = node.start().await;
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+    let new = kubelet.prepare(node.allocate("b", &[(0, 1, 0)])).await.expect("prepared");
+    assert_eq!(grants(&node, &new)[0].context_bytes, 0);
+    let repaired = grants(&node, &devices);
+    assert!(repaired.len() == 2 && repaired.iter().all(|grant| grant.context_bytes == 512 << 20));
+}
+
 #[tokio::test]
 async fn one_container_with_two_shares_of_one_gpu_and_one_of_another_gets_all_of_them() {
     let node = Node::with_gpus(2);

@@ -130,6 +130,7 @@ pub fn record(claim: &AllocatedClaim, library: &str) -> Result<ClaimRecord, Plan
         state: State::Started,
         library: library.to_owned(),
         intercept: Stand::default(),
+        context_bytes: 0,
         shares: claim.shares.iter().map(record_of).collect::<Result<_, _>>()?,
     })
 }

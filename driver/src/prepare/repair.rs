@@ -127,8 +127,10 @@ impl Node {
             };
             let Ok(mut record) = plan::record(&checked, &self.library.hash) else { continue };
             record.state = State::Completed;
-            // How it stood is lost with the journal: as in claims that are prepared now, or at least in every program.
+            // How it stood and what contexts cost is lost with the journal: as in claims that are prepared now, or at least in every
+            // program.
             record.intercept = self.stand().unwrap_or_default();
+            record.context_bytes = self.context_memory.bytes();
             records.insert(checked.uid, record);
         }
         let claims = records.len();

@@ -83,7 +83,7 @@ pub fn steps(
     let mut steps = vec![Step::EnsureBaseSpec];
     for share in &record.shares {
         let id = share.id(claim);
-        let grant = Box::new(grant(claim, share)?);
+        let grant = Box::new(grant(claim, share, record.context_bytes)?);
         steps.push(Step::WriteGrant { share: id.clone(), grant });
         steps.push(Step::MakeLedger { share: id });
     }
@@ -123,7 +123,7 @@ pub fn claim_kind() -> Kind {
     CDI_CLAIM_KIND.parse().expect("invariant: the kind is a constant")
 }
 
-fn grant(claim: &ClaimUid, share: &ShareRecord) -> Result<Grant, GrantTextError> {
+fn grant(claim: &ClaimUid, share: &ShareRecord, context_bytes: u64) -> Result<Grant, GrantTextError> {
     let id = share.id(claim);
     let text = id.to_string();
     let grant = Grant {
@@ -133,7 +133,7 @@ fn grant(claim: &ClaimUid, share: &ShareRecord) -> Result<Grant, GrantTextError>
             .parse()
             .map_err(|error| GrantTextError::Gpu(share.gpu.clone(), error))?,
         memory_limit_bytes: share.memory_bytes,
-        context_bytes: 0,
+        context_bytes,
         cores_percent: u32::from(share.cores_percent),
         policy: match share.compute {
             ComputeCap::None => ComputePolicy::None,

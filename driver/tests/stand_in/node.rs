@@ -72,6 +72,7 @@ impl Node {
             driver_root: DriverRoot::new(self.path("root"), "/"),
             intercept_library: self.path("intercept.so"),
             intercept: Intercept::Preload,
+            context_memory: Default::default(),
             device_order: DeviceOrder::Index,
             mode: Mode::Managed,
             stock_drain: Duration::from_secs(600),

@@ -34,8 +34,15 @@ pub struct ClaimRecord {
     /// Where that stands in its containers.
     #[serde(default, skip_serializing_if = "Stand::is_default")]
     pub intercept: Stand,
+    /// What a CUDA context is charged to its shares, in bytes; 0 = nothing, as in all journals before it was charged.
+    #[serde(default, skip_serializing_if = "is_nothing")]
+    pub context_bytes: u64,
     /// Its shares of GPUs, in the order of the allocation's results.
     pub shares: Vec<ShareRecord>,
+}
+
+fn is_nothing(bytes: &u64) -> bool {
+    *bytes == 0
 }
 
 /// How far a claim is.

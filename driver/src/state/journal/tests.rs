@@ -28,6 +28,7 @@ fn record(gpu: &str, memory_bytes: u64, cores_percent: u8) -> ClaimRecord {
         state: State::Started,
         library: "ab12".into(),
         intercept: Default::default(),
+        context_bytes: 0,
         shares: vec![share],
     }
 }
