@@ -91,6 +91,7 @@ build_tessera() {
     '{"Entrypoint": ["/usr/local/bin/tessera-probe"], "Env": ["PATH=/usr/local/bin:/usr/bin:/bin"]}' \
     "$cargo_output/tessera-probe" "$base" "$work/probe"
   links_image "$base" "$work/probe"
+  guests_image "$base" "$work/probe"
 }
 
 driver_images() { # base layer, layer with the interceptor
@@ -115,11 +116,28 @@ links_image() { # directories of the probe's layers
     '{"Entrypoint": ["/usr/local/bin/tessera-probe"], "Env": ["PATH=/usr/local/bin:/usr/bin:/bin"]}' "$@" "$layer"
 }
 
+# The probe among programs of every kind, and once more as one that runs as root whoever starts it.
+guests_image() { # directories of the probe's layers
+  local layer=$work/guests
+  guests_layer "$layer"
+  install --mode 4755 "$2/usr/local/bin/tessera-probe" "$layer/guests/setuid-probe"
+  shell_install "$layer"
+  oci_archive "$images/guests.tar" tessera/guests:e2e '{"Env": ["PATH=/usr/local/bin:/usr/bin:/bin"]}' "$@" "$layer"
+}
+
+shell_install() { # layer
+  local library
+  install -D --target-directory "$1/usr/bin" /bin/bash
+  ldd /bin/bash | awk '/libtinfo/ { print $3 }' | while read -r library; do
+    install -D --mode 644 "$library" "$1/usr/lib/x86_64-linux-gnu/${library##*/}"
+  done
+}
+
 load_tessera() {
   local node image
   bin=${bin:-$(cat "$rundir/bin")}
   for node in "${node_names[@]}"; do
-    for image in driver driver-fault-points controller controller-fault-points probe links; do node_import "$node" "$image"; done
+    for image in driver driver-fault-points controller controller-fault-points probe links guests; do node_import "$node" "$image"; done
   done
 }
 

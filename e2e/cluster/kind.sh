@@ -46,6 +46,7 @@ build_images() {
     kind load docker-image --name "$TESSERA_KIND_CLUSTER" "tessera/$image:e2e"
   done
   build_links_image
+  build_guests_image
 }
 
 # As links_image in images.sh.
@@ -58,6 +59,22 @@ build_links_image() {
   docker build --tag tessera/links:e2e "$context"
   rm -r "$context"
   kind load docker-image --name "$TESSERA_KIND_CLUSTER" tessera/links:e2e
+}
+
+# As guests_image in images.sh, in an image that has a shell.
+build_guests_image() {
+  local context
+  context=$(mktemp -d)
+  guests_layer "$context/layer"
+  cat >"$context/Dockerfile" <<'END'
+FROM docker.io/library/debian:bookworm-slim
+COPY layer /
+COPY --from=tessera/probe:e2e /usr/local/bin/tessera-probe /usr/local/bin/tessera-probe
+COPY --from=tessera/probe:e2e --chmod=4755 /usr/local/bin/tessera-probe /guests/setuid-probe
+END
+  docker build --tag tessera/guests:e2e "$context"
+  rm -r "$context"
+  kind load docker-image --name "$TESSERA_KIND_CLUSTER" tessera/guests:e2e
 }
 
 # The fake driver's files, as node_install_gpus lays them out. /run of a kind node is a tmpfs, which docker cp cannot

@@ -17,6 +17,7 @@ mod driver_update;
 mod fence;
 mod frozen_leader;
 mod gpu;
+mod guests;
 mod misplaced;
 mod neighbour;
 mod node;
@@ -185,6 +186,7 @@ pub fn on_real_cluster(cluster: &Cluster) -> Vec<Trial<'static>> {
         trial!(cluster, "driver-prepare-cancelled", driver_crash::cancelled),
         trial!(cluster, "rights", admission::held_with_rights),
         trial!(cluster, "forged-grant-by-image", tampering::forged_by_image),
+        trial!(cluster, "guests", guests::unharmed),
         trial!(cluster, "exhausted-dev", tampering::exhausted),
         trial!(cluster, "namespaces-of-a-tenant", tampering::namespaces),
         trial!(cluster, "helm-upgrade", release::upgraded),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate};
-use kube::api::{DeleteParams, PostParams};
+use kube::api::{DeleteParams, LogParams, PostParams};
 use kube::{Api, Client, Config, ResourceExt};
 use serde_json::{Value, json};
 
@@ -157,6 +157,19 @@ impl Bench {
         };
         let what = format!("pod {name} to run");
         Ok(wait::until_one(self.pods(), name, &what, PATIENCE, judge).await?)
+    }
+
+    /// Waits until the pod has ended in success, and returns the lines that its container wrote.
+    pub(super) async fn output_of(&self, name: &str) -> anyhow::Result<Vec<String>> {
+        let judge = |pod: Option<&Pod>| match pod.map(phase) {
+            Some(ended @ ("Succeeded" | "Failed")) => Verdict::Done(ended == "Succeeded"),
+            other => Verdict::NotYet(format!("{other:?}")),
+        };
+        let what = format!("pod {name} to end");
+        let succeeded = wait::until_one(self.pods(), name, &what, PATIENCE, judge).await?;
+        let output = self.pods().logs(name, &LogParams::default()).await?;
+        anyhow::ensure!(succeeded, "pod {name} failed: {output}");
+        Ok(output.lines().map(str::to_owned).collect())
     }
 
     /// Deletes pods, and waits until they are gone.

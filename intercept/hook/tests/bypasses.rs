@@ -35,10 +35,15 @@ Not run here, by how they work:
   fake driver it crashes), escapes in mode `preload`, and finds the proxy in the others.
 - **Programs of another C library** (musl): musl's loader does not read `/etc/ld.so.preload`, and cannot load NVIDIA's libraries, which are made
   for glibc. With a glibc beside it, such a program is one of the above.
-- **Programs of 32 bits**: the library is of 64 bits, and the loader leaves it out with a message. NVIDIA's driver of 32 bits is not among what a
-  container gets; one in the image escapes.
+- **Programs of 32 bits**: the library is of 64 bits, and the loader leaves it out with a message on stderr, once for each program (`ERROR: ld.so:
+  object '/usr/local/lib/tessera/libtessera_intercept.so' from /etc/ld.so.preload cannot be preloaded (wrong ELF class: ELFCLASS64): ignored.`); the
+  program runs, and ends as it does alone. Not in mode `proxy`. NVIDIA's driver of 32 bits is not among what a container gets; one in the image escapes.
+- **Setuid programs**: the loader preloads what `/etc/ld.so.preload` names into them too, and leaves out what the environment names. The library
+  reads no environment. They are held.
 - **`cuGetExportTable` and `nvmlInternalGetExportTable`** hand out tables of functions that are documented nowhere. They pass: NVIDIA's own libraries need
   them. Whoever knows what is in there escapes in every mode.
+
+The trials `guests` and `intercept-modes` of `make e2e` run such programs, and the table's, in pods of a Kubernetes cluster.
 
 So no mode is a boundary for a tenant who sets out to break it; what escapes shows in the audit (`docs/security.md`). `both` leaves the fewest ways.
 ";

@@ -1,0 +1,44 @@
+# shellcheck shell=bash
+#
+# What is not ours and runs in containers all the same: programs of every kind, with the loader and the C library of each,
+# at /guests of an image; and the ways to the driver that docs/intercept-bypasses.md lists.
+
+# A program of the interceptor's tests: ways of making it are options of a compiler.
+guests_compile() { # layer, name of the program, compiler, source, options...
+  local source=$repository/intercept/hook/tests/programs/$4.c
+  "$3" -O1 -o "$1/guests/$2" "$source" "${@:5}"
+}
+
+# 32 bits, without gcc's own library, which no package has by a name without gcc's version.
+guests_compile_i386() { # layer
+  local start end
+  start=("$(gcc -m32 -print-file-name=crt1.o)" "$(gcc -m32 -print-file-name=crti.o)")
+  end=$(gcc -m32 -print-file-name=crtn.o)
+  guests_compile "$1" i386 gcc loaded -m32 -nostdlib "${start[@]}" -lc "$end"
+  mkdir -p "$1/usr/lib" "$1/usr/lib32"
+  cp --dereference /lib32/ld-linux.so.2 "$1/usr/lib/ld-linux.so.2"
+  cp --dereference /lib32/libc.so.6 "$1/usr/lib32/"
+  ln -s usr/lib32 "$1/lib32"
+}
+
+# A plugin that is linked with libcuda: with an empty library of its name.
+guests_compile_plugin() { # layer
+  local stub=$1/guests/stub.so
+  gcc -shared -nostdlib -Wl,-soname,libcuda.so.1 -o "$stub" -x c /dev/null
+  guests_compile "$1" linkedplugin.so gcc linkedplugin -shared -fPIC -Wl,--no-as-needed "$stub"
+  rm "$stub"
+}
+
+guests_layer() { # directory
+  local layer=$1
+  mkdir -p "$layer/guests" "$layer/usr/lib"
+  guests_compile "$layer" glibc gcc loaded
+  guests_compile "$layer" setuid gcc loaded
+  chmod 4755 "$layer/guests/setuid"
+  guests_compile "$layer" static gcc loaded -static
+  guests_compile "$layer" musl musl-gcc loaded
+  cp --dereference /lib/ld-musl-x86_64.so.1 "$layer/usr/lib/"
+  guests_compile_i386 "$layer"
+  guests_compile "$layer" bypasses gcc bypasses -std=gnu11 -ldl
+  guests_compile_plugin "$layer"
+}
