@@ -103,6 +103,17 @@ impl DriverInstances {
         Ok(wait::until(self.pods.clone(), selector(), "the old drivers to be gone", PATIENCE, judge).await?)
     }
 
+    /// Waits until every driver runs with that argument, and no other is there any more.
+    pub(super) async fn run_with(&self, argument: &str) -> anyhow::Result<()> {
+        let judge = |pods: &[Pod]| {
+            let others = pods.iter().filter(|pod| !is_ready(pod) || !has_argument(pod, argument));
+            let others: Vec<_> = others.map(Pod::name_any).collect();
+            if others.is_empty() { Verdict::Done(()) } else { Verdict::NotYet(others.join(", ")) }
+        };
+        let what = format!("the drivers to run with {argument}");
+        Ok(wait::until(self.pods.clone(), selector(), &what, PATIENCE, judge).await?)
+    }
+
     /// The pod of `image` on `node`, once it is ready.
     pub(super) async fn ready(&self, node: &str, image: &str) -> anyhow::Result<Pod> {
         let judge = |pods: &[Pod]| {
@@ -185,6 +196,11 @@ fn node_of(pod: &Pod) -> Option<&str> {
 
 fn image_of(pod: &Pod) -> Option<&str> {
     pod.spec.as_ref()?.containers.first()?.image.as_deref()
+}
+
+fn has_argument(pod: &Pod, argument: &str) -> bool {
+    let driver = pod.spec.as_ref().and_then(|spec| spec.containers.first());
+    driver.is_some_and(|driver| driver.args.iter().flatten().any(|one| one == argument))
 }
 
 fn is_ready(pod: &Pod) -> bool {
