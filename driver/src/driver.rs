@@ -26,6 +26,7 @@ use crate::{
     base_spec::{BaseSpec, DriverRoot},
     context_memory::ContextMemory,
     events::Events,
+    host_pids,
     http::Endpoints,
     intercept::Intercept,
     inventory::{Inlets, Outlets, Watcher, WatcherHandle},
@@ -125,10 +126,10 @@ impl Driver {
         let sockets = SocketPaths::new(&kubelet_root, DRIVER_NAME, pod_uid.as_deref())?;
 
         let paths = StatePaths::new(state_dir);
+        let state_paths = paths.clone();
         let journal = Arc::new(JournalStore::new(paths.clone()));
         let ledgers = Ledgers::new(paths.clone(), journal.watch());
         let metrics = Arc::new(Metrics::default().of_shares(ShareCollector(ledgers.clone())));
-        let arbitrated = paths.clone();
         let library = InstalledLibrary::install(
             &settings.intercept_library,
             settings.intercept,
@@ -149,6 +150,7 @@ impl Driver {
             context_memory,
         });
         let source = ClaimSource::new(client.clone());
+        host_pids::make_directory(&state_paths)?;
         repair_node(&node, &source, &pool).await?;
         // Also for containers of claims that were prepared under another setting, when they restart.
         if intercept.replaces() || journal.watch().borrow().has_proxies() {
@@ -180,7 +182,8 @@ impl Driver {
         let servers = KubeletServers::start(&sockets, DRIVER_NAME, Arc::clone(&claims), health)?;
         tokio::spawn(keep_gauges(journal.watch(), servers.registered(), Arc::clone(&metrics), begun));
 
-        let arbitration = Arbitration::new(arbitrated, journal.watch());
+        tokio::spawn(host_pids::serve(state_paths.clone(), stop.clone()));
+        let arbitration = Arbitration::new(state_paths, journal.watch());
         tokio::spawn(arbitration.run(stop.clone()));
         let slices = SliceSource::new(node_name, settings.device_order, settings.mode);
         let (orphaned_sender, orphaned) = watch::channel(None);

@@ -9,6 +9,8 @@
 //! <state-dir>/ledgers/<claim>/<id>/ledger           what is taken; `<id>` is a tmpfs of its own
 //! <state-dir>/lib/<sha256>/libtessera_intercept*.so  who enforces it         library
 //! <state-dir>/ld.so.preload
+//! <state-dir>/host/pid.sock                         who asks what the host calls it  host_pids
+//! <state-dir>/host.lock                             held while an instance takes that name
 //! ```
 //!
 //! After a reboot all of it is gone, as are the containers and the CDI specs: the kubelet prepares anew. So
@@ -114,6 +116,18 @@ impl StatePaths {
     #[must_use]
     pub fn libraries(&self) -> PathBuf {
         self.root.join("lib")
+    }
+
+    /// The directory that containers get, read-only, with the driver's socket.
+    #[must_use]
+    pub fn host(&self) -> PathBuf {
+        self.root.join("host")
+    }
+
+    /// The lock of the instance that takes the socket's name. Outside of what containers see: they could hold it.
+    #[must_use]
+    pub fn host_lock(&self) -> PathBuf {
+        self.root.join("host.lock")
     }
 
     /// The file that containers get as `/etc/ld.so.preload`.

@@ -30,6 +30,8 @@ use tessera_api::names::{ClaimDeviceName, ClaimName, GpuUuid, Namespace, Request
 use tessera_intercept_abi::{LEDGER_LEN, LedgerError, LedgerReport, ProcessReport, ledger::LOCK_OFFSET};
 use tokio::sync::watch;
 
+use process::FileIdentity;
+
 use crate::state::{
     StatePaths,
     journal::{Journal, State},
@@ -75,6 +77,8 @@ pub struct Taken {
     pub gpu_time: Duration,
     /// The processes that live.
     pub processes: Vec<ProcessReport>,
+    /// The file itself.
+    pub file: FileIdentity,
 }
 
 impl Taken {
@@ -152,7 +156,9 @@ fn read(path: &Path) -> Result<Taken, UnreadableLedger> {
     let (file, bytes) = read_ledger(path)?;
     let report = LedgerReport::parse(&bytes).map_err(UnreadableLedger::Ruined)?;
     let processes = report.processes().filter(|process| is_alive(&file, process.slot)).collect();
+    let file = FileIdentity::of(&file)?;
     Ok(Taken {
+        file,
         peak_bytes: report.peak_bytes(),
         refused: report.refused(),
         launches: report.launches(),

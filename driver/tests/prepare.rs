@@ -82,6 +82,8 @@ async fn a_claim_becomes_a_grant_a_ledger_and_a_cdi_device_and_leaves_nothing() 
     assert_eq!(grant.gpu_uuid.to_string(), uuid(1).to_string());
     let ledger = fs::read(source(&format!("/dev/tessera/{id}/ledger"), false)).expect("a file");
     assert_eq!(LedgerReport::parse(&ledger).expect("a ledger").used_bytes(), 0);
+    // The directory: the socket in it is the driver's that comes last.
+    assert_eq!(Path::new(&source("/dev/tessera/host", true)), node.path("state/host"));
     let library = source("/usr/local/lib/tessera/libtessera_intercept.so", true);
     assert_eq!(fs::read_to_string(library).expect("a file"), "the library");
     let preload = source("/etc/ld.so.preload", true);

@@ -223,6 +223,42 @@ async fn a_slot_accounts_for_no_more_than_was_granted_whatever_it_says() {
     driver.stop().await;
 }
 
+/// The kernel says that a process has the ledger of a claim mapped.
+fn maps(node: &Node, pid: u32, claim: &str) {
+    use std::os::unix::fs::MetadataExt;
+    let ledger = fs::metadata(path(node, claim)).expect("a ledger");
+    let (major, minor) = (rustix::fs::major(ledger.dev()), rustix::fs::minor(ledger.dev()));
+    let line =
+        format!("7f00-7f10 rw-s 00000000 {major:02x}:{minor:02x} {} /dev/tessera/x/ledger\n", ledger.ino());
+    fs::write(node.path("proc").join(pid.to_string()).join("maps"), line).expect("written");
+}
+
+#[tokio::test]
+async fn what_the_host_has_told_a_process_finds_its_slot_where_the_process_has_the_ledger() {
+    let node = Node::with_gpus(1);
+    let driver = with_share(&node).await;
+    let ledger = Ledger::of(&node, "a");
+    // Both say who they are as no `/proc` of theirs has it; the second names a process that is another's.
+    for (slot, pid) in [(0, 100), (1, 101)] {
+        ledger.process(slot, pid, 1500 * MIB);
+        let at = HEADER_LEN + slot * SLOT_LEN;
+        ledger.word(at + offset_of!(SlotPage, start_ticks), 0);
+        ledger.word(at + offset_of!(SlotPage, host_pid), pid.into());
+        show(&node, pid, &of_pod());
+    }
+    maps(&node, 100, "a");
+    let _alive = [0, 1].map(|slot| Ledger::lives(&node, "a", slot));
+    node.machine.hold(0, &[holds(100, 1600), holds(101, 1600)]);
+    while value(&driver, "tessera_gpu_unaccounted_memory_bytes") != [(1600 * MIB).to_string()] {
+        assert_ne!(value(&driver, "tessera_gpu_unaccounted_memory_bytes"), [(3200 * MIB).to_string()]);
+        audit().await;
+        tokio::task::yield_now().await;
+    }
+    node.api.wait_for("an event", |_| (told(&node).len() == 1).then_some(())).await;
+    assert!(told(&node)[0].contains("process 101"), "{:?}", told(&node));
+    driver.stop().await;
+}
+
 #[tokio::test]
 async fn where_no_process_can_be_seen_nothing_is_said_to_be_well() {
     let node = Node::with_gpus(1);

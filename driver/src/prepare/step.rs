@@ -5,7 +5,7 @@ use std::path::Path;
 use tessera_api::names::{CDI_CLAIM_KIND, ClaimDeviceName, ClaimUid, GpuUuid};
 use tessera_cdi::{ContainerEdits, Device, Kind, Mount, Spec};
 use tessera_intercept_abi::{
-    ComputePolicy, GRANT_FILE, Grant, GrantError, LEDGER_FILE, SHARES_DIR, Text, UuidError,
+    ComputePolicy, GRANT_FILE, Grant, GrantError, HOST_DIR, LEDGER_FILE, SHARES_DIR, Text, UuidError,
 };
 
 use crate::{
@@ -160,6 +160,8 @@ fn claim_spec(claim: &ClaimUid, record: &ClaimRecord, paths: &StatePaths) -> Spe
         mounts.push(Mount::bind_read_only(&library, Path::new(library::CONTAINER_PATH)));
         mounts.push(Mount::bind_read_only(&paths.preload(), Path::new(library::CONTAINER_PRELOAD_PATH)));
     }
+    // The directory and not the socket in it, which another instance of the driver replaces.
+    mounts.push(Mount::bind_read_only(&paths.host(), Path::new(HOST_DIR)));
     // The base spec's mounts at these paths come first, and lose.
     mounts.extend(record.intercept.in_place_of.iter().filter_map(|path| {
         Some(Mount::bind_read_only(&installed(intercept::Library::of(path)?.proxy()), path))

@@ -11,12 +11,13 @@ use std::{
 
 use tessera_api::{labels::event, names::GpuUuid};
 use tessera_gpu::{GpuLibrary, GpuProcess};
+use tessera_intercept_abi::ProcessReport;
 use tokio::{sync::mpsc, time::sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::{
     Ledgers, ShareUse,
-    process::{HostProcess, ProcFs},
+    process::{FileIdentity, HostProcess, ProcFs},
 };
 use crate::{events::NodeNews, metrics::Metrics, report::chain};
 
@@ -198,6 +199,21 @@ impl UsageAudit {
     }
 }
 
+/// Whether a slot is a process's. It names itself as its own `/proc` has it; where that is not there, or counts from another start (a
+/// time namespace), by what the host has told it, which anybody could have written: so the kernel must say that the process has the
+/// slot's ledger mapped.
+fn is_slot_of(
+    slot: &ProcessReport,
+    pid: u32,
+    process: &HostProcess,
+    ledger: FileIdentity,
+    proc: &ProcFs,
+) -> bool {
+    let of_itself = (slot.pid, slot.pid_namespace, slot.start_ticks)
+        == (process.own_pid, process.pid_namespace, process.start_ticks);
+    of_itself || slot.host_pid == Some(pid) && proc.maps(pid, ledger)
+}
+
 /// The processes of pods on one GPU that hold more than its shares, `of_gpu`, account for. Others than pods' are not ours to judge.
 fn unaccounted(
     gpu: &GpuUuid,
@@ -212,10 +228,9 @@ fn unaccounted(
         let pod_uid = process.pod_uid.clone()?;
         // Whatever a tenant writes into its slots, they account for no more than it was granted.
         let in_ledger = |share: &&ShareUse| {
-            let slots = share.taken.as_ref().ok()?.processes.iter().filter(|slot| {
-                (slot.pid, slot.pid_namespace, slot.start_ticks)
-                    == (process.own_pid, process.pid_namespace, process.start_ticks)
-            });
+            let taken = share.taken.as_ref().ok()?;
+            let slots =
+                taken.processes.iter().filter(|slot| is_slot_of(slot, held.pid, &process, taken.file, proc));
             let bytes = slots.map(|slot| slot.used_bytes).reduce(u64::saturating_add)?;
             Some(bytes.min(share.limit_bytes))
         };

@@ -1,9 +1,14 @@
 //! Who a process of this machine is.
 
 use std::{
-    fmt, fs,
+    fmt,
+    fs::{self, File},
+    io::{self, BufRead, BufReader, Read},
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
+
+use rustix::fs::{major, minor};
 
 /// A process, as the machine sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +28,32 @@ pub struct HostProcess {
 impl fmt::Display for HostProcess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({} in its own namespace)", self.name, self.own_pid)
+    }
+}
+
+/// A file, whatever it is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileIdentity {
+    device: u64,
+    inode: u64,
+}
+
+impl FileIdentity {
+    /// Which one it is.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn of(file: &File) -> io::Result<Self> {
+        let metadata = file.metadata()?;
+        Ok(Self { device: metadata.dev(), inode: metadata.ino() })
+    }
+
+    /// As a line of `/proc/<pid>/maps` has it.
+    fn is_in(&self, line: &str) -> bool {
+        let mut fields = line.split_ascii_whitespace().skip(3);
+        let (Some(device), Some(inode)) = (fields.next(), fields.next()) else { return false };
+        device == format!("{:02x}:{:02x}", major(self.device), minor(self.device))
+            && inode.parse() == Ok(self.inode)
     }
 }
 
@@ -48,6 +79,16 @@ impl ProcFs {
         let cgroup = fs::read_to_string(directory.join("cgroup")).unwrap_or_default();
         let pid_namespace = namespace(&directory.join("ns/pid"))?;
         Some(HostProcess { own_pid, pid_namespace, start_ticks, name, pod_uid: pod_uid(&cgroup) })
+    }
+
+    /// Whether the process has a file mapped, which the kernel knows whatever the process says. What lies beyond the first 16 MiB of its
+    /// mappings counts as not there: to have that many is the process's choice.
+    #[must_use]
+    pub fn maps(&self, pid: u32, file: FileIdentity) -> bool {
+        const MOST: u64 = 16 << 20;
+        let Ok(maps) = File::open(self.0.join(pid.to_string()).join("maps")) else { return false };
+        let lines = BufReader::new(maps.take(MOST)).split(b'\n').map_while(Result::ok);
+        lines.into_iter().any(|line| file.is_in(&String::from_utf8_lossy(&line)))
     }
 }
 
@@ -107,6 +148,26 @@ mod tests {
         let this = ProcFs::new("/proc").process(std::process::id()).expect("it lives");
         assert!(this.start_ticks > 0 && this.pid_namespace > 0, "{this:?}");
         assert_eq!(ProcFs::new("/proc").process(this.own_pid), Some(this));
+    }
+
+    #[test]
+    fn a_file_is_known_to_be_mapped_by_what_it_is() {
+        let line = "7f3c1a000000-7f3c1a00f000 rw-s 00000000 00:5a 1234      /dev/tessera/a-0/ledger";
+        let file = |minor, inode| FileIdentity { device: rustix::fs::makedev(0, minor), inode };
+        assert!(file(0x5a, 1234).is_in(line));
+        assert!(!file(0x5b, 1234).is_in(line) && !file(0x5a, 1235).is_in(line));
+        assert!(!file(0x5a, 1234).is_in("7ffd0000-7ffd1000 rw-p 00000000 00:00 0   [stack]"));
+        assert!(!file(0x5a, 1234).is_in(""));
+    }
+
+    #[test]
+    fn what_this_process_has_mapped_is_what_the_kernel_says() {
+        let program = File::open("/proc/self/exe").expect("a program");
+        let program = FileIdentity::of(&program).expect("it says");
+        let other = tempfile::tempfile().expect("a file");
+        let other = FileIdentity::of(&other).expect("it says");
+        let (proc, this) = (ProcFs::new("/proc"), std::process::id());
+        assert!(proc.maps(this, program) && !proc.maps(this, other));
     }
 
     #[test]

@@ -174,7 +174,10 @@ struct tessera_slot_page {
     uint64_t launches;
     /* Its use of the GPU's time. */
     struct tessera_compute_slot compute;
-    uint64_t reserved;
+    /* The process as the host's driver knows it; 0 where nobody has told. The process's own word, as all that is in here. */
+    uint32_t host_pid;
+    /* The low half of the start_ticks that host_pid belongs to. A library that knows neither may have taken the slot since. */
+    uint32_t host_pid_start;
 };
 TESSERA_ASSERT(offsetof(struct tessera_slot_page, state) == 0);
 TESSERA_ASSERT(offsetof(struct tessera_slot_page, pid) == 4);
@@ -187,6 +190,8 @@ TESSERA_ASSERT(offsetof(struct tessera_slot_page, applied) == 48);
 TESSERA_ASSERT(offsetof(struct tessera_slot_page, settled) == 56);
 TESSERA_ASSERT(offsetof(struct tessera_slot_page, launches) == 64);
 TESSERA_ASSERT(offsetof(struct tessera_slot_page, compute) == 72);
+TESSERA_ASSERT(offsetof(struct tessera_slot_page, host_pid) == 120);
+TESSERA_ASSERT(offsetof(struct tessera_slot_page, host_pid_start) == 124);
 TESSERA_ASSERT(sizeof(struct tessera_slot_page) == 128);
 
 /* A ledger as it is mapped by the processes of a claim. */

@@ -6,7 +6,7 @@
 
 use core::fmt;
 use core::mem::{offset_of, size_of};
-use core::sync::atomic::{AtomicU32, AtomicU64};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::compute::{ComputePage, ComputeSlot, busy};
 use crate::{ABI_VERSION, GRANT_LEN, LEDGER_LEN};
@@ -96,7 +96,10 @@ pub struct SlotPage {
     pub launches: AtomicU64,
     /// Its use of the GPU's time.
     pub compute: ComputeSlot,
-    reserved: u64,
+    /// The process as the host's driver knows it; 0 where nobody has told. The process's own word, as all that is in here.
+    pub host_pid: AtomicU32,
+    /// The low half of the `start_ticks` that `host_pid` belongs to. A library that knows neither may have taken the slot since.
+    pub host_pid_start: AtomicU32,
 }
 
 impl LedgerPage {
@@ -138,9 +141,20 @@ impl SlotPage {
             settled: AtomicU64::new(0),
             launches: AtomicU64::new(0),
             compute: ComputeSlot::empty(),
-            reserved: 0,
+            host_pid: AtomicU32::new(0),
+            host_pid_start: AtomicU32::new(0),
         }
     }
+
+    /// Notes how the host knows the slot's process.
+    pub fn tell_host_pid(&self, pid: u32) {
+        self.host_pid_start.store(low_half(self.start_ticks.load(Ordering::Relaxed)), Ordering::Relaxed);
+        self.host_pid.store(pid, Ordering::Release);
+    }
+}
+
+const fn low_half(word: u64) -> u32 {
+    word as u32
 }
 
 const _: () = {
@@ -182,6 +196,8 @@ const _: () = {
     assert!(offset_of!(SlotPage, settled) == 56);
     assert!(offset_of!(SlotPage, launches) == 64);
     assert!(offset_of!(SlotPage, compute) == 72);
+    assert!(offset_of!(SlotPage, host_pid) == 120);
+    assert!(offset_of!(SlotPage, host_pid_start) == 124);
     assert!(offset_of!(ComputeSlot, gpu_ns) == 0);
     assert!(offset_of!(ComputeSlot, outstanding_ns) == 8);
     assert!(offset_of!(ComputeSlot, busy_since_ns) == 16);
@@ -311,6 +327,8 @@ pub struct ProcessReport {
     pub start_ticks: u64,
     /// Inode of its PID namespace.
     pub pid_namespace: u64,
+    /// The process as it says that the host knows it.
+    pub host_pid: Option<u32>,
     /// Bytes taken.
     pub used_bytes: u64,
     /// Kernel launches.
@@ -437,6 +455,7 @@ impl<'a> LedgerReport<'a> {
                 pid: report.half(at + offset_of!(SlotPage, pid)),
                 start_ticks: report.word(at + offset_of!(SlotPage, start_ticks)),
                 pid_namespace: report.word(at + offset_of!(SlotPage, pid_namespace)),
+                host_pid: report.host_pid(at),
                 used_bytes: report.word(at + offset_of!(SlotPage, used_bytes)),
                 launches: report.word(at + offset_of!(SlotPage, launches)),
                 gpu_ns: report.word(at + offset_of!(SlotPage, compute.gpu_ns)),
@@ -448,6 +467,13 @@ impl<'a> LedgerReport<'a> {
                 waits: report.word(at + offset_of!(SlotPage, compute.waiting_since_ns)) != 0,
             })
         })
+    }
+
+    fn host_pid(&self, slot_at: usize) -> Option<u32> {
+        let pid = self.half(slot_at + offset_of!(SlotPage, host_pid));
+        let of_this = self.half(slot_at + offset_of!(SlotPage, host_pid_start))
+            == low_half(self.word(slot_at + offset_of!(SlotPage, start_ticks)));
+        (pid != 0 && of_this).then_some(pid)
     }
 
     fn word(&self, at: usize) -> u64 {

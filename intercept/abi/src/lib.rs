@@ -1,4 +1,4 @@
-//! The two files a container gets with every share of a GPU, byte for byte.
+//! The two files a container gets with every share of a GPU, byte for byte; and the one thing that it can ask the host.
 //!
 //! ```text
 //!  host (tessera-driver)                       container (libtessera_intercept.so)
@@ -12,6 +12,7 @@
 //!   place under a sequence number ([`GrantUpdate`]).
 //! * [`LedgerPage`]: what every process of the claim has taken. Atomics only, so that no process can leave it locked.
 //!   The host reads a copy of the bytes and believes nothing in it ([`LedgerReport`]).
+//! * [`host_pid`]: how a process learns what the host calls it, for its slot.
 //!
 //! Both carry a magic number, an ABI version and their length. A library that meets another version refuses the share and
 //! gives no memory; it never guesses. All numbers are little-endian; memory is in bytes, compute in percent of a GPU, GPU
@@ -21,6 +22,7 @@
 
 pub mod compute;
 mod grant;
+pub mod host_pid;
 pub mod ledger;
 mod text;
 mod uuid;
@@ -56,6 +58,10 @@ pub const MAX_MEMORY_BYTES: u64 = ledger::Total::MAX_USED;
 
 /// Where the shares of a container are: `/dev/tessera/<id>/{grant,ledger}`.
 pub const SHARES_DIR: &str = "/dev/tessera";
+
+/// Where a container finds the host's driver: a directory below [`SHARES_DIR`] that is no share: their names have dashes.
+/// The directory is what is mounted, so that a driver that starts anew is found in it.
+pub const HOST_DIR: &str = "/dev/tessera/host";
 
 /// The name of the grant in a share's directory.
 pub const GRANT_FILE: &str = "grant";

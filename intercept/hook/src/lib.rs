@@ -32,6 +32,7 @@ mod elf;
 mod gauge;
 mod grants;
 mod graph;
+mod host_pid;
 mod import;
 mod info;
 mod launch;

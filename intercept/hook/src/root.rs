@@ -7,6 +7,7 @@ use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use crate::compute::Gate;
+use crate::host_pid::HostPid;
 use crate::state::{GPUS, State};
 use crate::sys::{self, Lock, Map};
 
@@ -21,6 +22,8 @@ pub(crate) struct Root {
     gates: [AtomicPtr<Gate>; GPUS],
     /// A stream has captured launches, or does.
     has_captured: AtomicBool,
+    /// What the host calls this process.
+    host_pid: HostPid,
 }
 
 static ROOT: AtomicPtr<Root> = AtomicPtr::new(ptr::null_mut());
@@ -58,6 +61,13 @@ fn make_root() -> Option<&'static Root> {
 /// memory for a state.
 pub(crate) fn with_state<T>(run: impl FnOnce(&mut State) -> T) -> Option<T> {
     let root = root()?;
+    let result = hold_state(root, run);
+    // Only here, with the lock let go of: the host is waited for.
+    root.host_pid.ask_if_due();
+    result
+}
+
+fn hold_state<T>(root: &Root, run: impl FnOnce(&mut State) -> T) -> Option<T> {
     root.lock.hold(|| {
         let mut state = root.state.load(Ordering::Relaxed);
         if state.is_null() {
@@ -68,6 +78,11 @@ pub(crate) fn with_state<T>(run: impl FnOnce(&mut State) -> T) -> Option<T> {
         // here calls a driver, and so no hook.
         Some(run(unsafe { &mut *state }))
     })
+}
+
+/// What the host calls this process.
+pub(crate) fn host_pid() -> Option<&'static HostPid> {
+    root().map(|root| &root.host_pid)
 }
 
 /// What launches go through, where that is the same for all of them.

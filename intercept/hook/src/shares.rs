@@ -10,7 +10,9 @@ use tessera_intercept_limiter::{Account, Burial, Refused, adds_up, reclaim};
 
 use crate::compute::Terms;
 use crate::grants::{self, NAME_ROOM};
+use crate::host_pid::HostPid;
 use crate::ledger_lock::{LedgerLocks, own_slot};
+use crate::root;
 use crate::sys;
 
 /// A share.
@@ -133,8 +135,18 @@ impl Share {
             }
             let account = own_slot(self.ledger, &locks, &self.burial()).ok_or(Refused::Limit)?;
             self.account = Some(account);
+            if let Some(pid) = root::host_pid().and_then(HostPid::known) {
+                self.tell_host_pid(pid);
+            }
         }
         self.account.as_mut().ok_or(Refused::Tampered)
+    }
+
+    /// Notes what the host calls this process, where it has a slot.
+    pub(crate) fn tell_host_pid(&self, pid: u32) {
+        if let Some(slot) = self.account.as_ref().and_then(|account| self.ledger.slot.get(account.slot())) {
+            slot.tell_host_pid(pid);
+        }
     }
 
     /// How the dead are settled for, now.

@@ -309,6 +309,13 @@ impl State {
         }
     }
 
+    /// Notes in this process's slots what the host calls it.
+    pub(crate) fn tell_host_pid(&mut self, pid: u32) {
+        for gpu in 0..self.count {
+            self.shares(gpu).iter().for_each(|share| share.tell_host_pid(pid));
+        }
+    }
+
     /// The shares of a GPU.
     pub(crate) fn shares(&mut self, gpu: usize) -> &mut [Share] {
         let Some(gpu) = self.gpu(gpu) else { return &mut [] };

@@ -1,12 +1,13 @@
 //! System calls, past libc's wrappers: those may be interposed, and are points where threads can be cancelled.
 
-use core::ffi::{CStr, c_int, c_long, c_void};
+use core::ffi::{CStr, c_char, c_int, c_long, c_void};
 use core::ptr;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use libc::{
-    SYS_clock_gettime, SYS_close, SYS_fcntl, SYS_fstatfs, SYS_futex, SYS_getdents64, SYS_getpid, SYS_madvise,
-    SYS_mmap, SYS_munmap, SYS_openat, SYS_pread64, SYS_sched_yield, SYS_statx,
+    SYS_clock_gettime, SYS_close, SYS_connect, SYS_fcntl, SYS_fstatfs, SYS_futex, SYS_getdents64, SYS_getpid,
+    SYS_madvise, SYS_mmap, SYS_munmap, SYS_openat, SYS_ppoll, SYS_pread64, SYS_recvfrom, SYS_sched_yield,
+    SYS_socket, SYS_statx,
 };
 
 /// An open file; closed when dropped.
@@ -114,6 +115,54 @@ impl Fd {
         lock.l_len = 1;
         // SAFETY: `lock` is a `flock64` of ours.
         unsafe { libc::syscall(SYS_fcntl, self.0, libc::F_OFD_SETLK, &raw const lock) == 0 }
+    }
+}
+
+/// A connection to a socket of the file system, which never waits by itself.
+pub(crate) struct Connection(Fd);
+
+impl Connection {
+    /// Connects; `None` where nobody listens, or too many have come at once.
+    pub(crate) fn open(path: &CStr) -> Option<Self> {
+        // SAFETY: plain data, for which zeroes are valid.
+        let mut address: libc::sockaddr_un = unsafe { core::mem::zeroed() };
+        address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+        let bytes = path.to_bytes_with_nul();
+        let room = address.sun_path.get_mut(..bytes.len())?;
+        room.iter_mut().zip(bytes).for_each(|(place, byte)| *place = *byte as c_char);
+        let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        // SAFETY: no pointers.
+        let fd = unsafe { libc::syscall(SYS_socket, libc::AF_UNIX, kind, 0) };
+        let socket = c_int::try_from(fd).ok().filter(|fd| *fd >= 0).map(Fd)?;
+        let length = size_of::<libc::sockaddr_un>();
+        // SAFETY: the address is of that length.
+        let code = unsafe { libc::syscall(SYS_connect, socket.0, &raw const address, length) };
+        (code == 0).then_some(Self(socket))
+    }
+
+    /// Waits until there is something to receive, and no longer than until that time.
+    pub(crate) fn await_bytes(&self, until_ns: u64) {
+        let mut polled = libc::pollfd { fd: self.0.0, events: libc::POLLIN, revents: 0 };
+        while let Some(left) = until_ns.checked_sub(monotonic_ns()) {
+            let time = libc::timespec { tv_sec: 0, tv_nsec: left.min(999_999_999).cast_signed() };
+            // SAFETY: both live as long as the call, which keeps the signal mask as it is.
+            let code = unsafe {
+                libc::syscall(SYS_ppoll, &raw mut polled, 1, &raw const time, ptr::null::<c_void>(), 0)
+            };
+            // Interrupted by a signal: on with what is left.
+            if code >= 0 {
+                return;
+            }
+        }
+    }
+
+    /// Receives what has come; answers how much.
+    pub(crate) fn receive(&self, into: &mut [u8]) -> usize {
+        let (at, none) = (into.as_mut_ptr(), ptr::null_mut::<c_void>());
+        // SAFETY: the buffer is as long as is said, and nobody asks for the sender's address.
+        let read =
+            unsafe { libc::syscall(SYS_recvfrom, self.0.0, at, into.len(), libc::MSG_DONTWAIT, none, none) };
+        usize::try_from(read).unwrap_or(0)
     }
 }
 

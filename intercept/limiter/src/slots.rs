@@ -45,6 +45,8 @@ pub fn attach(ledger: &LedgerPage, locks: &impl SlotLocks, who: Identity, burial
     let slot = (0..ledger.slot.len()).find(free).or_else(|| (0..ledger.slot.len()).find(any))?;
     clear(ledger, slot, burial);
     let page = ledger.slot.get(slot)?;
+    // Whose it was before is not whose it is now.
+    page.host_pid.store(0, Ordering::Relaxed);
     page.pid.store(who.pid, Ordering::Relaxed);
     page.start_ticks.store(who.start_ticks, Ordering::Relaxed);
     page.pid_namespace.store(who.pid_namespace, Ordering::Relaxed);

@@ -44,6 +44,23 @@ fn a_report_names_the_processes() {
 }
 
 #[test]
+fn what_the_host_calls_a_process_counts_for_the_process_that_was_told_so() {
+    let mut bytes = fresh();
+    let at = HEADER_LEN + 3 * SLOT_LEN;
+    let host_pid = |bytes: &[u8]| {
+        LedgerReport::parse(bytes).expect("a ledger").processes().next().expect("a process").host_pid
+    };
+    bytes[at] = 1;
+    put(&mut bytes, at + offset_of!(SlotPage, start_ticks), 7 << 32 | 1234);
+    assert_eq!(host_pid(&bytes), None, "nobody has told");
+    put(&mut bytes, at + offset_of!(SlotPage, host_pid), 1234 << 32 | 4711);
+    assert_eq!(host_pid(&bytes), Some(4711));
+    // A library that does not know the word takes the slot for another process.
+    put(&mut bytes, at + offset_of!(SlotPage, start_ticks), 7 << 32 | 1235);
+    assert_eq!(host_pid(&bytes), None);
+}
+
+#[test]
 fn busy_time_is_of_the_living_and_the_dead_and_ends_when_the_work_should() {
     let mut bytes = fresh();
     put(&mut bytes, offset_of!(LedgerPage, compute.past_busy_ns), 100);

@@ -157,9 +157,10 @@ pub(crate) struct Node {
 struct Machine(Child);
 
 impl Machine {
-    /// With a directory for grants, as the driver mounts it.
+    /// With a directory for grants, as the driver mounts it, and one for its socket.
     fn start(directory: &Path) -> Self {
-        let script = "set -eu; mkdir grants ledgers; mount -t tmpfs -o \"nr_inodes=$1\" tmpfs grants; echo ready; exec cat";
+        let script = "set -eu; mkdir grants ledgers host; mount -t tmpfs -o \"nr_inodes=$1\" tmpfs grants; \
+                      mount -t tmpfs tmpfs host; echo ready; exec cat";
         let mut child = Command::new("unshare")
             .args(["--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"])
             .arg(GRANTS_TMPFS_INODES.to_string())
@@ -290,6 +291,11 @@ impl Node {
         self.directory.path()
     }
 
+    /// The directory of the driver's socket.
+    pub(crate) fn host(&self) -> PathBuf {
+        self.machine.path(&self.path().join("host"))
+    }
+
     /// What the fake driver takes for a context on the first GPU.
     pub(crate) fn context_bytes(&self) -> u64 {
         let world = fs::read_to_string(self.directory.path().join("world.yaml")).expect("a world");
@@ -374,6 +380,15 @@ impl Node {
         }
         for (share, mount) in shares {
             share.write_mounts(*mount, &mut script);
+        }
+        if !shares.is_empty() {
+            writeln!(
+                script,
+                "mkdir \"$dev/tessera/host\"; mount --bind {} \"$dev/tessera/host\"; \
+                 mount -o remount,bind,ro \"$dev/tessera/host\"",
+                self.path().join("host").display()
+            )
+            .expect("a string");
         }
         script.push_str("mount --rbind \"$dev\" /dev\n");
         // The library gets into every program as it does in a pod: by /etc/ld.so.preload.

@@ -135,6 +135,18 @@ fn a_new_process_takes_a_dead_ones_slot_when_no_other_is_free() {
 }
 
 #[test]
+fn what_the_host_called_the_dead_is_not_said_of_the_next() {
+    let (ledger, locks) = (fresh(), Locks::default());
+    let slot = account(&ledger, &locks).slot();
+    ledger.slot[slot].tell_host_pid(4711);
+    locks.unlock(slot);
+    reclaim(&ledger, &locks, &NOBODY_PAYS);
+    // The same in every respect, as processes that started in the same tick are by the half that is compared.
+    assert_eq!(account(&ledger, &locks).slot(), slot);
+    assert_eq!(ledger.slot[slot].host_pid.load(Ordering::Relaxed), 0);
+}
+
+#[test]
 fn launches_of_the_dead_are_kept_in_the_total() {
     let (ledger, locks) = (fresh(), Locks::default());
     account(&ledger, &locks).count_launches(&ledger, 5);
