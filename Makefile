@@ -75,6 +75,11 @@ oracle:
 .PHONY: bench-intercept
 bench-intercept: ## Time calls with the interceptor beside the same calls without it, in turn (a C compiler): ROUNDS=3
 	$(if $(ROUNDS),ROUNDS=$(ROUNDS)) $(CARGO) bench --locked --package tessera-intercept --bench intercept
+
+.PHONY: bench-gpu
+bench-gpu: ## Try the interceptor on this machine's first NVIDIA GPU, for docs/measurements/gpu.md (a C compiler; minutes)
+	@$(CARGO) bench --locked --quiet --package tessera-intercept --bench gpu
+
 .PHONY: bench-allocator
 bench-allocator: oracle ## Time the allocator beside Kubernetes' own, in turn (Go; minutes): RUNS=3
 	$(CARGO) build --locked --release --package tessera-judge

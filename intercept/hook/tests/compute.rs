@@ -7,14 +7,13 @@
 mod container;
 
 use std::path::PathBuf;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Sender, channel};
 use std::thread;
-use std::time::Duration;
 
-use container::{GIB, Node, NodeShare, Running, can_contain, program};
+use container::{GIB, Node, NodeShare, Running, arbitrate, can_contain, monotonic_ns, program};
 use serde_json::Value;
 use tessera_intercept_abi::{ComputePolicy, Grant};
-use tessera_intercept_limiter::compute::{Arbiter, Crowd, Observation, Published, Rate, Tenant};
+use tessera_intercept_limiter::compute::{Crowd, Published, Rate};
 
 fn share(node: &Node, id: &str, policy: ComputePolicy, percent: u32) -> NodeShare {
     let grant = node.share(&format!("{id}-as-usual"), 0, GIB).grant;
@@ -204,37 +203,6 @@ fn who_is_killed_in_the_middle_of_a_long_kernel_has_its_container_pay_for_it() {
     let next = number(&next.with("launchedNs"), "launchedNs");
     // Four times as long as it ran, less the tokens that there were.
     assert!(next - launched > (ran - launched) * 4.0 - 50e6, "{launched} {ran} {next}");
-}
-
-/// The driver's part, for two shares, until told to stop.
-fn arbitrate(shares: &[NodeShare; 2], stop: &Receiver<()>) {
-    let mut arbiter = Arbiter::<2>::default();
-    let mut waits = [0; 2];
-    while stop.recv_timeout(Duration::from_millis(50)) == Err(RecvTimeoutError::Timeout) {
-        let now = monotonic_ns();
-        let seen = [0, 1].map(|at| {
-            let grant = shares[at].grant;
-            let tenant =
-                Tenant { policy: grant.policy, share: Rate::from_percent(grant.cores_percent), priority: 0 };
-            Some(shares[at].ledger(|ledger| {
-                let still =
-                    || ledger.processes().any(|process| process.waits && shares[at].is_alive(process.slot));
-                let waited = ledger.waits() != waits[at] || still();
-                waits[at] = ledger.waits();
-                Observation { tenant, busy_ns: ledger.busy_ns(now), gpu_ns: ledger.gpu_ns(), waited }
-            }))
-        });
-        for (share, published) in shares.iter().zip(arbiter.step(now, &seen)) {
-            share.publish(&published.expect("seen"));
-        }
-    }
-}
-
-fn monotonic_ns() -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is ours.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! Where namespaces are not allowed, tests that need them say `SKIPPED: <test>: <reason>` on stderr and end.
 #![allow(dead_code, reason = "every test file uses its own part of it")]
 
+mod arbiter;
 mod mode;
 
 use std::collections::BTreeSet;
@@ -16,6 +17,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::OnceLock;
 
+#[allow(unused_imports, reason = "every test file uses its own part of it")]
+pub(crate) use arbiter::{arbitrate, monotonic_ns};
 #[allow(unused_imports, reason = "every test file uses its own part of it")]
 pub(crate) use mode::{Mode, REAL, built_for_hami, proxies};
 use serde_json::Value;
@@ -85,16 +88,29 @@ fn build_in(directory: &str, package: &str, profile: &[&str], file: &str) -> Pat
 
 /// Compiles `tests/programs/<name>.c`; links the fake libcuda where `linked`.
 pub(crate) fn program(name: &str, linked: bool, directory: &Path) -> PathBuf {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(name).with_extension("c");
     let out = directory.join(if linked { format!("{name}-linked") } else { name.to_owned() });
+    compile("tests/programs", name, linked, &out);
+    out
+}
+
+/// Compiles `benches/programs/<name>.c`.
+pub(crate) fn bench_program(name: &str, directory: &Path) -> PathBuf {
+    let out = directory.join(name);
+    compile("benches/programs", name, false, &out);
+    out
+}
+
+fn compile(directory: &str, name: &str, linked: bool, out: &Path) {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let source = here.join(directory).join(name).with_extension("c");
     let mut command = Command::new(env::var_os("CC").unwrap_or_else(|| OsString::from("cc")));
-    command.args(["-std=gnu11", "-Wall", "-Werror", "-O1", "-pthread", "-o"]).arg(&out).arg(&source);
+    command.args(["-std=gnu11", "-Wall", "-Werror", "-O1", "-pthread", "-o"]).arg(out).arg(&source);
+    command.arg("-I").arg(here.join("tests/programs"));
     if linked {
         command.arg("-DLINKED").arg(libraries().join("libcuda.so.1"));
     }
     command.arg("-ldl");
     assert!(command.status().expect("a C compiler runs").success(), "{name} compiles");
-    out
 }
 
 /// The fake driver's libraries under their names.
@@ -124,7 +140,7 @@ fn link(to: &Path, at: &Path) {
 }
 
 /// Why containers cannot be made here.
-fn no_namespaces() -> Option<String> {
+pub(crate) fn no_namespaces() -> Option<String> {
     let tried = Command::new("unshare")
         .args(["--user", "--map-root-user", "--mount", "--pid", "--fork", "true"])
         .output();
@@ -144,8 +160,37 @@ pub(crate) fn can_contain(test: &str) -> bool {
     reason.is_none()
 }
 
-/// A node with a fake driver, on which containers run.
+/// Whose driver containers find.
+enum Driver {
+    /// The fake one.
+    Fake,
+    /// The machine's, by those device files.
+    Machine(Vec<PathBuf>),
+}
+
+impl Driver {
+    /// NVIDIA's device files, where this machine has any.
+    fn of_machine() -> Self {
+        let files = fs::read_dir("/dev").expect("a directory").flatten();
+        let is_device = |path: &PathBuf| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            name.starts_with("nvidia") && !path.is_dir()
+        };
+        Self::Machine(files.map(|entry| entry.path()).filter(is_device).collect())
+    }
+
+    /// What a container has in `/dev` for it.
+    fn devices(&self) -> &[PathBuf] {
+        match self {
+            Self::Fake => &[],
+            Self::Machine(devices) => devices,
+        }
+    }
+}
+
+/// A node with a driver, on which containers run.
 pub(crate) struct Node {
+    driver: Driver,
     directory: TempDir,
     uuids: Vec<String>,
     machine: Machine,
@@ -284,7 +329,14 @@ impl Node {
         let parsed = tessera_fake_world::World::parse(&world, "test").expect("a world");
         let uuids = parsed.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
         let machine = Machine::start(directory.path());
-        Self { directory, uuids, machine, clock: None }
+        Self { driver: Driver::Fake, directory, uuids, machine, clock: None }
+    }
+
+    /// This machine with its own driver, if it has one. Its shares are made of grants (`share_of`).
+    pub(crate) fn of_this_machine() -> Self {
+        let directory = TempDir::new().expect("a directory");
+        let machine = Machine::start(directory.path());
+        Self { driver: Driver::of_machine(), directory, uuids: Vec::new(), machine, clock: None }
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -370,9 +422,10 @@ impl Node {
     fn container_in<'a>(&'a self, mode: Mode, shares: &[(&NodeShare, Mount)]) -> Container<'a> {
         let mut script = format!("set -eu\ndev=$(mktemp -d -p {})\n", self.path().display());
         script.push_str("mount -t tmpfs tmpfs \"$dev\"\n");
-        for device in ["null", "zero", "urandom"] {
-            writeln!(script, "touch \"$dev/{device}\"; mount --bind /dev/{device} \"$dev/{device}\"")
-                .expect("a string");
+        let usual = ["null", "zero", "urandom"].map(|name| Path::new("/dev").join(name));
+        for device in usual.iter().chain(self.driver.devices()) {
+            let at = format!("\"$dev/{}\"", device.file_name().unwrap_or_default().display());
+            writeln!(script, "touch {at}; mount --bind {} {at}", device.display()).expect("a string");
         }
         script.push_str("mkdir \"$dev/shm\"\n");
         if mode != Mode::Hami || !shares.is_empty() {
@@ -508,10 +561,12 @@ impl Container<'_> {
             command.arg("env").arg(format!("LD_PRELOAD={}", clock.display()));
         }
         command.arg(program).args(arguments);
-        command
-            .env("LD_LIBRARY_PATH", libraries())
-            .env("TESSERA_FAKE_WORLD", self.node.path().join("world.yaml"))
-            .env("TESSERA_FAKE_STATE", self.node.path().join("state"));
+        if let Driver::Fake = self.node.driver {
+            command
+                .env("LD_LIBRARY_PATH", libraries())
+                .env("TESSERA_FAKE_WORLD", self.node.path().join("world.yaml"))
+                .env("TESSERA_FAKE_STATE", self.node.path().join("state"));
+        }
         command
     }
 
