@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use clap::ValueEnum;
 use serde::Serialize;
 use tessera_intercept_abi::{
-    GRANT_FILE, GRANTS_TMPFS_INODES, Grant, LEDGER_FILE, LEDGER_LEN, LEDGER_TMPFS_INODES, SHARES_DIR, Text,
-    ledger,
+    GRANT_FILE, GRANTS_TMPFS_INODES, Grant, HOST_DIR, LEDGER_FILE, LEDGER_LEN, LEDGER_TMPFS_INODES,
+    SHARES_DIR, Text, ledger,
 };
 
 use crate::report::Failure;
@@ -88,10 +88,11 @@ fn failure(error: io::Error) -> Failure {
     Failure { call: "tamper".to_owned(), code: error.raw_os_error().unwrap_or(-1), name: error.to_string() }
 }
 
-/// Directories of the shares that the container has.
+/// Directories of the shares that the container has; beside them lies that of the driver's socket.
 fn shares() -> io::Result<Vec<PathBuf>> {
     let entries = fs::read_dir(SHARES_DIR)?;
-    entries.map(|entry| entry.map(|entry| entry.path())).collect()
+    let paths: Vec<_> = entries.map(|entry| entry.map(|entry| entry.path())).collect::<Result<_, _>>()?;
+    Ok(paths.into_iter().filter(|path| path != Path::new(HOST_DIR)).collect())
 }
 
 fn each_ledger(tamper: impl Fn(&File) -> io::Result<u64>) -> io::Result<u64> {
