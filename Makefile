@@ -76,6 +76,14 @@ oracle:
 bench-intercept: ## Time calls with the interceptor beside the same calls without it, in turn (a C compiler): ROUNDS=3
 	$(if $(ROUNDS),ROUNDS=$(ROUNDS)) $(CARGO) bench --locked --package tessera-intercept --bench intercept
 
+# Who borrows what is not followed: both crates forbid unsafe code, and a ledger of 60 KiB takes seconds for each look at it.
+.PHONY: miri
+miri: ## Run the tests of the interceptor's layouts and limiter by Miri, smaller than usual (nightly Rust; minutes)
+	@$(CARGO) +nightly miri --version >/dev/null 2>&1 || \
+	  { echo "make miri needs Miri: rustup toolchain install nightly --component miri,rust-src" >&2; exit 1; }
+	MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-disable-stacked-borrows" PROPTEST_CASES=2 $(CARGO) +nightly miri test --locked --target-dir $(target)/miri \
+	  --package tessera-intercept-abi --package tessera-intercept-limiter --lib
+
 .PHONY: bench-gpu
 bench-gpu: ## Try the interceptor on this machine's first NVIDIA GPU, for docs/measurements/gpu.md (a C compiler; minutes)
 	@$(CARGO) bench --locked --quiet --package tessera-intercept --bench gpu

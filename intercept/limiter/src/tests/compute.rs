@@ -11,6 +11,11 @@ use crate::compute::*;
 const MS: u64 = 1_000_000;
 const START: u64 = 1_000 * MS;
 
+/// How often something is done: so many times, or less by Miri, which takes some thousand times as long.
+const fn times(usual: u64, by_miri: u64) -> u64 {
+    if cfg!(miri) { by_miri } else { usual }
+}
+
 /// Events that were passed at times that the test sets.
 #[derive(Default)]
 struct Events(HashMap<u16, u64>);
@@ -100,7 +105,8 @@ fn a_launch_that_waits_for_one_that_waits_for_it_goes_in_the_end() {
     let mut alone = Alone::default();
     assert!(matches!(alone.admit(KERNEL, START), Decision::Go(_)));
     let goes = |now: &u64| matches!(alone.admit(KERNEL, START + now * MS), Decision::Go(_));
-    assert_eq!((1..3_000).find(goes), Some(1_002), "after a second");
+    let mut tries = (1..3_000).step_by(times(1, 143) as usize);
+    assert_eq!(tries.find(goes), Some(1_002), "after a second");
 }
 
 #[test]
@@ -119,8 +125,8 @@ fn what_a_failed_launch_cost_comes_back() {
 fn short_launches_are_paid_from_a_lease_and_every_lease_is_measured() {
     let mut alone = Alone::default();
     alone.run(KERNEL, START, START + 5_000);
-    let (mut spent, mut admitted) = (0, 0);
-    for at in 1..=1_000 {
+    let (mut spent, mut admitted, launches) = (0, 0, times(1_000, 100));
+    for at in 1..=launches {
         if alone.till.spend(KERNEL).is_some() {
             spent += 1;
         } else {
@@ -132,7 +138,7 @@ fn short_launches_are_paid_from_a_lease_and_every_lease_is_measured() {
             }
         }
     }
-    assert!(admitted < 20 && spent > 980, "{admitted} of {spent}");
+    assert!(admitted < 20 && spent > launches - 20, "{admitted} of {spent}");
 }
 
 #[test]
@@ -146,21 +152,24 @@ fn a_context_that_goes_takes_its_events_along_and_nothing_waits_for_them() {
 #[test]
 fn tables_full_of_other_kernels_forget_the_oldest() {
     let estimates = Estimates::new();
-    for function in 0..100_000 {
+    let last = times(100_000, 30) as usize;
+    for function in 0..=last {
         estimates.learn(Key::kernel(function, 1, 1), 7_000);
     }
-    assert_eq!(estimates.known(Key::kernel(99_999, 1, 1)), Some(7_000));
-    assert_eq!(estimates.known(Key::kernel(0, 1, 1)), None);
-    estimates.forget(Key::kernel(99_999, 1, 1));
-    assert_eq!(estimates.known(Key::kernel(99_999, 1, 1)), None);
+    let last = Key::kernel(last, 1, 1);
+    assert_eq!(estimates.known(last), Some(7_000));
+    // Thirty have room.
+    assert!(cfg!(miri) || estimates.known(Key::kernel(0, 1, 1)).is_none());
+    estimates.forget(last);
+    assert_eq!(estimates.known(last), None);
 }
 
 #[test]
 fn a_kernel_too_short_for_events_is_paid_from_leases_like_any_other() {
     let mut alone = Alone::default();
     alone.run(KERNEL, START, START);
-    let mut asked = 0;
-    for at in 0..10_000 {
+    let (mut asked, launches) = (0, times(10_000, 200));
+    for at in 0..launches {
         if alone.till.spend(KERNEL).is_none() {
             asked += 1;
             let from = START + MS + at;
@@ -171,7 +180,7 @@ fn a_kernel_too_short_for_events_is_paid_from_leases_like_any_other() {
         }
     }
     // Some 500 at a time, at a microsecond each.
-    assert!((10..40).contains(&asked), "{asked}");
+    assert!((launches / 1_000..=1 + launches / 250).contains(&asked), "{asked}");
 }
 
 #[test]
@@ -193,7 +202,7 @@ fn threads_that_pay_at_once_pay_once_each() {
     let till = &alone.till;
     let paid: usize = std::thread::scope(|scope| {
         let payers: Vec<_> = (0..4)
-            .map(|_| scope.spawn(|| (0..1_000).filter(|_| till.spend(KERNEL).is_some()).count()))
+            .map(|_| scope.spawn(|| (0..times(1_000, 50)).filter(|_| till.spend(KERNEL).is_some()).count()))
             .collect();
         payers.into_iter().map(|payer| payer.join().expect("no panic")).sum()
     });
@@ -224,7 +233,7 @@ proptest! {
     #[test]
     fn a_bucket_gives_no_more_than_its_rate_and_burst_and_one_last_launch(
         percent in 1_u32..100,
-        steps in prop::collection::vec((0_u64..50 * MS, 1_u64..30 * MS), 1..200),
+        steps in prop::collection::vec((0_u64..50 * MS, 1_u64..30 * MS), 1..times(200, 10) as usize),
     ) {
         let due = core::sync::atomic::AtomicU64::new(0);
         let (bucket, rate) = (Bucket::new(&due), Rate::from_percent(percent));
@@ -276,7 +285,7 @@ fn a_kernel_that_never_ends_does_not_hold_up_those_in_other_streams() {
     assert!(matches!(alone.admit(KERNEL, START), Decision::Go(_)));
     let other = Key::kernel(0x2000, 1, 32);
     let (mut now, mut waited) = (START + MS, 0);
-    for _ in 0..2_000 {
+    for _ in 0..times(2_000, 10) {
         // Each is done before the next, and takes a twentieth of what is granted.
         loop {
             match alone.admit(other, now) {
@@ -296,7 +305,9 @@ fn a_kernel_that_never_ends_does_not_hold_up_those_in_other_streams() {
         now += 2 * MS;
     }
     assert!(waited < 2_000 * MS, "waited for {} ms", waited / MS);
-    assert!(alone.till.spend(other).is_some(), "they are settled and learnt");
+    assert!(alone.slot.gpu_ns.load(Ordering::Relaxed) > 0, "they are settled");
+    // Ten are too few for a lease of many to be left over.
+    assert!(cfg!(miri) || alone.till.spend(other).is_some(), "they are learnt");
 }
 
 #[test]
@@ -323,10 +334,11 @@ fn what_ends_after_later_launches_is_charged_whole() {
 #[test]
 fn kernels_that_were_measured_once_stay_known() {
     let estimates = Estimates::new();
-    let keys: Vec<_> = (0..200).map(|function| Key::kernel(0x5000 + function * 64, 8, 128)).collect();
+    let keys: Vec<_> =
+        (0..times(200, 20) as usize).map(|function| Key::kernel(0x5000 + function * 64, 8, 128)).collect();
     keys.iter().for_each(|key| estimates.learn(*key, 5_000));
     let known = keys.iter().filter(|key| estimates.known(**key).is_some()).count();
-    assert!(known >= 195, "{known} of 200, in 1024 places");
+    assert!(known * 40 >= keys.len() * 39, "{known} of {}, in 1024 places", keys.len());
 }
 
 #[test]
@@ -348,7 +360,7 @@ fn other_threads_do_not_make_a_launch_wait_longer() {
     alone.run(short, START, START + 1_000);
     assert!(matches!(alone.admit(KERNEL, START + MS), Decision::Go(_)));
     let since = START + 2 * MS;
-    for at in 2..1_002 {
+    for at in (2..1_002).step_by(times(1, 250) as usize) {
         let asked = Asked { since, now: START + at * MS };
         assert!(matches!(alone.admit_in_thread(KERNEL, asked), Decision::Wait(_)), "it is being measured");
         assert!(matches!(alone.admit(short, START + at * MS), Decision::Go(_)), "others go on");
