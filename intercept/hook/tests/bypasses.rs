@@ -65,12 +65,11 @@ fn outcomes(container: &Container<'_>, mode: Mode, node: &Node, ways: &Ways) -> 
     }
     let result = |lines: Vec<Value>| lines[0]["result"].as_i64().expect("a number");
     let world = format!("TESSERA_FAKE_WORLD={}", node.path().join("world.yaml").display());
-    let program = ways.elsewhere.to_str().expect("text");
     let usual = mode.cuda();
-    let emptied = ["-i", &world, program, usual.to_str().expect("text")];
+    let emptied = [usual.to_str().expect("text"), &world];
     found.push((
         "a program with an emptied environment".into(),
-        result(lines_of(&container.run("env", &emptied))),
+        result(lines_of(&container.run(&ways.elsewhere, &emptied))),
     ));
     found.push((
         "another copy of the driver, as of CUDA's compatibility package, by its path and `dlsym`".into(),
@@ -91,7 +90,7 @@ impl Ways {
             let source =
                 Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(name).with_extension("c");
             let out = directory.join(format!("{name}{}", options.concat()));
-            let mut command = Command::new("cc");
+            let mut command = Command::new(container::compiler());
             command.args(["-std=gnu11", "-O1", "-o"]).arg(&out).arg(source).args(options).args(libraries);
             let made = command.output().expect("a C compiler runs");
             assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));

@@ -2,10 +2,11 @@
 
 mod container;
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use container::{Container, GIB, Node, can_contain, inspect_file, program};
+use container::{Container, GIB, Node, can_contain, compiler, inspect_file, program};
 
 /// How a program ended, and what it said.
 fn end_of(output: &Output) -> (Option<i32>, String, String) {
@@ -32,7 +33,7 @@ fn a_program_with_its_own_allocator_that_works_until_it_is_gone_ends_as_it_does_
 }
 
 /// Compiles `tests/programs/loaded.c`, which says whether the library is in it. Nothing where there is no such compiler.
-fn loaded(compiler: &str, options: &[&str], directory: &Path) -> Option<PathBuf> {
+fn loaded(compiler: impl AsRef<OsStr>, options: &[&str], directory: &Path) -> Option<PathBuf> {
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/loaded.c");
     let program = directory.join("loaded");
     let mut command = Command::new(compiler);
@@ -64,7 +65,7 @@ fn a_dynamic_program_has_the_library_in_it_and_runs() {
         return;
     }
     let node = Node::new();
-    let program = loaded("cc", &[], node.path()).expect("a C compiler");
+    let program = loaded(compiler(), &[], node.path()).expect("a C compiler");
     let with = (Some(0), "user 0, with the interceptor\n".to_owned(), String::new());
     assert_eq!(with_a_share(&node, &program), with);
     assert_eq!(end_of(&node.without_the_library().run(&program, &[])), alone());
@@ -76,7 +77,8 @@ fn a_static_program_runs() {
         return;
     }
     let node = Node::new();
-    let program = loaded("cc", &["-static"], node.path()).expect("a C compiler, and a static C library");
+    let program =
+        loaded(compiler(), &["-static"], node.path()).expect("a C compiler, and a static C library");
     assert_eq!(with_a_share(&node, &program), alone());
 }
 

@@ -5,6 +5,7 @@
 #![allow(dead_code, reason = "every test file uses its own part of it")]
 
 mod arbiter;
+mod glibc;
 mod mode;
 
 use std::collections::BTreeSet;
@@ -86,6 +87,11 @@ fn build_in(directory: &str, package: &str, profile: &[&str], file: &str) -> Pat
     target.join(file)
 }
 
+/// The C compiler.
+pub(crate) fn compiler() -> OsString {
+    env::var_os("CC").unwrap_or_else(|| OsString::from("cc"))
+}
+
 /// Compiles `tests/programs/<name>.c`; links the fake libcuda where `linked`.
 pub(crate) fn program(name: &str, linked: bool, directory: &Path) -> PathBuf {
     let out = directory.join(if linked { format!("{name}-linked") } else { name.to_owned() });
@@ -103,7 +109,7 @@ pub(crate) fn bench_program(name: &str, directory: &Path) -> PathBuf {
 fn compile(directory: &str, name: &str, linked: bool, out: &Path) {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let source = here.join(directory).join(name).with_extension("c");
-    let mut command = Command::new(env::var_os("CC").unwrap_or_else(|| OsString::from("cc")));
+    let mut command = Command::new(compiler());
     command.args(["-std=gnu11", "-Wall", "-Werror", "-O1", "-pthread", "-o"]).arg(out).arg(&source);
     command.arg("-I").arg(here.join("tests/programs"));
     if linked {
@@ -359,7 +365,7 @@ impl Node {
         let source =
             Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(name).with_extension("c");
         let out = self.directory.path().join(name).with_extension("so");
-        let mut command = Command::new(env::var_os("CC").unwrap_or_else(|| OsString::from("cc")));
+        let mut command = Command::new(compiler());
         command.args(["-shared", "-fPIC", "-o"]).arg(&out).arg(source).arg("-ldl");
         assert!(command.status().expect("a C compiler runs").success(), "{name} compiles");
         out
@@ -447,7 +453,9 @@ impl Node {
         // The library gets into every program as it does in a pod: by /etc/ld.so.preload.
         script.push_str("etc=$(mktemp -d -p /dev)\ncp /etc/ld.so.cache \"$etc/\"\n");
         script.push_str(&mode.script());
-        script.push_str("mount --bind \"$etc\" /etc\nexec \"$@\"\n");
+        script.push_str("mount --bind \"$etc\" /etc\n");
+        script.push_str(&glibc::script());
+        script.push_str("exec \"$@\"\n");
         Container { node: self, script }
     }
 

@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# Runs the interceptor's tests with glibc of several generations in their containers: those of Debian's releases, as apt fetches them.
+#
+#   glibc.sh [SUITE...]     default: bullseye bookworm trixie forky
+#
+# Everything is linked with the first one's, which should be the oldest. Needs a Debian machine, its compiler and a network, so nothing
+# else runs this. What came of it: docs/intercept-glibc.md.
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/../../.."
+target=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")/glibc
+mirror=http://deb.debian.org/debian
+# Tests of everything that the loader has a part in.
+tests=(bypasses calls guests limits modes nvml processes routes shape)
+
+# apt with a state of its own, which knows one suite.
+apt_of() { # suite, arguments...
+  local place=$target/$1
+  apt-get --quiet --quiet -o Dir::Etc::SourceList="$place/sources.list" -o Dir::Etc::SourceParts=/dev/null \
+    -o Dir::State="$place/state" -o Dir::State::Status=/dev/null -o Dir::Cache="$place/cache" -o APT::Sandbox::User= "${@:2}"
+}
+
+libraries_of() { echo "$target/$1/root/lib/x86_64-linux-gnu"; } # suite
+
+# The files of a suite's glibc, where a linker finds them: links that lead out of the directory are led back into it.
+fetch() { # suite
+  local place=$target/$1 package link
+  rm -rf "$place/root"
+  mkdir -p "$place"/{root,packages,state/lists/partial,cache/archives/partial}
+  echo "deb $mirror $1 main" >"$place/sources.list"
+  apt_of "$1" update
+  (cd "$place/packages" && rm -f ./*.deb && apt_of "$1" download libc6 libc6-dev linux-libc-dev libgcc-s1)
+  for package in "$place"/packages/*.deb; do dpkg-deb --extract "$package" "$place/root"; done
+  for link in lib lib64; do [ -e "$place/root/$link" ] || ln -s "usr/$link" "$place/root/$link"; done
+  for link in "$place"/root/lib64/*.so.* "$place"/root/usr/lib/x86_64-linux-gnu/*.so; do
+    if [[ -L $link && $(readlink "$link") = /* ]]; then ln -sfn "$place/root$(readlink "$link")" "$link"; fi
+  done
+}
+
+# A compiler that links with a suite's glibc.
+write_compiler() { # suite, file
+  local root=$target/$1/root libraries
+  libraries=$root/usr/lib/x86_64-linux-gnu
+  cat >"$2" <<END
+#!/bin/sh
+exec cc --sysroot="$root" -B"$libraries" -L"$libraries" -L"$(libraries_of "$1")" "\$@"
+END
+  chmod +x "$2"
+}
+
+tools_run_with() { # suite
+  local libraries
+  libraries=$(libraries_of "$1")
+  "$libraries/ld-linux-x86-64.so.2" --library-path "$libraries" /bin/true 2>/dev/null
+}
+
+suites=("$@")
+if [ $# -eq 0 ]; then suites=(bullseye bookworm trixie forky); fi
+for suite in "${suites[@]}"; do fetch "$suite"; done
+write_compiler "${suites[0]}" "$target/cc"
+export CC=$target/cc CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_LINKER=$target/cc CARGO_TARGET_DIR=$target/built
+for suite in "${suites[@]}"; do
+  # The machine's own tools do not run with a glibc older than its own, and these tests start some; nor does its compiler link static
+  # programs with one.
+  skipped=()
+  if ! tools_run_with "$suite"; then
+    skipped=(--skip an_emptied_environment --skip programs_without_a_gpu --skip a_child_that_lives_on --skip a_static_program)
+  fi
+  echo "=== glibc of $suite: $(dpkg-deb --field "$target/$suite"/packages/libc6_*.deb Version)"
+  TESSERA_GLIBC=$(libraries_of "$suite") cargo test --locked --no-fail-fast --package tessera-intercept "${tests[@]/#/--test=}" -- "${skipped[@]}"
+done
