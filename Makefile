@@ -100,6 +100,10 @@ fuzz-allocator: oracle ## Compare the allocator with Kubernetes' own on fresh ra
 	$(CARGO) build --locked --release --package tessera-judge
 	judge/fuzz.sh $(oracle) $(target)/release/conformance
 
+.PHONY: fuzz-intercept
+fuzz-intercept: ## Fuzz the readers of grants, ledgers and HAMi's variables (nightly Rust, cargo-fuzz): MINUTES=5 for each
+	@fuzz/run.sh $(or $(MINUTES),5)
+
 .PHONY: bench-cluster
 bench-cluster: ## Pods bound per second by a real control plane, beside kube-scheduler alone (root and Go; OPTIONS=--help)
 	@e2e/cluster/bench.sh $(OPTIONS)

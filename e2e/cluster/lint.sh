@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Part of make lint: the shell scripts of deploy/ and e2e/cluster, and the chart. Needs shellcheck (install-deps.sh) and Go,
+# Part of make lint: the shell scripts, and the chart. Needs shellcheck (install-deps.sh) and Go,
 # which builds helm once.
 set -euo pipefail
 
@@ -10,5 +10,5 @@ command -v shellcheck >/dev/null || {
 }
 cd "$here"
 shellcheck --external-sources --check-sourced --source-path . ./*.sh lib/machine-init.sh lib/residue.sh ../../deploy/chart/check.sh ../../judge/fuzz.sh \
-  ../../intercept/hook/tests/glibc.sh
+  ../../fuzz/run.sh ../../intercept/hook/tests/glibc.sh
 HELM=$("$here/build.sh" helm)/helm "$here/../../deploy/chart/check.sh"
