@@ -1,7 +1,7 @@
 //! A clock that goes only while the program waits: preloaded (`LD_PRELOAD`), it answers for libc's functions and for `syscall`.
 //!
 //! A wait with an end (`nanosleep`, `clock_nanosleep`, a futex with a time-out) returns at once, and the monotonic clock is so much
-//! later from then on. Each look at the clock costs [`LOOK_NS`], so that a loop that waits for a time comes to its end. How busy
+//! later from then on. Each look at the clock costs 50 ns, so that a loop that waits for a time comes to its end. How busy
 //! the machine is makes no difference: the same program sees the same times in each run, but for where the clock begins.
 //!
 //! For programs of one thread, by themselves: nobody is waited *for* here. A futex whose word another thread or process would
