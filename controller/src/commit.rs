@@ -76,6 +76,21 @@ pub enum CommitError {
     },
 }
 
+impl CommitError {
+    /// Whether the server would say the same again: a policy or a missing permission, or a feature that it does not have. 404 is not
+    /// among them, for a claim that is made anew.
+    #[must_use]
+    pub fn will_last(&self) -> bool {
+        match self {
+            Self::Conflict { .. } => false,
+            Self::Dropped { .. } => true,
+            Self::Request { source, .. } => {
+                matches!(&**source, kube::Error::Api(status) if matches!(status.code, 400 | 401 | 403 | 405 | 413 | 415 | 422))
+            }
+        }
+    }
+}
+
 /// A claim's leave to send. Kept between its writes, for otherwise the second write of the first claim of a burst would queue behind
 /// the first writes of all others, and nobody would have an allocation before everybody has a finalizer.
 #[derive(Default)]

@@ -27,7 +27,7 @@ use crate::leadership::Tenure;
 use crate::metrics::Metrics;
 use crate::notices::Notices;
 use crate::repairs::Repairs;
-use crate::retries::{Retries, TakenBack};
+use crate::retries::{NotWritten, Retries, TakenBack};
 use crate::watch::{Change, Kind, Object, What};
 
 /// After a change, so long is waited for more of them: pods, claims and statuses of one cause come within moments.
@@ -364,7 +364,12 @@ impl Planner {
             tracing::warn!(error = &error as &dyn std::error::Error, ?write, "write failed");
         }
         if let Some(pod) = pod.filter(|_| write == Write::Allocation) {
-            self.retries.not_written(pod, !is_news, now);
+            let why = match &error {
+                _ if is_news => NotWritten::Outdated,
+                error if error.will_last() => NotWritten::Denied,
+                _ => NotWritten::Failed,
+            };
+            self.retries.not_written(pod, why, now);
             if matches!(error, CommitError::Dropped { .. }) {
                 self.tell_pod(pod, "AllocationNotKept", error.to_string(), None, now);
             }

@@ -37,7 +37,8 @@ const LONGEST: Duration = Duration::from_secs(300);
 const AFTER_RELEASE: Duration = Duration::from_secs(2);
 
 /// After a write failed for a reason that is nobody's change; doubled for each in a row. The longest is kube-scheduler's own
-/// longest back-off: who waits has done nothing wrong, and an API server that comes back is to be noticed.
+/// longest back-off: who waits has done nothing wrong, and an API server that comes back is to be noticed. What the server will say
+/// again ([`NotWritten::Denied`]) is asked as rarely as everything else.
 const AFTER_WRITE_ERROR: Duration = Duration::from_secs(1);
 const LONGEST_AFTER_WRITE_ERROR: Duration = Duration::from_secs(10);
 
@@ -100,6 +101,17 @@ pub enum Verdict {
     GiveUp,
 }
 
+/// Why a decision does not stand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NotWritten {
+    /// What it was made from has changed, and is known as it is now.
+    Outdated,
+    /// It could not be written now.
+    Failed,
+    /// The server does not take it, and will not until somebody changes something.
+    Denied,
+}
+
 /// An allocation that somebody else, as a rule kube-scheduler, has taken back.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TakenBack {
@@ -152,15 +164,18 @@ impl Retries {
         });
     }
 
-    /// A decision does not stand: it could not be written, or not all of it. With `hold`, it is not repeated at once.
-    pub fn not_written(&mut self, pod: &PodUid, hold: bool, now: Instant) {
+    /// A decision does not stand: it could not be written, or not all of it. Unless that is news, it is not repeated at once.
+    pub fn not_written(&mut self, pod: &PodUid, why: NotWritten, now: Instant) {
         let attempts = self.pods.entry(pod.clone()).or_default();
         attempts.placed = None;
-        if hold {
-            let pause = grown(AFTER_WRITE_ERROR, attempts.write_errors).min(LONGEST_AFTER_WRITE_ERROR);
-            attempts.held_until = Some(now + pause);
-            attempts.write_errors += 1;
-        }
+        let longest = match why {
+            NotWritten::Outdated => return,
+            NotWritten::Failed => LONGEST_AFTER_WRITE_ERROR,
+            NotWritten::Denied => LONGEST,
+        };
+        let pause = grown(AFTER_WRITE_ERROR, attempts.write_errors).min(longest);
+        attempts.held_until = Some(now + pause);
+        attempts.write_errors += 1;
     }
 
     /// kube-scheduler has nominated a node for a pod. Where it was placed there, that is kept in mind: a failed attempt while the

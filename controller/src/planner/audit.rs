@@ -7,6 +7,7 @@ use tessera_index::Overcommitted;
 use tokio::time::Instant;
 
 use super::Planner;
+use crate::retries::NotWritten;
 
 /// A write without an answer for so long is told. The API server has had more than ten tries by then.
 const UNANSWERED: Duration = Duration::from_secs(30);
@@ -29,7 +30,7 @@ impl Planner {
                 );
                 for pod in self.index.pods_with(&claim) {
                     // That says nothing against the node.
-                    self.retries.not_written(&pod, false, now);
+                    self.retries.not_written(&pod, NotWritten::Outdated, now);
                     self.tell_pod(&pod, "Overcommitted", note.clone(), None, now);
                 }
                 self.release(&claim, None, now);

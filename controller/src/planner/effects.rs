@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use super::{Outcome, Planner, Write, Writing};
 use crate::metrics::ReasonLabel;
 use crate::notices::Notice;
-use crate::retries::{TakenBack, Verdict};
+use crate::retries::{NotWritten, TakenBack, Verdict};
 
 impl Planner {
     /// Counts a decision as taken and starts to write it.
@@ -64,7 +64,7 @@ impl Planner {
                     continue;
                 }
                 // The rest of its claims cannot follow the first. That says nothing against the node.
-                self.retries.not_written(&waiting.pod, false, now);
+                self.retries.not_written(&waiting.pod, NotWritten::Outdated, now);
             } else if !taken_back.contains(&waiting.pod) && self.is_stuck(&waiting, now) {
                 self.tell_stuck(&waiting, now);
                 self.retries.gave_up(&waiting.pod, waiting.node.as_ref(), now);

@@ -132,7 +132,7 @@ fn decisions_that_could_not_be_written_count_for_nothing_but_the_next_try() {
     let mut retries = Retries::default();
     for pause in [1, 2, 4, 8, 10, 10] {
         retries.placed(&pod(), node("node-a"), None, now);
-        retries.not_written(&pod(), true, now);
+        retries.not_written(&pod(), NotWritten::Failed, now);
         let again = now + seconds(pause);
         assert!(retries.is_held(&pod(), again - Duration::from_millis(1)));
         assert!(!retries.is_held(&pod(), again));
@@ -147,8 +147,20 @@ fn decisions_that_could_not_be_written_count_for_nothing_but_the_next_try() {
     assert!(retries.excluded(&pod(), now + EXCLUSION).is_empty(), "one failure");
     // Once one was written, the count begins anew.
     now += EXCLUSION;
-    retries.not_written(&pod(), true, now);
+    retries.not_written(&pod(), NotWritten::Failed, now);
     assert!(!retries.is_held(&pod(), now + AFTER_WRITE_ERROR));
+}
+
+#[test]
+fn what_the_server_will_say_again_is_asked_ever_more_rarely() {
+    let mut now = Instant::now();
+    let mut retries = Retries::default();
+    for pause in [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300] {
+        retries.not_written(&pod(), NotWritten::Denied, now);
+        assert!(retries.is_held(&pod(), now + seconds(pause) - Duration::from_millis(1)));
+        now += seconds(pause);
+        assert!(!retries.is_held(&pod(), now));
+    }
 }
 
 #[test]
