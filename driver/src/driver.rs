@@ -182,7 +182,8 @@ impl Driver {
         let servers = KubeletServers::start(&sockets, DRIVER_NAME, Arc::clone(&claims), health)?;
         tokio::spawn(keep_gauges(journal.watch(), servers.registered(), Arc::clone(&metrics), begun));
 
-        tokio::spawn(host_pids::serve(state_paths.clone(), stop.clone()));
+        host_pids::spawn(state_paths.clone(), stop.clone())
+            .context("the thread that tells processes what the host calls them cannot be started")?;
         let arbitration = Arbitration::new(state_paths, journal.watch());
         tokio::spawn(arbitration.run(stop.clone()));
         let slices = SliceSource::new(node_name, settings.device_order, settings.mode);

@@ -4,9 +4,12 @@
 //!  <state-dir>/host/pid.sock  ---- the directory, read-only, in each container with a share ---> /dev/tessera/host/pid.sock
 //! ```
 //!
-//! Whoever connects is nobody's friend. It is not listened to, so it cannot keep anyone waiting: 16 bytes fit into any new socket,
-//! and the connection is closed. One connection is looked at at a time, and so many in a while; who comes in floods keeps only others
-//! of the node from learning their PID, which nobody needs (`docs/adr/0086-what-the-host-calls-a-process.md`).
+//! Whoever connects is nobody's friend. It is not listened to: 16 bytes fit into any new socket, and the connection is closed. One
+//! connection is looked at at a time, and so many in a while; who comes in floods keeps only others of the node from learning their
+//! PID, which nobody needs (`docs/adr/0086-what-the-host-calls-a-process.md`).
+//!
+//! All of it is done by a thread of its own, for which nobody waits. To close a connection is to close the files that the caller
+//! has passed into it, and that may take as long as the caller likes: a TCP socket that lingers.
 //!
 //! The socket's name belongs to the instance that took it last, by a rename. One that stops leaves it: where nobody answers, the
 //! next that looks takes it.
@@ -16,6 +19,7 @@ use std::{
     io::{self, Write},
     os::unix::fs::{MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
+    thread,
     time::Duration,
 };
 
@@ -33,13 +37,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{report::chain, state::StatePaths};
 
-/// Answers in one go, and the pause after them: a process asks once in its life, so 2,560 in a second are all that start on a node,
-/// and cost a twentieth of a core.
-const AT_ONCE: u32 = 256;
-const PAUSE: Duration = Duration::from_millis(100);
+/// Answers in one go, and the pause after them, which is shorter than a process waits. A process asks once in its life, so 2,560 in a
+/// second are all that start on a node.
+const AT_ONCE: u32 = 64;
+const PAUSE: Duration = Duration::from_millis(25);
 
 /// Between looks whether the name still leads to somebody.
-const LOOK_EVERY: Duration = Duration::from_secs(10);
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// After an error that the next connection would meet as well.
 const AFTER_ERROR: Duration = Duration::from_secs(1);
@@ -134,6 +138,17 @@ impl HostPids {
         let name = self.paths.host().join(host_pid::SOCKET);
         identity(&name).is_ok_and(|found| found == self.identity) || is_answered(&name)
     }
+}
+
+/// Has a thread of its own answer until `stop`. Nobody waits for its end: a caller may have it close something for ever.
+///
+/// # Errors
+/// There can be no thread.
+pub fn spawn(paths: StatePaths, stop: CancellationToken) -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let answer = move || runtime.block_on(serve(paths, stop));
+    thread::Builder::new().name("host-pids".to_owned()).spawn(answer)?;
+    Ok(())
 }
 
 /// Answers until `stop`. What cannot be done is tried again: nothing depends on it.

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Ledgers, ShareUse,
-    process::{FileIdentity, HostProcess, ProcFs},
+    process::{HostProcess, ProcFs},
 };
 use crate::{events::NodeNews, metrics::Metrics, report::chain};
 
@@ -199,19 +199,26 @@ impl UsageAudit {
     }
 }
 
-/// Whether a slot is a process's. It names itself as its own `/proc` has it; where that is not there, or counts from another start (a
-/// time namespace), by what the host has told it, which anybody could have written: so the kernel must say that the process has the
-/// slot's ledger mapped.
-fn is_slot_of(
-    slot: &ProcessReport,
-    pid: u32,
-    process: &HostProcess,
-    ledger: FileIdentity,
-    proc: &ProcFs,
-) -> bool {
-    let of_itself = (slot.pid, slot.pid_namespace, slot.start_ticks)
-        == (process.own_pid, process.pid_namespace, process.start_ticks);
-    of_itself || slot.host_pid == Some(pid) && proc.maps(pid, ledger)
+/// What a ledger has for a process, by the slots that are its own. `None`: there is none.
+fn bytes_of(share: &ShareUse, is_own: impl Fn(&ProcessReport) -> bool) -> Option<u64> {
+    let taken = share.taken.as_ref().ok()?;
+    let slots = taken.processes.iter().filter(|slot| is_own(slot));
+    // Whatever a tenant writes into its slots, they account for no more than it was granted.
+    Some(slots.map(|slot| slot.used_bytes).reduce(u64::saturating_add)?.min(share.limit_bytes))
+}
+
+/// What the ledgers have for a process. A slot names its process as that one's own `/proc` has it. Where none does, since there is no
+/// `/proc` or it counts from another start (a time namespace), a slot counts by what the host has told its process, which anybody could
+/// have written: so the kernel must say that the process has the slot's ledger mapped. It is asked once for each ledger.
+fn accounted(of_gpu: &[&ShareUse], pid: u32, process: &HostProcess, proc: &ProcFs) -> Option<u64> {
+    let itself = (process.own_pid, process.pid_namespace, process.start_ticks);
+    let by_itself = |slot: &ProcessReport| (slot.pid, slot.pid_namespace, slot.start_ticks) == itself;
+    let by_host = |slot: &ProcessReport| slot.host_pid == Some(pid);
+    let has_mapped = |share: &ShareUse| share.taken.as_ref().is_ok_and(|taken| proc.maps(pid, taken.file));
+    let sum = |bytes: &mut dyn Iterator<Item = u64>| bytes.reduce(u64::saturating_add);
+    sum(&mut of_gpu.iter().filter_map(|share| bytes_of(share, by_itself))).or_else(|| {
+        sum(&mut of_gpu.iter().filter_map(|share| bytes_of(share, by_host).filter(|_| has_mapped(share))))
+    })
 }
 
 /// The processes of pods on one GPU that hold more than its shares, `of_gpu`, account for. Others than pods' are not ours to judge.
@@ -226,15 +233,7 @@ fn unaccounted(
     let judge = |held: &GpuProcess| {
         let process = proc.process(held.pid)?;
         let pod_uid = process.pod_uid.clone()?;
-        // Whatever a tenant writes into its slots, they account for no more than it was granted.
-        let in_ledger = |share: &&ShareUse| {
-            let taken = share.taken.as_ref().ok()?;
-            let slots =
-                taken.processes.iter().filter(|slot| is_slot_of(slot, held.pid, &process, taken.file, proc));
-            let bytes = slots.map(|slot| slot.used_bytes).reduce(u64::saturating_add)?;
-            Some(bytes.min(share.limit_bytes))
-        };
-        let accounted_bytes = of_gpu.iter().filter_map(in_ledger).reduce(u64::saturating_add);
+        let accounted_bytes = accounted(of_gpu, held.pid, &process, proc);
         let (gpu, pid, held_bytes) = (gpu.clone(), held.pid, held.bytes);
         let finding = Unaccounted { gpu, pid, process, pod_uid, held_bytes, accounted_bytes };
         let may_be_found = accounted_bytes.is_some() || all_readable;

@@ -31,6 +31,7 @@ impl Host {
         let callers = Arc::new(Mutex::new(Vec::new()));
         let seen = Arc::clone(&callers);
         let serves = thread::spawn(move || {
+            hurry();
             let mut kept = Vec::new();
             for connection in listener.incoming() {
                 let mut connection = connection.expect("a connection");
@@ -61,6 +62,12 @@ impl Drop for Host {
     }
 }
 
+/// This thread goes first, where that is allowed: whoever asks waits for a fifth of a second only, and the machine may be busy.
+fn hurry() {
+    // SAFETY: no pointers; 0 is the calling thread.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -20) };
+}
+
 /// Who is at the other end, as the kernel says.
 fn peer(connection: &UnixStream) -> u32 {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
@@ -80,7 +87,8 @@ fn peer(connection: &UnixStream) -> u32 {
 }
 
 fn tell(connection: &mut UnixStream, pid: u32) {
-    connection.write_all(&answer(pid)).expect("written");
+    // Who did not wait so long has closed it.
+    let _ = connection.write_all(&answer(pid));
 }
 
 /// What the slots say, by slot.
