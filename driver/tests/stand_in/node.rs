@@ -117,7 +117,8 @@ impl Node {
         let journal = std::fs::read_to_string(self.paths().journal()).unwrap_or_default();
         let journal: Value = serde_json::from_str(&journal).unwrap_or_default();
         traces.extend(journal["claims"].as_object().into_iter().flat_map(|claims| claims.keys().cloned()));
-        traces.retain(|trace| !trace.ends_with("k8s.gpu.tessera.dev-driver.json"));
+        // The GPUs' own spec stays, and each instance writes it when it comes to it: under another name first.
+        traces.retain(|trace| !trace.contains("k8s.gpu.tessera.dev-driver"));
         traces
     }
 
