@@ -220,16 +220,23 @@ fn balance_gives_what_others_leave_and_takes_it_back() {
     let windows = of_a_millisecond("plain", "500", "1000");
     let mut first = containers[0].start(&program, &windows);
     // A busy machine may take its time to tell.
-    let sees = |running: &mut Running, this: &dyn Fn(&Value) -> bool| (0..60).any(|_| this(&ended(running)));
-    assert!(sees(&mut first, &|line| number(line, "gpu") > 0.4), "what the second leaves is the first's");
+    fn sees(running: &mut Running, mut this: impl FnMut(&Value) -> bool) -> bool {
+        (0..60).any(|_| this(&ended(running)))
+    }
+    assert!(sees(&mut first, |line| number(line, "gpu") > 0.4), "what the second leaves is the first's");
     let mut second = containers[1].start(&program, &windows);
     let began = number(&ended(&mut second), "beganNs");
-    // Both want all of it: half of it is each one's. A window that begins 200 ms after the second did is within that.
-    let within = |line: &Value| number(line, "endNs") > began + 700e6 && number(line, "gpu") < 0.6;
-    assert!(sees(&mut first, &within), "the second wants its part");
+    // Both want all of it: half of it is each one's, window after window; a single one may be of a machine that was busy.
+    let mut in_a_row = 0;
+    let within = |line: &Value| {
+        let is_within = number(line, "endNs") > began + 700e6 && number(line, "gpu") < 0.6;
+        in_a_row = if is_within { in_a_row + 1 } else { 0 };
+        in_a_row == 6
+    };
+    assert!(sees(&mut first, within), "the second wants its part");
     second.kill();
     // Also where it was killed while it waited.
-    assert!(sees(&mut first, &|line| number(line, "gpu") > 0.65), "what the second had is the first's again");
+    assert!(sees(&mut first, |line| number(line, "gpu") > 0.65), "what the second had is the first's again");
     drop(stop);
     host.join().expect("no panic");
 }
