@@ -119,6 +119,7 @@ links_image() { # directories of the probe's layers
 # The probe among programs of every kind, and once more as one that runs as root whoever starts it.
 guests_image() { # directories of the probe's layers
   local layer=$work/guests
+  guests_check_compilers
   guests_layer "$layer"
   install --mode 4755 "$2/usr/local/bin/tessera-probe" "$layer/guests/setuid-probe"
   shell_install "$layer"

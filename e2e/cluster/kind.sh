@@ -65,6 +65,7 @@ build_links_image() {
 build_guests_image() {
   local context
   context=$(mktemp -d)
+  guests_check_compilers
   guests_layer "$context/layer"
   cat >"$context/Dockerfile" <<'END'
 FROM docker.io/library/debian:bookworm-slim

@@ -29,6 +29,13 @@ guests_compile_plugin() { # layer
   rm "$stub"
 }
 
+guests_check_compilers() {
+  if ! command -v musl-gcc >/dev/null || [[ ! -e /lib32/libc.so.6 ]]; then
+    echo "programs of musl and of 32 bits cannot be made: apt-get install musl-tools libc6-dev-i386 (install-deps.sh does)" >&2
+    return 1
+  fi
+}
+
 guests_layer() { # directory
   local layer=$1
   mkdir -p "$layer/guests" "$layer/usr/lib"
