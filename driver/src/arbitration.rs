@@ -21,7 +21,7 @@ use std::{
     time::Duration,
 };
 
-use rustix::{fs::FlockOperation, time::ClockId};
+use rustix::time::ClockId;
 use tessera_api::names::{ClaimDeviceName, GpuUuid};
 use tessera_intercept_abi::{ComputePolicy, LedgerReport, PublishedPage, grant_offset};
 use tessera_intercept_limiter::compute::{Arbiter, Observation, Published, Rate, Tenant};
@@ -36,6 +36,7 @@ use crate::{
     state::{
         StatePaths,
         journal::{ComputeCap, ComputePriority, Journal, ShareRecord, State},
+        sole_lock,
     },
     usage::{is_alive, read_ledger},
 };
@@ -141,7 +142,7 @@ impl Arbitration {
     /// Whether this driver is the one that publishes.
     fn may_publish(&mut self) -> bool {
         if self.lock.is_none() {
-            self.lock = take_lock(&self.paths).unwrap_or_else(|error| {
+            self.lock = sole_lock::take(&self.paths.arbitration_lock()).unwrap_or_else(|error| {
                 tracing::warn!(error = chain(&error), "compute is not balanced: its lock cannot be had");
                 None
             });
@@ -261,16 +262,6 @@ impl Share {
     fn others_busy_ns(&self) -> u64 {
         let mut bytes = [0; 8];
         self.grant.read_exact_at(&mut bytes, OTHERS_BUSY).map_or(0, |()| u64::from_le_bytes(bytes))
-    }
-}
-
-/// Takes the lock of the driver that publishes; `None` where another has it.
-fn take_lock(paths: &StatePaths) -> io::Result<Option<File>> {
-    let file = File::options().write(true).create(true).truncate(false).open(paths.arbitration_lock())?;
-    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(Some(file)),
-        Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
-        Err(error) => Err(error.into()),
     }
 }
 

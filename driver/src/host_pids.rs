@@ -15,7 +15,7 @@
 //! next that looks takes it.
 
 use std::{
-    fs::{self, File, Permissions},
+    fs::{self, Permissions},
     io::{self, Write},
     os::unix::fs::{MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
@@ -24,7 +24,6 @@ use std::{
 };
 
 use rustix::{
-    fs::FlockOperation,
     io::Errno,
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with},
 };
@@ -35,7 +34,10 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::{report::chain, state::StatePaths};
+use crate::{
+    report::chain,
+    state::{StatePaths, sole_lock},
+};
 
 /// Answers in one go, and the pause after them, which is shorter than a process waits. A process asks once in its life, so 2,560 in a
 /// second are all that start on a node.
@@ -86,7 +88,7 @@ impl HostPids {
     pub fn bind(paths: &StatePaths) -> Result<Option<Self>, HostPidsError> {
         make_directory(paths)?;
         let lock = paths.host_lock();
-        let Some(_lock) = take_lock(&lock).map_err(failed("lock", &lock))? else { return Ok(None) };
+        let Some(_lock) = sole_lock::take(&lock).map_err(failed("lock", &lock))? else { return Ok(None) };
         let name = paths.host().join(host_pid::SOCKET);
         let new = name.with_extension("new");
         match fs::remove_file(&new) {
@@ -193,15 +195,6 @@ fn is_answered(name: &Path) -> bool {
         return false;
     };
     matches!(connect(&socket, &address), Ok(()) | Err(Errno::AGAIN))
-}
-
-fn take_lock(path: &Path) -> io::Result<Option<File>> {
-    let file = File::options().write(true).create(true).truncate(false).open(path)?;
-    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(Some(file)),
-        Err(Errno::WOULDBLOCK) => Ok(None),
-        Err(error) => Err(error.into()),
-    }
 }
 
 /// Of an inode that is open, which no other gets meanwhile.

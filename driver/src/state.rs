@@ -21,6 +21,7 @@ pub mod journal;
 pub mod library;
 pub mod mounts;
 pub mod shares;
+pub mod sole_lock;
 
 use std::path::{Path, PathBuf};
 
