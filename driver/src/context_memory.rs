@@ -1,15 +1,15 @@
 //! What a CUDA context takes of a GPU's memory.
 
-use std::{fmt, num::NonZeroU64, str::FromStr};
+use std::{fmt, str::FromStr};
 
 use tessera_api::quantity::{Quantity, QuantityError};
 
-/// What a process is charged for each CUDA context that it begins, or nothing.
+/// What a process is charged for each CUDA context that it begins, in bytes; 0 = nothing.
 ///
 /// The CUDA driver takes this memory before a program has asked for any, and NVML counts it. How much it is depends on the GPU, the
 /// driver's version and what of the driver a program uses, so the operator says it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ContextMemory(Option<NonZeroU64>);
+pub struct ContextMemory(u64);
 
 /// Why it is none.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -38,8 +38,8 @@ const MIB: u64 = 1 << 20;
 impl ContextMemory {
     /// In bytes; 0 = nothing is charged.
     #[must_use]
-    pub fn bytes(self) -> u64 {
-        self.0.map_or(0, NonZeroU64::get)
+    pub const fn bytes(self) -> u64 {
+        self.0
     }
 }
 
@@ -49,7 +49,7 @@ impl FromStr for ContextMemory {
     fn from_str(text: &str) -> Result<Self, ContextMemoryError> {
         let bytes = Quantity::parse(text)?.bytes().ok_or(ContextMemoryError::NotMebibytes)?;
         match (bytes % MIB, bytes / MIB) {
-            (0, ..=ContextMemoryError::MOST_MIB) => Ok(Self(NonZeroU64::new(bytes))),
+            (0, ..=ContextMemoryError::MOST_MIB) => Ok(Self(bytes)),
             (0, _) => Err(ContextMemoryError::TooMuch),
             _ => Err(ContextMemoryError::NotMebibytes),
         }
@@ -59,8 +59,8 @@ impl FromStr for ContextMemory {
 impl fmt::Display for ContextMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            None => f.write_str("0"),
-            Some(bytes) => write!(f, "{}Mi", bytes.get() / MIB),
+            0 => f.write_str("0"),
+            bytes => write!(f, "{}Mi", bytes / MIB),
         }
     }
 }

@@ -215,10 +215,10 @@ fn accounted(of_gpu: &[&ShareUse], pid: u32, process: &HostProcess, proc: &ProcF
     let by_itself = |slot: &ProcessReport| (slot.pid, slot.pid_namespace, slot.start_ticks) == itself;
     let by_host = |slot: &ProcessReport| slot.host_pid == Some(pid);
     let has_mapped = |share: &ShareUse| share.taken.as_ref().is_ok_and(|taken| proc.maps(pid, taken.file));
-    let sum = |bytes: &mut dyn Iterator<Item = u64>| bytes.reduce(u64::saturating_add);
-    sum(&mut of_gpu.iter().filter_map(|share| bytes_of(share, by_itself))).or_else(|| {
-        sum(&mut of_gpu.iter().filter_map(|share| bytes_of(share, by_host).filter(|_| has_mapped(share))))
-    })
+    let own = of_gpu.iter().filter_map(|share| bytes_of(share, by_itself));
+    let told = of_gpu.iter().filter_map(|share| bytes_of(share, by_host).filter(|_| has_mapped(share)));
+    // Nobody's mappings are read before the second is needed.
+    own.reduce(u64::saturating_add).or_else(|| told.reduce(u64::saturating_add))
 }
 
 /// The processes of pods on one GPU that hold more than its shares, `of_gpu`, account for. Others than pods' are not ours to judge.
