@@ -4,7 +4,6 @@ mod container;
 
 use container::{GIB, Node, can_contain, exported};
 use serde_json::Value;
-use tessera_intercept_abi::{Grant, LedgerPage, ledger::Total};
 use tessera_intercept_symbols::{Library, TABLE};
 
 /// The functions of CUDA that have a hook.
@@ -46,14 +45,10 @@ fn a_driver_that_fails_at_any_call_leaves_the_ledger_exact() {
         return;
     }
     let node = Node::new();
-    let share = node.share("claim-0", 0, 64 * GIB);
-    let share = node.share_of(Grant { context_bytes: node.context_bytes(), ..share.grant });
-    let bare = node.plugin("bare");
-    let total_at = std::mem::offset_of!(LedgerPage, total).to_string();
-    let shift = Total { used_bytes: 1, slot: 0, change: 0 }.pack().trailing_zeros().to_string();
+    let (share, to_compare) = (node.share_with_contexts(64 * GIB), node.to_compare());
     // What the driver holds is asked by this one.
     let names: Vec<_> = hooked().into_iter().filter(|name| *name != "cuMemGetInfo_v2").collect();
-    let mut arguments = vec![bare.to_str().expect("text"), total_at.as_str(), shift.as_str()];
+    let mut arguments: Vec<_> = to_compare.iter().map(String::as_str).collect();
     arguments.extend(&names);
     let with = node.contain(&[&share]).run_c("failing", false, &arguments);
     let mut arguments = vec!["-"];

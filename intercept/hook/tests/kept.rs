@@ -5,21 +5,11 @@ mod container;
 
 use container::{GIB, MIB, Node, NodeShare, can_contain};
 use serde_json::Value;
-use tessera_intercept_abi::{Grant, LedgerPage, ledger::Total};
 use tessera_intercept_symbols::Version;
 
-/// A share of the first GPU that pays for contexts what the fake driver takes for them.
-fn share(node: &Node, bytes: u64) -> NodeShare {
-    let share = node.share("claim-0", 0, bytes);
-    node.share_of(Grant { context_bytes: node.context_bytes(), ..share.grant })
-}
-
 fn run(node: &Node, share: &NodeShare, program: &str, arguments: &[&str]) -> Vec<Value> {
-    let bare = node.plugin("bare");
-    let total_at = std::mem::offset_of!(LedgerPage, total).to_string();
-    let shift = Total { used_bytes: 1, slot: 0, change: 0 }.pack().trailing_zeros().to_string();
-    let mut all = vec![bare.to_str().expect("text"), total_at.as_str(), shift.as_str()];
-    all.extend(arguments);
+    let to_compare = node.to_compare();
+    let all: Vec<_> = to_compare.iter().map(String::as_str).chain(arguments.iter().copied()).collect();
     node.contain(&[share]).run_c(program, false, &all)
 }
 
@@ -36,7 +26,7 @@ fn what_pools_contexts_and_limits_keep_is_charged() {
     }
     // A stream comes to what is on it when its kernels are done.
     let node = Node::with_paused_clock();
-    let lines = run(&node, &share(&node, 64 * GIB), "kept", &[]);
+    let lines = run(&node, &node.share_with_contexts(64 * GIB), "kept", &[]);
     assert_agreed(&lines, 70);
     assert_eq!(lines.last().map(|line| &line["step"]), Some(&"end".into()));
 }
@@ -47,7 +37,7 @@ fn what_pools_keep_is_never_more_than_granted_and_never_in_the_way() {
         return;
     }
     let node = Node::new();
-    let share = share(&node, 256 * MIB + node.context_bytes());
+    let share = node.share_with_contexts(256 * MIB + node.context_bytes());
     let lines = run(&node, &share, "tight", &[]);
     let (refusals, steps): (Vec<_>, Vec<_>) =
         lines.into_iter().partition(|line| line.get("refused").is_some());
@@ -63,7 +53,7 @@ fn what_is_bound_to_something_is_charged_until_that_lets_go() {
         return;
     }
     let node = Node::with_cuda(Version(13050));
-    let lines = run(&node, &share(&node, 64 * GIB), "bound", &[]);
+    let lines = run(&node, &node.share_with_contexts(64 * GIB), "bound", &[]);
     let (refusals, steps): (Vec<_>, Vec<_>) =
         lines.into_iter().partition(|line| line.get("refused").is_some());
     assert_agreed(&steps, 33);
@@ -79,7 +69,7 @@ fn imported_memory_is_charged_while_it_is_open() {
     let node = Node::new();
     // Contexts of two processes, one more, what the other holds, and a little.
     let least = 3 * node.context_bytes() + (3 + 4 + 32) * MIB;
-    let lines = run(&node, &share(&node, least + 16 * MIB), "imports", &[]);
+    let lines = run(&node, &node.share_with_contexts(least + 16 * MIB), "imports", &[]);
     let imports: Vec<_> = lines
         .iter()
         .filter(|line| line.get("import").is_some())
@@ -111,7 +101,7 @@ fn what_graphs_keep_is_charged_when_they_run() {
         return;
     }
     let node = Node::new();
-    let share = share(&node, 256 * MIB + node.context_bytes());
+    let share = node.share_with_contexts(256 * MIB + node.context_bytes());
     let lines = run(&node, &share, "graphs", &[]);
     let (refusals, steps): (Vec<_>, Vec<_>) =
         lines.into_iter().partition(|line| line.get("refused").is_some());
@@ -126,7 +116,7 @@ fn what_an_image_puts_into_memory_is_charged() {
         return;
     }
     let node = Node::new();
-    let lines = run(&node, &share(&node, 64 * GIB), "modules", &[]);
+    let lines = run(&node, &node.share_with_contexts(64 * GIB), "modules", &[]);
     let (steps, others): (Vec<_>, Vec<_>) = lines.into_iter().partition(|line| line.get("step").is_some());
     assert_agreed(&steps, 13);
     let others = serde_json::Value::from(others);
@@ -144,7 +134,7 @@ fn memory_costs_nothing_only_where_it_stays_on_the_host() {
         return;
     }
     let node = Node::new();
-    let lines = run(&node, &share(&node, GIB), "places", &[]);
+    let lines = run(&node, &node.share_with_contexts(GIB), "places", &[]);
     let of = |key: &str| lines.iter().filter(|line| line.get(key).is_some()).cloned().collect::<Vec<_>>();
     assert_agreed(&of("step"), 9);
     let refused: Vec<_> = of("refused").iter().map(|line| line["refused"].clone()).collect();
@@ -173,7 +163,7 @@ fn two_threads_do_not_refuse_each_other_what_the_grant_has_for_both() {
         return;
     }
     let node = Node::new();
-    let share = share(&node, 256 * MIB + node.context_bytes());
+    let share = node.share_with_contexts(256 * MIB + node.context_bytes());
     let bytes = (256 * MIB / 100 * 45).to_string();
     let lines = run(&node, &share, "rivals", &["take", &bytes]);
     assert_eq!(values(&lines, "refusals"), [0, 0]);
@@ -188,7 +178,7 @@ fn a_pool_that_cannot_be_destroyed_stays_charged() {
         return;
     }
     let node = Node::new();
-    let lines = run(&node, &share(&node, GIB), "rivals", &["destroy", &(40 * MIB).to_string()]);
+    let lines = run(&node, &node.share_with_contexts(GIB), "rivals", &["destroy", &(40 * MIB).to_string()]);
     assert_eq!(values(&lines, "destroyed"), [0, 0]);
     assert_eq!(values(&lines, "refusals"), [0]);
     let steps: Vec<_> = lines.into_iter().filter(|line| line.get("step").is_some()).collect();
@@ -201,7 +191,7 @@ fn memory_that_two_threads_open_and_close_is_paid_while_one_has_it_open() {
         return;
     }
     let node = Node::new();
-    let lines = run(&node, &share(&node, 4 * GIB), "rivals", &["open"]);
+    let lines = run(&node, &node.share_with_contexts(4 * GIB), "rivals", &["open"]);
     assert_eq!(values(&lines, "unpaid"), [0; 4]);
     assert_eq!(values(&lines, "left"), [0]);
 }

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread;
 
 use serde_json::Value;
-use tessera_intercept_abi::{ComputePolicy, GpuUuid, Grant, LedgerPage, Text, ledger::Total};
+use tessera_intercept_abi::{ComputePolicy, GpuUuid, Grant, Text};
 
 use crate::container::{self, Container, MIB, Node, NodeShare, Running, arbitrate};
 use crate::torch;
@@ -339,10 +339,8 @@ fn overheads(rig: &Rig<'_>) -> Vec<String> {
 
 fn agreement(rig: &Rig<'_>) -> Vec<String> {
     let share = rig.share("claim-0", rig.quarter(), 100);
-    let bare = rig.node.plugin("bare");
-    let total_at = std::mem::offset_of!(LedgerPage, total).to_string();
-    let shift = Total { used_bytes: 1, slot: 0, change: 0 }.pack().trailing_zeros().to_string();
-    let arguments = ["agree", bare.to_str().expect("text"), &total_at, &shift];
+    let [bare, total_at, shift] = &rig.node.to_compare();
+    let arguments = ["agree", bare, total_at, shift];
     let steps = container::lines_of(&rig.node.contain(&[&share]).run(&rig.program, &arguments));
     let apart = |step: &Value| number(step, "ledger") - number(step, "driver");
     let worst =

@@ -26,8 +26,8 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tessera_fake_world::{artifact, shipped};
 use tessera_intercept_abi::{
-    ComputePolicy, GRANTS_TMPFS_INODES, Grant, LEDGER_LEN, LEDGER_TMPFS_INODES, LedgerReport, Text,
-    grant_offset, ledger,
+    ComputePolicy, GRANTS_TMPFS_INODES, Grant, LEDGER_LEN, LEDGER_TMPFS_INODES, LedgerPage, LedgerReport,
+    Text, grant_offset, ledger, ledger::Total,
 };
 use tessera_intercept_limiter::compute::Published;
 use tessera_intercept_symbols::Version;
@@ -371,9 +371,27 @@ impl Node {
         out
     }
 
+    /// What programs are given that compare the ledger with the driver: a plugin that asks the driver past the library, and where in the
+    /// ledger the bytes in use are.
+    pub(crate) fn to_compare(&self) -> [String; 3] {
+        let total_at = std::mem::offset_of!(LedgerPage, total);
+        let shift = Total { used_bytes: 1, slot: 0, change: 0 }.pack().trailing_zeros();
+        [self.plugin("bare").display().to_string(), total_at.to_string(), shift.to_string()]
+    }
+
+    /// A share of the first GPU that pays for contexts what the fake driver takes for them.
+    pub(crate) fn share_with_contexts(&self, bytes: u64) -> NodeShare {
+        self.share_of(Grant { context_bytes: self.context_bytes(), ..self.grant("claim-0", 0, bytes) })
+    }
+
     /// Makes a share of a GPU.
     pub(crate) fn share(&self, id: &str, gpu: usize, bytes: u64) -> NodeShare {
-        self.share_of(Grant {
+        self.share_of(self.grant(id, gpu, bytes))
+    }
+
+    /// What such a share is granted.
+    fn grant(&self, id: &str, gpu: usize, bytes: u64) -> Grant {
+        Grant {
             gpu_uuid: self.uuids[gpu].parse().expect("a UUID"),
             memory_limit_bytes: bytes,
             context_bytes: 0,
@@ -382,7 +400,7 @@ impl Node {
             claim_uid: Text::new("0b5f5c1e-9a61-4a0f-8d8c-52b0f2a6c7f1").expect("short"),
             id: Text::new(id).expect("short"),
             sequence: 0,
-        })
+        }
     }
 
     /// Makes a share from a grant.
