@@ -26,6 +26,7 @@ mod other_allocator;
 mod overcommit;
 mod placement;
 mod plugin;
+mod pod_watch;
 mod policies;
 mod prebind_race;
 mod preemption;

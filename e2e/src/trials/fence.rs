@@ -8,16 +8,15 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use futures::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::{DeleteParams, PostParams};
-use kube::runtime::{WatchStreamExt, watcher};
 use serde_json::{Value, json};
 use tessera_api::slice::Fence;
 
 use super::bench::Bench;
 use super::overcommit::{self, Overcommitted};
+use super::pod_watch::{PodWatch, Seen};
 use super::policies;
 use super::progress::Progress;
 use crate::harness::TrialOutcome;
@@ -114,26 +113,21 @@ impl<'a> Load<'a> {
     async fn run(&mut self) -> anyhow::Result<()> {
         self.templates().await?;
         let mut progress = Progress::new("claims", self.claims);
-        let mut events = Box::pin(watcher(self.bench.pods(), watcher::Config::default()).default_backoff());
+        let mut watch = PodWatch::of(self.bench.pods());
         for _ in 0..PODS_AT_A_TIME {
             self.create().await?;
         }
-        let mut listed = Vec::new();
         let mut last_end = Instant::now();
         while self.done < self.claims {
             let left = STALL.saturating_sub(last_end.elapsed());
-            let Ok(event) = tokio::time::timeout(left, events.next()).await else {
+            let Ok(seen) = tokio::time::timeout(left, watch.next()).await else {
                 return Err(self.stalled().await);
             };
             let before = self.done;
-            match event {
-                Some(Ok(watcher::Event::Apply(pod))) => self.look_at(&pod).await?,
-                Some(Ok(watcher::Event::Delete(pod))) => self.ended(&pod.name_any(), is_bound(&pod)).await?,
-                Some(Ok(watcher::Event::Init)) => listed.clear(),
-                Some(Ok(watcher::Event::InitApply(pod))) => listed.push(pod),
-                Some(Ok(watcher::Event::InitDone)) => self.compare(&std::mem::take(&mut listed)).await?,
-                Some(Err(error)) => println!("    the watch of the pods was interrupted: {error}"),
-                None => anyhow::bail!("the watch of the pods ended"),
+            match seen {
+                Seen::There(pod) => self.look_at(&pod).await?,
+                Seen::Gone(pod) => self.ended(&pod.name_any(), is_bound(&pod)).await?,
+                Seen::All(pods) => self.compare(&pods).await?,
             }
             if self.done > before {
                 last_end = Instant::now();

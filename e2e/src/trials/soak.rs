@@ -11,17 +11,16 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Event, Pod};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::{DeleteParams, ListParams, PostParams};
-use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, ResourceExt};
 use serde_json::json;
 
 use self::harm::Harm;
 use self::shape::Shape;
 use super::bench::{Bench, phase};
+use super::pod_watch::{PodWatch, Seen};
 use super::progress::Progress;
 use super::{overcommit, residue};
 use crate::harness::TrialOutcome;
@@ -141,26 +140,21 @@ impl<'a> Load<'a> {
 
     async fn run(&mut self) -> anyhow::Result<()> {
         let mut progress = Progress::new("pods", self.size.pods);
-        let mut events = Box::pin(watcher(self.bench.pods(), watcher::Config::default()).default_backoff());
-        let mut listed = Vec::new();
+        let mut watch = PodWatch::of(self.bench.pods());
         let mut last_end = Instant::now();
         while self.done < self.size.pods {
             while self.there.len() < AT_A_TIME && self.made < self.size.pods {
                 self.create().await?;
             }
             let left = STALL.saturating_sub(last_end.elapsed());
-            let Ok(event) = tokio::time::timeout(left, events.next()).await else {
+            let Ok(seen) = tokio::time::timeout(left, watch.next()).await else {
                 return Err(self.stalled().await);
             };
             let before = self.done;
-            match event {
-                Some(Ok(watcher::Event::Apply(pod))) => self.look_at(&pod).await?,
-                Some(Ok(watcher::Event::Delete(pod))) => self.ended(&pod.name_any()).await?,
-                Some(Ok(watcher::Event::Init)) => listed.clear(),
-                Some(Ok(watcher::Event::InitApply(pod))) => listed.push(pod),
-                Some(Ok(watcher::Event::InitDone)) => self.compare(&std::mem::take(&mut listed)).await?,
-                Some(Err(error)) => println!("    the watch of the pods was interrupted: {error}"),
-                None => anyhow::bail!("the watch of the pods ended"),
+            match seen {
+                Seen::There(pod) => self.look_at(&pod).await?,
+                Seen::Gone(pod) => self.ended(&pod.name_any()).await?,
+                Seen::All(pods) => self.compare(&pods).await?,
             }
             if self.done > before {
                 last_end = Instant::now();
