@@ -2,18 +2,13 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use tessera_fake_world::artifact;
+
 /// Tells the test's own program to say what time it is.
 const ASKED: &str = "TESSERA_FAKE_CLOCK_TEST";
-
-fn library() -> PathBuf {
-    let test = std::env::current_exe().unwrap();
-    let beside = test.parent().unwrap();
-    beside.join("libtessera_fake_clock.so")
-}
 
 fn now() -> i64 {
     i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs()).unwrap()
@@ -26,7 +21,7 @@ fn believed(ahead: i64) -> (i64, Duration) {
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "says_the_time_when_asked", "--nocapture"])
         .env(ASKED, "")
-        .env("LD_PRELOAD", library())
+        .env("LD_PRELOAD", artifact::clock().unwrap())
         .env("TESSERA_FAKE_CLOCK", file.path())
         .output()
         .unwrap();

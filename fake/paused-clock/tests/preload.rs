@@ -5,14 +5,15 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use tessera_fake_world::artifact;
+
 const HOUR: Duration = Duration::from_secs(3600);
 
 /// How long a program believes that it waited. Cargo builds it with the tests.
 fn believed() -> Duration {
-    let test = std::env::current_exe().unwrap();
-    let beside = test.parent().unwrap();
-    let output = Command::new(beside.with_file_name("examples").join("waits_two_hours"))
-        .env("LD_PRELOAD", beside.join("libtessera_fake_paused_clock.so"))
+    let library = artifact::paused_clock().unwrap();
+    let output = Command::new(library.with_file_name("examples").join("waits_two_hours"))
+        .env("LD_PRELOAD", library)
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -49,6 +49,14 @@ pub fn cuda() -> Result<PathBuf, ArtifactError> {
     build("tessera-fake-cuda", "libcuda.so")
 }
 
+/// A clock that is wrong, to be preloaded; built for the profile that this test runs in.
+///
+/// # Errors
+/// It cannot be built.
+pub fn clock() -> Result<PathBuf, ArtifactError> {
+    build("tessera-fake-clock", "libtessera_fake_clock.so")
+}
+
 /// A clock that goes only while the program waits, to be preloaded; built for the profile that this test runs in.
 ///
 /// # Errors
