@@ -18,6 +18,7 @@ mod fence;
 mod frozen_leader;
 mod gpu;
 mod guests;
+mod host_pid;
 mod intercept_modes;
 mod misplaced;
 mod neighbour;
@@ -189,6 +190,7 @@ pub fn on_real_cluster(cluster: &Cluster) -> Vec<Trial<'static>> {
         trial!(cluster, "rights", admission::held_with_rights),
         trial!(cluster, "forged-grant-by-image", tampering::forged_by_image),
         trial!(cluster, "guests", guests::unharmed),
+        trial!(cluster, "host-pid", host_pid::told),
         trial!(cluster, "intercept-modes", intercept_modes::there_and_back),
         trial!(cluster, "exhausted-dev", tampering::exhausted),
         trial!(cluster, "namespaces-of-a-tenant", tampering::namespaces),

@@ -159,6 +159,14 @@ impl Bench {
         Ok(wait::until_one(self.pods(), name, &what, PATIENCE, judge).await?)
     }
 
+    /// The claim that was made for the pod from a template.
+    pub(super) async fn claim_of(&self, pod: &Pod) -> anyhow::Result<ResourceClaim> {
+        let statuses = pod.status.iter().flat_map(|status| status.resource_claim_statuses.iter().flatten());
+        let name = statuses.into_iter().find_map(|status| status.resource_claim_name.as_deref());
+        let name = name.ok_or_else(|| anyhow::anyhow!("pod {} has no claim", pod.name_any()))?;
+        Ok(self.claims().get(name).await?)
+    }
+
     /// Waits until the pod has ended in success, and returns the lines that its container wrote.
     pub(super) async fn output_of(&self, name: &str) -> anyhow::Result<Vec<String>> {
         let judge = |pod: Option<&Pod>| match pod.map(phase) {

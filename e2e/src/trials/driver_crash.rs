@@ -150,10 +150,7 @@ impl<'a> Site<'a> {
 
     /// Inodes and paths of the grants and ledgers of the pod's claim.
     async fn files_of(&self, pod: &Pod) -> anyhow::Result<String> {
-        let statuses = pod.status.iter().flat_map(|status| status.resource_claim_statuses.iter().flatten());
-        let name = statuses.into_iter().find_map(|status| status.resource_claim_name.clone());
-        let name = name.ok_or_else(|| anyhow::anyhow!("pod {} has no claim", pod.name_any()))?;
-        let uid = self.bench.claims().get(&name).await?.uid().unwrap_or_default();
+        let uid = self.bench.claim_of(pod).await?.uid().unwrap_or_default();
         let look = format!(
             "stat -c '%d %i %n' /run/tessera/grants/{uid}/*/grant /run/tessera/ledgers/{uid}/*/ledger"
         );
