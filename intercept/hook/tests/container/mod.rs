@@ -603,7 +603,11 @@ impl Container<'_> {
 
     /// Runs a C program to its end; its lines.
     pub(crate) fn run_c(&self, name: &str, linked: bool, arguments: &[&str]) -> Vec<Value> {
-        lines_of(&self.run(program(name, linked, self.node.path()), arguments))
+        let output = self.run(program(name, linked, self.node.path()), arguments);
+        let lines = lines_of(&output);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{name}: {}, after {lines:?}; {error}", output.status);
+        lines
     }
 
     /// Runs the probe to its end; its lines.
