@@ -1,4 +1,4 @@
-//! The built fake libraries, for tests that load them: cargo does not build a `cdylib` for another package's tests.
+//! The built fake libraries, for tests that load them: cargo builds a `cdylib` for no tests, those of its own package included.
 
 use std::env;
 use std::ffi::OsString;
