@@ -124,7 +124,7 @@ impl<'a> Load<'a> {
                 return Err(self.stalled().await);
             };
             let before = self.done;
-            match seen {
+            match seen? {
                 Seen::There(pod) => self.look_at(&pod).await?,
                 Seen::Gone(pod) => self.ended(&pod.name_any(), is_bound(&pod)).await?,
                 Seen::All(pods) => self.compare(&pods).await?,

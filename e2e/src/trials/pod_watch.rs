@@ -22,7 +22,7 @@ pub(super) struct PodWatch {
 }
 
 impl PodWatch {
-    /// Of these.
+    /// Watches these, from now on.
     pub(super) fn of(pods: Api<Pod>) -> Self {
         Self {
             events: watcher(pods, watcher::Config::default()).default_backoff().boxed(),
@@ -31,16 +31,19 @@ impl PodWatch {
     }
 
     /// Waits for what is seen next.
-    pub(super) async fn next(&mut self) -> Seen {
+    ///
+    /// # Errors
+    /// The watch has ended.
+    pub(super) async fn next(&mut self) -> anyhow::Result<Seen> {
         loop {
             match self.events.next().await {
-                Some(Ok(watcher::Event::Apply(pod))) => return Seen::There(pod),
-                Some(Ok(watcher::Event::Delete(pod))) => return Seen::Gone(pod),
+                Some(Ok(watcher::Event::Apply(pod))) => return Ok(Seen::There(pod)),
+                Some(Ok(watcher::Event::Delete(pod))) => return Ok(Seen::Gone(pod)),
                 Some(Ok(watcher::Event::Init)) => self.listed.clear(),
                 Some(Ok(watcher::Event::InitApply(pod))) => self.listed.push(pod),
-                Some(Ok(watcher::Event::InitDone)) => return Seen::All(std::mem::take(&mut self.listed)),
+                Some(Ok(watcher::Event::InitDone)) => return Ok(Seen::All(std::mem::take(&mut self.listed))),
                 Some(Err(error)) => println!("    the watch of the pods was interrupted: {error}"),
-                None => unreachable!("invariant: a watcher never ends"),
+                None => anyhow::bail!("the watch of the pods ended"),
             }
         }
     }
