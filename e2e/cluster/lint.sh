@@ -10,5 +10,5 @@ command -v shellcheck >/dev/null || {
 }
 cd "$here"
 shellcheck --external-sources --check-sourced --source-path . ./*.sh lib/machine-init.sh lib/residue.sh ../../deploy/chart/check.sh ../../judge/fuzz.sh \
-  ../../fuzz/run.sh ../../intercept/hook/tests/glibc.sh
+  ../../fuzz/run.sh ../../.ci/run ../../intercept/hook/tests/glibc.sh
 HELM=$("$here/build.sh" helm)/helm "$here/../../deploy/chart/check.sh"

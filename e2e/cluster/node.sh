@@ -61,7 +61,7 @@ main() {
     thaw) machine_exec "$machine" "$bin/ctr" --namespace k8s.io tasks kill --signal SIGCONT "$1" ;;
     usage) component_usage "$machine" "$1" ;;
     scheduler-through) scheduler_through "$1" ;;
-    gpu) node_control_gpus "$machine" "$cargo_output" "$@" ;;
+    gpu) node_control_gpus "$machine" "$programs" "$@" ;;
     policies) policies_switch "$1" ;;
     import) node_import "$machine" "$1" ;;
     residue) machine_exec "$machine" sh "$cluster_dir/lib/residue.sh" | residue_report ;;

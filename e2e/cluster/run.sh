@@ -60,15 +60,27 @@ lock() {
 install_tessera() {
   local node
   "$here/images.sh" load
-  for node in "${node_names[@]}"; do node_install_gpus "$node" "$cargo_output"; done
+  for node in "${node_names[@]}"; do node_install_gpus "$node" "$programs"; done
   "$bin/helm" install tessera "$repository/deploy/chart/tessera" --namespace tessera-system --create-namespace \
     --values "$here/values.yaml" --wait --timeout 120s >"$logs/helm.log"
   say "tessera installed after $SECONDS s"
 }
 
+# The tests' program, and what it looks for beside itself.
+build_tests() {
+  local test
+  cd "$repository"
+  cargo build --locked --profile "$cargo_profile" --package tessera-cli
+  test=$(cargo test --locked --profile "$cargo_profile" --package tessera-e2e --test cluster --no-run \
+    --message-format json-render-diagnostics | jq --raw-output 'select(.executable and .target.name == "cluster").executable')
+  rm -rf "$programs"
+  install -D "$test" "$programs/deps/cluster"
+  install --target-directory "$programs" "$cargo_output"/{kubectl-tessera,tessera-fake-world,libnvidia_ml.so,libcuda.so}
+}
+
 run_tests() {
-  PATH=$bin:$PATH TESSERA_E2E_HELM_VALUES=$here/values.yaml \
-    cargo test --locked --profile "$cargo_profile" --package tessera-e2e --test cluster -- --test-threads=1 "$@"
+  cd "$repository/e2e"
+  PATH=$bin:$PATH TESSERA_E2E_HELM_VALUES=$here/values.yaml "$programs/deps/cluster" "$@"
 }
 
 lock
@@ -79,13 +91,11 @@ trap 'exit 143' TERM
   "$here/leak-check-test.sh"
   bin=$("$here/build.sh")
   "$here/images.sh" tessera
-  (cd "$repository" && cargo test --locked --profile "$cargo_profile" --package tessera-e2e --test cluster --no-run)
-  (cd "$repository" && cargo build --locked --profile "$cargo_profile" --package tessera-cli)
+  build_tests
   say "built after $SECONDS s"
   export TESSERA_E2E_BIN=$bin TESSERA_E2E_RUNDIR=$rundir TESSERA_E2E_NODE=$here/node.sh KUBECONFIG=$kubeconfig
   "$here/up.sh"
   install_tessera
-  cd "$repository"
   run_tests "$@"
   say "passed after $SECONDS s"
 } 9>&-

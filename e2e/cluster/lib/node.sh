@@ -93,7 +93,7 @@ END
 }
 
 # Lays out the fake NVIDIA driver and the PCI devices of the node's GPUs, where a real driver and the kernel would.
-node_install_gpus() { # node, directory of cargo's binaries
+node_install_gpus() { # node, directory of the fake driver's programs
   local node=$1 built=$2 description
   description=$repository/fake/world/worlds/${world[$node]}.yaml
   machine_exec "$node" "$built/tessera-fake-world" driver-root "$description" "$built/libnvidia_ml.so" "$built/libcuda.so" \
@@ -115,7 +115,7 @@ node_make_device_nodes() { # node
 }
 
 # Makes something happen to a node's GPUs: the arguments of `tessera-fake-world control WORLD`.
-node_control_gpus() { # node, directory of cargo's binaries, happening...
+node_control_gpus() { # node, directory of the fake driver's programs, happening...
   local node=$1 built=$2
   shift 2
   machine_exec "$node" "$built/tessera-fake-world" control "$node_driver_root/usr/share/nvidia/tessera-fake/world.yaml" "$@"

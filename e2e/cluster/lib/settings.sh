@@ -12,6 +12,9 @@ logs=$rundir/logs
 pki=$rundir/pki
 kubeconfig=$rundir/kubeconfig
 
+# What the tests run, as it was built for them: cargo may build others under the same names while they do.
+programs=$rundir/programs
+
 # Binaries, one directory (build.sh prints it).
 bin=${TESSERA_E2E_BIN:-}
 
