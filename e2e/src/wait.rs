@@ -1,9 +1,10 @@
 //! Waiting by watch, with a deadline that says what was seen last.
 
 use std::fmt::Debug;
+use std::pin::Pin;
 use std::time::Duration;
 
-use futures::TryStreamExt;
+use futures::{Stream, TryStreamExt};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
@@ -42,7 +43,89 @@ pub enum Verdict<T> {
     Hopeless(String),
 }
 
-/// Watches objects until `judge` is content with all of them together.
+/// Objects as a watch shows them, change after change.
+pub struct Watch<K> {
+    stream: Pin<Box<dyn Stream<Item = watcher::Result<watcher::Event<K>>> + Send>>,
+    objects: Vec<K>,
+    /// The objects are not all known: of a listing only a part is in.
+    listing: bool,
+    failed: Option<watcher::Error>,
+}
+
+impl<K> Watch<K>
+where
+    K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    /// A watch that begins with the first look.
+    fn of(api: Api<K>, selector: watcher::Config) -> Self {
+        let stream = Box::pin(watcher(api, selector).default_backoff());
+        Self { stream, objects: Vec::new(), listing: true, failed: None }
+    }
+
+    /// A watch that has begun: it shows every state that an object is in after this, also one that is over at once.
+    ///
+    /// # Errors
+    /// [`WaitError`].
+    pub async fn begun(api: Api<K>, selector: watcher::Config, within: Duration) -> Result<Self, WaitError> {
+        let mut watch = Self::of(api, selector);
+        watch.until("a watch to begin", within, |_| Verdict::Done(())).await?;
+        Ok(watch)
+    }
+
+    /// Waits until `judge` is content with all of the objects together.
+    ///
+    /// # Errors
+    /// [`WaitError`]. Errors of the watch itself are retried until the deadline.
+    pub async fn until<T>(
+        &mut self,
+        what: &str,
+        within: Duration,
+        mut judge: impl FnMut(&[K]) -> Verdict<T>,
+    ) -> Result<T, WaitError> {
+        let mut last = "nothing".to_owned();
+        let judging = async {
+            loop {
+                if !self.listing {
+                    match judge(&self.objects) {
+                        Verdict::Done(found) => return Ok(found),
+                        Verdict::NotYet(seen) => last = seen,
+                        Verdict::Hopeless(seen) => return Err(seen),
+                    }
+                }
+                self.next().await;
+                if let Some(error) = self.failed.take() {
+                    last = format!("the watch failed: {error}");
+                }
+            }
+        };
+        match tokio::time::timeout(within, judging).await {
+            Ok(Ok(found)) => Ok(found),
+            Ok(Err(seen)) => Err(WaitError::Hopeless { what: what.to_owned(), seen }),
+            Err(_) => Err(WaitError::TooLong { what: what.to_owned(), waited: within, last }),
+        }
+    }
+
+    /// Takes in one change.
+    async fn next(&mut self) {
+        match self.stream.try_next().await {
+            Ok(Some(watcher::Event::Init)) => {
+                self.objects.clear();
+                self.listing = true;
+            }
+            Ok(Some(watcher::Event::InitDone)) => self.listing = false,
+            Ok(Some(watcher::Event::Apply(object) | watcher::Event::InitApply(object))) => {
+                remove(&mut self.objects, &object);
+                self.objects.push(object);
+            }
+            Ok(Some(watcher::Event::Delete(object))) => remove(&mut self.objects, &object),
+            Ok(None) => unreachable!("invariant: a watcher never ends"),
+            Err(error) => self.failed = Some(error),
+        }
+    }
+}
+
+/// Watches objects until `judge` is content with all of them together. A state that is over before the watch begins is not
+/// seen: for that, see [`Watch::begun`].
 ///
 /// # Errors
 /// [`WaitError`]. Errors of the watch itself are retried until the deadline.
@@ -51,46 +134,12 @@ pub async fn until<K, T>(
     selector: watcher::Config,
     what: &str,
     within: Duration,
-    mut judge: impl FnMut(&[K]) -> Verdict<T>,
+    judge: impl FnMut(&[K]) -> Verdict<T>,
 ) -> Result<T, WaitError>
 where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
-    let mut stream = Box::pin(watcher(api, selector).default_backoff());
-    let mut objects: Vec<K> = Vec::new();
-    let mut listing = true;
-    let mut last = "nothing".to_owned();
-    let watching = async {
-        loop {
-            match stream.try_next().await {
-                Ok(Some(watcher::Event::Init)) => {
-                    objects.clear();
-                    listing = true;
-                }
-                Ok(Some(watcher::Event::InitDone)) => listing = false,
-                Ok(Some(watcher::Event::Apply(object) | watcher::Event::InitApply(object))) => {
-                    remove(&mut objects, &object);
-                    objects.push(object);
-                }
-                Ok(Some(watcher::Event::Delete(object))) => remove(&mut objects, &object),
-                Ok(None) => unreachable!("invariant: a watcher never ends"),
-                Err(error) => last = format!("the watch failed: {error}"),
-            }
-            if listing {
-                continue;
-            }
-            match judge(&objects) {
-                Verdict::Done(found) => return Ok(found),
-                Verdict::NotYet(seen) => last = seen,
-                Verdict::Hopeless(seen) => return Err(seen),
-            }
-        }
-    };
-    match tokio::time::timeout(within, watching).await {
-        Ok(Ok(found)) => Ok(found),
-        Ok(Err(seen)) => Err(WaitError::Hopeless { what: what.to_owned(), seen }),
-        Err(_) => Err(WaitError::TooLong { what: what.to_owned(), waited: within, last }),
-    }
+    Watch::of(api, selector).until(what, within, judge).await
 }
 
 fn remove<K: Resource>(objects: &mut Vec<K>, gone: &K) {

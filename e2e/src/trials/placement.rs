@@ -7,7 +7,7 @@ use kube::{Api, ResourceExt};
 
 use super::bench::{Bench, PATIENCE};
 use crate::leftovers::holds_device;
-use crate::wait::{self, Verdict};
+use crate::wait::{self, Verdict, Watch};
 
 /// The node that an allocation binds its claim to.
 pub(super) fn node_of(claim: &ResourceClaim) -> Option<&str> {
@@ -38,6 +38,21 @@ pub(super) async fn allocated(
     what: &str,
     is_it: impl Fn(&ResourceClaim) -> bool,
 ) -> anyhow::Result<ResourceClaim> {
+    seen_allocated(&mut watch(bench).await?, pod, what, is_it).await
+}
+
+/// A watch of the claims that has begun.
+pub(super) async fn watch(bench: &Bench) -> anyhow::Result<Watch<ResourceClaim>> {
+    Ok(Watch::begun(bench.claims(), Default::default(), PATIENCE).await?)
+}
+
+/// As [`allocated`], also where the allocation is taken back at once, if the watch began before it was made.
+pub(super) async fn seen_allocated(
+    claims: &mut Watch<ResourceClaim>,
+    pod: &str,
+    what: &str,
+    is_it: impl Fn(&ResourceClaim) -> bool,
+) -> anyhow::Result<ResourceClaim> {
     let judge = |claims: &[ResourceClaim]| {
         let claim = claims.iter().find(|claim| is_of(claim, pod));
         match claim.filter(|claim| holds_device(claim) && is_it(claim)) {
@@ -45,8 +60,7 @@ pub(super) async fn allocated(
             None => Verdict::NotYet(claim.map_or_else(|| "no claim".into(), describe)),
         }
     };
-    let what = format!("the claim of {pod} to be {what}");
-    Ok(wait::until(bench.claims(), Default::default(), &what, PATIENCE, judge).await?)
+    Ok(claims.until(&format!("the claim of {pod} to be {what}"), PATIENCE, judge).await?)
 }
 
 /// Waits until the pod's claim holds nothing or is gone.

@@ -65,11 +65,10 @@ async fn moves(bench: &Bench, rival: fn(Value) -> Value) -> TrialOutcome {
     bench.create(on_node(rival(from_template("first", "share")), &node)).await?;
     bench.holds("first").await?;
     let on_it = |claim: &_| placement::node_of(claim) == Some(&node);
-    // Watched from before the pod is there: what is written may be taken back within milliseconds.
-    tokio::try_join!(
-        placement::allocated(bench, "second", "on the first one's node", on_it),
-        bench.create(rival(from_template("second", "share"))),
-    )?;
+    // From before the pod is there: what is written may be taken back within milliseconds.
+    let mut claims = placement::watch(bench).await?;
+    bench.create(rival(from_template("second", "share"))).await?;
+    placement::seen_allocated(&mut claims, "second", "on the first one's node", on_it).await?;
     let said = placement::told(bench, "second", TRYING_ELSEWHERE).await?;
     anyhow::ensure!(said.contains(&node), "the event does not name {node}: {said}");
     let other = placement::together(bench, "second", "second").await?;
@@ -89,10 +88,9 @@ async fn released(bench: &Bench) -> TrialOutcome {
     }
     bench.create(with_port(from_template("blocker", "share"))).await?;
     bench.holds("blocker").await?;
-    tokio::try_join!(
-        placement::allocated(bench, "refused", "allocated", |_| true),
-        bench.create(with_port(from_template("refused", "three"))),
-    )?;
+    let mut claims = placement::watch(bench).await?;
+    bench.create(with_port(from_template("refused", "three"))).await?;
+    placement::seen_allocated(&mut claims, "refused", "allocated", |_| true).await?;
     // One GPU is free and one in part: it has to wait for the others.
     bench.holder("other", "two").await?;
     let said = placement::told(bench, "refused", TRYING_ELSEWHERE).await?;
