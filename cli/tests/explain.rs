@@ -61,6 +61,24 @@ fn a_pod_that_fits_nowhere_is_told_the_devices_by_reason_and_the_nodes_they_are_
 }
 
 #[test]
+fn a_claim_that_the_pods_status_does_not_name_is_found_out() {
+    let mut stage = Stage::new();
+    stage.claim_of("trainer-gpu-x", json!([share("19Gi", "25")]), Some("trainer"));
+    stage.made_for("trainer-gpu-x", "gpu");
+    stage.pod("trainer", &[]).spec.as_mut().unwrap().resource_claims =
+        Some(vec![read(json!({"name": "gpu", "resourceClaimTemplateName": "t"}))]);
+    assert_eq!(codes(&pod(&stage, "trainer")), ["ClaimNotListed"], "not allocated yet");
+    stage.allocated("trainer-gpu-x", "node-a", &device("aa"), "19Gi", "25");
+    let report = pod(&stage, "trainer");
+    assert_eq!((report.state, codes(&report)), (PodState::ForScheduler, vec!["ClaimNotListed"]));
+    assert!(text(&report).contains("delete the pod to start over"), "{}", text(&report));
+    let waiting = stage.snapshot.pods.last_mut().unwrap();
+    waiting.status.get_or_insert_default().resource_claim_statuses =
+        Some(vec![read(json!({"name": "gpu", "resourceClaimName": "trainer-gpu-x"}))]);
+    assert_eq!(codes(&pod(&stage, "trainer")), [""; 0]);
+}
+
+#[test]
 fn the_words_are_those_of_the_controllers_event() {
     let mut stage = full();
     stage.claim("trainer-gpu", share("19Gi", "25"));

@@ -54,6 +54,7 @@ pub struct Planner {
     finished: mpsc::UnboundedReceiver<Outcome>,
     /// Claims gone under their pods that the last audit saw.
     orphans: BTreeSet<(PodUid, ClaimUid)>,
+    unlisted: Unlisted,
     /// When to look again although nothing has changed: back-off that ends, an event that was held back, a node that is kept
     /// free no more.
     wake: Option<Instant>,
@@ -61,6 +62,15 @@ pub struct Planner {
     kept: Option<Kept>,
     /// What time it is: pods' ages are told by it.
     clock: Box<dyn Fn() -> Timestamp + Send + Sync>,
+}
+
+/// Pods whose status does not name all of their claims: kube-scheduler would not bind them.
+#[derive(Default)]
+struct Unlisted {
+    /// That the last audit saw.
+    seen: BTreeSet<PodUid>,
+    /// That the audit before it saw too.
+    confirmed: BTreeSet<PodUid>,
 }
 
 /// A write under way.
@@ -106,6 +116,7 @@ impl Planner {
             outcomes,
             finished,
             orphans: BTreeSet::new(),
+            unlisted: Unlisted::default(),
             wake: None,
             kept: None,
             clock: Box::new(Timestamp::now),
@@ -249,7 +260,11 @@ impl Planner {
             }
             pod.excluded = self.retries.excluded(&pod.uid, now);
         }
-        work.pending.retain(|pod| !self.retries.is_held(&pod.uid, now) && !self.is_contended(pod, now));
+        work.pending.retain(|pod| {
+            !self.retries.is_held(&pod.uid, now)
+                && !self.is_contended(pod, now)
+                && !self.is_unlisted(&pod.uid)
+        });
         let wall = (self.clock)().as_second();
         let plan = self.index.plan(&work.pending, Settings { now: wall, ..self.settings });
         self.metrics.plan_time.observe(now.elapsed().as_secs_f64());
@@ -281,6 +296,11 @@ impl Planner {
             PodClaim::Pending(claim) => self.contention.is_held(&claim.uid, now),
             PodClaim::Allocated { .. } => false,
         })
+    }
+
+    /// Whether devices would lie idle with the pod: for minutes now its status has not named all of its claims.
+    fn is_unlisted(&self, pod: &PodUid) -> bool {
+        self.unlisted.confirmed.contains(pod) && self.index.is_unlisted(pod)
     }
 
     /// Whether the claim is not to be written yet.

@@ -3,7 +3,7 @@
 
 mod stand_in;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use stand_in::StandIn;
 use stand_in::controller::{Controller, add_node, allocation, cluster, event, place, reserve_and_bind};
 use stand_in::objects::{bound, claim, class, node, pod, slice, unschedulable};
@@ -39,6 +39,53 @@ async fn a_generated_claim_is_allocated_before_the_pods_status_names_it_and_give
     api.until("an allocation", |api| allocation(api, "p-gpu-x")).await;
     api.delete("pods", "default", "p");
     api.until("no allocation", |api| allocation(api, "p-gpu-x").is_none().then_some(())).await;
+    controller.stop().await;
+}
+
+/// A pod of two claims from templates, both made, of which its status names one. kube-scheduler does not get past that.
+fn half_listed(api: &StandIn, listed: &str) -> Value {
+    let mut waiting = unschedulable(
+        pod("p", &[]),
+        "0/1 nodes are available: pod \"default/p\": ResourceClaim not created yet.",
+    );
+    let entries = ["one", "two"];
+    waiting["spec"]["resourceClaims"] =
+        entries.map(|entry| json!({"name": entry, "resourceClaimTemplateName": "t"})).into_iter().collect();
+    waiting["status"]["resourceClaimStatuses"] =
+        json!([{"name": listed, "resourceClaimName": format!("p-{listed}")}]);
+    for entry in entries {
+        let mut made = claim(&format!("p-{entry}"), "19Gi");
+        made["metadata"]["annotations"] = json!({"resource.kubernetes.io/pod-claim-name": entry});
+        made["metadata"]["ownerReferences"] = json!([
+            {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": waiting["metadata"]["uid"], "controller": true},
+        ]);
+        api.put("resourceclaims", made);
+    }
+    waiting
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_whose_status_goes_on_to_lack_a_claim_is_told_and_holds_no_devices() {
+    let api = cluster(1);
+    let controller = Controller::start(&api);
+    let holds = |api: &StandIn| ["p-one", "p-two"].map(|claim| allocation(api, claim).is_some());
+    let mut waiting = half_listed(&api, "one");
+    api.put("pods", waiting.clone());
+    api.until("both allocations", |api| (holds(api) == [true; 2]).then_some(())).await;
+    // As kube-controller-manager before 1.37 goes on to do.
+    for listed in ["two", "one", "two", "one", "two"] {
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        waiting["status"]["resourceClaimStatuses"] =
+            json!([{"name": listed, "resourceClaimName": format!("p-{listed}")}]);
+        api.put("pods", waiting.clone());
+    }
+    let note = event(&api, "p", "ClaimNotListed").unwrap();
+    assert!(note.contains("delete the pod"), "{note}");
+    assert_eq!(holds(&api), [false; 2], "nobody else could use the devices");
+    let names = ["one", "two"].map(|entry| json!({"name": entry, "resourceClaimName": format!("p-{entry}")}));
+    waiting["status"]["resourceClaimStatuses"] = names.into_iter().collect();
+    api.put("pods", waiting);
+    api.until("both allocations", |api| (holds(api) == [true; 2]).then_some(())).await;
     controller.stop().await;
 }
 

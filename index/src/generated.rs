@@ -76,6 +76,17 @@ impl Index {
         }
     }
 
+    /// Pods without a node that have a claim which their status does not name. As a rule that is so for moments only.
+    pub fn unlisted(&self) -> BTreeSet<PodUid> {
+        self.unbound.iter().filter(|pod| self.is_unlisted(pod)).cloned().collect()
+    }
+
+    /// Whether one of the pod's claims is there and its status does not name it.
+    pub fn is_unlisted(&self, pod: &PodUid) -> bool {
+        let Some(pod) = self.pods.get(pod).filter(|pod| pod.is_waiting()) else { return false };
+        pod.claims.iter().any(|reference| !reference.stated && reference.name.is_some())
+    }
+
     fn only_claim_for(&self, pod: &PodUid, namespace: &Namespace, entry: &str) -> Option<ClaimName> {
         let claims = self.generated.get(&(pod.clone(), entry.to_owned()))?;
         let claims = claims.iter().filter_map(|uid| self.claims.get(uid)).map(|entry| &entry.claim);

@@ -258,6 +258,20 @@ fn claims_of_other_pods_entries_and_namespaces_are_not_taken_for_the_pods() {
 }
 
 #[test]
+fn a_pod_is_unlisted_while_a_claim_is_there_that_its_status_does_not_name() {
+    let unlisted = |fed: &Fed| fed.index.unlisted().iter().map(ToString::to_string).collect::<Vec<_>>();
+    let mut fed = Fed::with_gpu();
+    fed.pod(pod_from_template("p"));
+    assert_eq!(unlisted(&fed), [""; 0], "there is none that could be named");
+    fed.claim(made_for(claim("p-gpu-x", "gpu.tessera.dev"), "p"));
+    assert_eq!(unlisted(&fed), ["uid-p"]);
+    fed.pod(naming(pod_from_template("p"), "p-gpu-x"));
+    assert_eq!(unlisted(&fed), [""; 0]);
+    fed.pod(pod_from_template("p"));
+    assert_eq!(unlisted(&fed), ["uid-p"], "the name was dropped");
+}
+
+#[test]
 fn of_two_claims_for_one_entry_the_pods_status_chooses() {
     let mut fed = Fed::with_gpu();
     fed.pod(pod_from_template("p"));

@@ -3,7 +3,9 @@
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
+use tessera_allocator::model::PodUid;
 use tessera_api::names::{CONTROLLER_LEASE, DRIVER_NAME};
+use tessera_index::message;
 
 use super::{PodState, View};
 
@@ -25,16 +27,23 @@ pub struct Finding {
 }
 
 /// What matters to a pod in that state.
-pub(super) fn findings(view: &View<'_>, state: PodState) -> Vec<Finding> {
+pub(super) fn findings(view: &View<'_>, pod: &PodUid, state: PodState) -> Vec<Finding> {
     let is_planned = matches!(state, PodState::Waiting | PodState::Placeable | PodState::Blocked);
+    let mut findings = unlisted(view, pod);
     if !is_planned && state != PodState::Misplaced {
-        return Vec::new();
+        return findings;
     }
-    let mut findings = supply(view);
+    findings.extend(supply(view));
     if !findings.iter().any(|finding| finding.code == NOT_MANAGED) {
         findings.extend(controller(view));
     }
     findings
+}
+
+/// Whether kube-scheduler knows of all the claims of a pod that waits for it.
+fn unlisted(view: &View<'_>, pod: &PodUid) -> Vec<Finding> {
+    let finding = || Finding { code: message::NOT_LISTED, message: message::NOT_LISTED_NOTE.to_owned() };
+    view.index.is_unlisted(pod).then(finding).into_iter().collect()
 }
 
 /// Whether there is anything that the controller could give.

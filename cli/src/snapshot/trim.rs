@@ -1,5 +1,7 @@
-//! What planning looks at, of each kind. Everything else is left out: what a pod runs and with which environment, annotations,
+//! What planning looks at, of each kind. Everything else is left out: what a pod runs and with which environment, most annotations,
 //! addresses and images of nodes, configurations for other drivers.
+
+use std::collections::BTreeMap;
 
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::api::core::v1::{
@@ -12,7 +14,7 @@ use k8s_openapi::api::resource::v1::{
     ResourceClaimTemplateSpec, ResourceSlice,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
-use tessera_api::names::{DRIVER_NAME, TOPOLOGY_ANNOTATION};
+use tessera_api::names::{DRIVER_NAME, POD_CLAIM_NAME_ANNOTATION, TOPOLOGY_ANNOTATION};
 
 /// Names and times.
 fn metadata(from: ObjectMeta) -> ObjectMeta {
@@ -27,12 +29,16 @@ fn metadata(from: ObjectMeta) -> ObjectMeta {
     }
 }
 
+/// Of all annotations that one.
+fn annotation(metadata: &ObjectMeta, name: &str) -> Option<BTreeMap<String, String>> {
+    let value = metadata.annotations.as_ref()?.get(name)?;
+    Some(BTreeMap::from([(name.to_owned(), value.clone())]))
+}
+
 /// A ResourceSlice: all of its spec, and the link matrix.
 #[must_use]
 pub fn trimmed_slice(slice: ResourceSlice) -> ResourceSlice {
-    let mut annotations = slice.metadata.annotations.clone().unwrap_or_default();
-    annotations.retain(|key, _| key == TOPOLOGY_ANNOTATION);
-    let annotations = (!annotations.is_empty()).then_some(annotations);
+    let annotations = annotation(&slice.metadata, TOPOLOGY_ANNOTATION);
     ResourceSlice { metadata: ObjectMeta { annotations, ..metadata(slice.metadata) }, spec: slice.spec }
 }
 
@@ -53,9 +59,10 @@ pub fn trimmed_class(class: DeviceClass) -> DeviceClass {
     DeviceClass { metadata: metadata(class.metadata), spec }
 }
 
-/// A ResourceClaim: who owns it, what it asks for, what it got and who has reserved it.
+/// A ResourceClaim: who owns it, which of a pod's entries it was made for, what it asks for, what it got and who has reserved it.
 #[must_use]
 pub fn trimmed_claim(claim: ResourceClaim) -> ResourceClaim {
+    let annotations = annotation(&claim.metadata, POD_CLAIM_NAME_ANNOTATION);
     let owners =
         claim.metadata.owner_references.clone().map(|owners| owners.into_iter().map(owner).collect());
     let status = claim.status.map(|status| ResourceClaimStatus {
@@ -64,7 +71,7 @@ pub fn trimmed_claim(claim: ResourceClaim) -> ResourceClaim {
         ..ResourceClaimStatus::default()
     });
     ResourceClaim {
-        metadata: ObjectMeta { owner_references: owners, ..metadata(claim.metadata) },
+        metadata: ObjectMeta { annotations, owner_references: owners, ..metadata(claim.metadata) },
         spec: claim.spec.map(claim_spec),
         status,
     }

@@ -103,6 +103,17 @@ impl Stage {
         self.snapshot.resource_claims.push(snapshot::trimmed_claim(read(claim)));
     }
 
+    /// The claim is marked as made for that entry of its pod.
+    pub(crate) fn made_for(&mut self, claim: &str, entry: &str) {
+        let claims = &mut self.snapshot.resource_claims;
+        let at = claims.iter().position(|known| known.metadata.name.as_deref() == Some(claim)).unwrap();
+        let mut made = claims.remove(at);
+        let annotation = ("resource.kubernetes.io/pod-claim-name".to_owned(), entry.to_owned());
+        let other = ("example.com/secret".to_owned(), "hunter2".to_owned());
+        made.metadata.annotations = Some([annotation, other].into());
+        claims.push(snapshot::trimmed_claim(made));
+    }
+
     /// The claim has that share of a device.
     pub(crate) fn allocated(&mut self, claim: &str, node: &str, device: &str, memory: &str, cores: &str) {
         let claims = &mut self.snapshot.resource_claims;

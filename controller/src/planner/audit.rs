@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use tessera_index::Overcommitted;
+use tessera_index::{Overcommitted, message};
 use tokio::time::Instant;
 
 use super::Planner;
@@ -57,6 +57,7 @@ impl Planner {
             }
         }
         self.audit_orphans(now);
+        self.audit_unlisted(now);
         self.audit_writes(now);
     }
 
@@ -80,6 +81,17 @@ impl Planner {
                  has ended"
             );
             self.tell_pod(&pod, "ClaimGone", note, Some(&node), now);
+        }
+    }
+
+    /// Tells pods whose status lacks one of their claims for longer than from one audit to the next. Devices are of no use to them.
+    fn audit_unlisted(&mut self, now: Instant) {
+        let seen = self.index.unlisted();
+        let before = std::mem::replace(&mut self.unlisted.seen, seen);
+        self.unlisted.confirmed = before.intersection(&self.unlisted.seen).cloned().collect();
+        for pod in self.unlisted.confirmed.clone() {
+            tracing::warn!(%pod, "the pod's status does not name all of its claims");
+            self.tell_pod(&pod, message::NOT_LISTED, message::NOT_LISTED_NOTE.to_owned(), None, now);
         }
     }
 
