@@ -20,6 +20,7 @@ mod gpu;
 mod guests;
 mod host_pid;
 mod intercept_modes;
+mod lost_claims;
 mod misplaced;
 mod neighbour;
 mod node;

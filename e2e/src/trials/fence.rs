@@ -17,8 +17,8 @@ use tessera_api::slice::Fence;
 use super::bench::Bench;
 use super::overcommit::{self, Overcommitted};
 use super::pod_watch::{PodWatch, Seen};
-use super::policies;
 use super::progress::Progress;
+use super::{lost_claims, policies};
 use crate::harness::TrialOutcome;
 use crate::hollow::{HollowNodes, Shape};
 use crate::inventory::DRIVER;
@@ -73,7 +73,7 @@ async fn allocate(bench: &Bench, claims: usize) -> anyhow::Result<usize> {
     let mut load = Load::new(bench, &hollow, claims);
     let outcome = tokio::select! {
         Err(error) = hollow.keep_ready() => Err(error),
-        outcome = overcommit::never_during(bench, load.run()) => outcome,
+        outcome = overcommit::never_during(bench, lost_claims::given_up_during(bench, load.run())) => outcome,
     };
     // Without a kubelet nobody else ends them.
     bench.pods().delete_collection(&DeleteParams::default().grace_period(0), &Default::default()).await?;
@@ -126,7 +126,7 @@ impl<'a> Load<'a> {
             let before = self.done;
             match seen? {
                 Seen::There(pod) => self.look_at(&pod).await?,
-                Seen::Gone(pod) => self.ended(&pod.name_any(), is_bound(&pod)).await?,
+                Seen::Gone(pod) => self.ended(&pod.name_any(), is_denied(&pod)).await?,
                 Seen::All(pods) => self.compare(&pods).await?,
             }
             if self.done > before {
@@ -145,12 +145,12 @@ impl<'a> Load<'a> {
         }
     }
 
-    /// After a gap in the watch. Whether those that went in it had been bound is not known.
+    /// After a gap in the watch. Whether those that went in it had been denied is not known.
     async fn compare(&mut self, pods: &[Pod]) -> anyhow::Result<()> {
         let is_listed = |name: &&String| pods.iter().any(|pod| pod.name_any() == **name);
         let gone: Vec<String> = self.there.keys().filter(|name| !is_listed(name)).cloned().collect();
         for name in gone {
-            self.ended(&name, true).await?;
+            self.ended(&name, false).await?;
         }
         for pod in pods {
             self.look_at(pod).await?;
@@ -159,10 +159,10 @@ impl<'a> Load<'a> {
     }
 
     /// Makes room for the next.
-    async fn ended(&mut self, name: &str, bound: bool) -> anyhow::Result<()> {
+    async fn ended(&mut self, name: &str, denied: bool) -> anyhow::Result<()> {
         let Some(claims) = self.there.remove(name) else { return Ok(()) };
         self.done += claims;
-        self.denied += if bound { 0 } else { claims };
+        self.denied += if denied { claims } else { 0 };
         self.create().await
     }
 
@@ -258,6 +258,9 @@ fn is_bound(pod: &Pod) -> bool {
 
 /// The policy has kept kube-scheduler from allocating the pod's claims.
 fn is_denied(pod: &Pod) -> bool {
+    if is_bound(pod) {
+        return false;
+    }
     let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
     let messages = conditions.filter_map(|condition| condition.message.as_deref());
     messages.into_iter().any(|message| message.contains("only tessera-controller allocates"))

@@ -22,7 +22,7 @@ use self::shape::Shape;
 use super::bench::{Bench, phase};
 use super::pod_watch::{PodWatch, Seen};
 use super::progress::Progress;
-use super::{overcommit, residue};
+use super::{lost_claims, overcommit, residue};
 use crate::harness::TrialOutcome;
 use crate::inventory::GpuInventory;
 use crate::random::Random;
@@ -71,7 +71,7 @@ async fn soak(bench: &Bench, seed: u64) -> TrialOutcome {
     let mut load = Load::new(bench, seed, size);
     let outcome = tokio::select! {
         Err(error) = harm.go_on() => Err(error),
-        outcome = overcommit::never_during(bench, load.run()) => outcome,
+        outcome = overcommit::never_during(bench, lost_claims::given_up_during(bench, load.run())) => outcome,
     };
     // Whatever was seen, the cluster goes on with all of its components.
     harm.repair().await?;
