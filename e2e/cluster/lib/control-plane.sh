@@ -83,7 +83,8 @@ exec "$bin/kube-scheduler" --config "$1/scheduler.yaml" --bind-address 127.0.0.1
 END
 }
 
-# Takes the bindings of the chart's admission policies away, which ends their force, or puts them back as they were.
+# Takes the bindings of the chart's admission policies away, which ends their force, or puts them back as they were; in the order of
+# their names, on which the trials rely.
 policies_switch() { # off|on
   local saved=$rundir/policy-bindings.json kind=validatingadmissionpolicybindings
   case $1 in

@@ -2,16 +2,13 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::api::resource::v1::ResourceSlice;
 use kube::Api;
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, PostParams};
 use serde_json::json;
 
 use super::bench::Bench;
 use crate::inventory::DRIVER;
-
-/// It allocates claims of other drivers, and only the policy keeps it from ours.
-const SCHEDULER: &str = "system:kube-scheduler";
 
 /// API servers learn of policies by a watch of their own, so that a change is in force some time after it is made.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -40,7 +37,7 @@ async fn switch(bench: &Bench, to: &str) -> anyhow::Result<()> {
         let mut ticks = tokio::time::interval(TRY_EVERY);
         loop {
             ticks.tick().await;
-            if scheduler_may_allocate(bench).await? == (to == "off") {
+            if anybody_may_publish(bench).await? == (to == "off") {
                 return Ok::<_, anyhow::Error>(());
             }
         }
@@ -49,24 +46,21 @@ async fn switch(bench: &Bench, to: &str) -> anyhow::Result<()> {
     waited.map_err(|_| anyhow::anyhow!("the policies are not {to} after {PATIENCE:?}"))?
 }
 
-/// Allocates, as kube-scheduler, a device that does not exist. It is reserved at once, so that nobody takes it back first.
-async fn scheduler_may_allocate(bench: &Bench) -> anyhow::Result<bool> {
-    const NAME: &str = "may-scheduler-allocate";
-    let claim = json!({"metadata": {"name": NAME},
-        "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": DRIVER}}]}}});
-    bench.claims().create(&PostParams::default(), &serde_json::from_value(claim)?).await?;
-    let status = json!({"status": {
-        "reservedFor": [{"apiGroup": "e2e.tessera.dev", "resource": "trials", "name": "policies", "uid": "policies"}],
-        "allocation": {"allocationTimestamp": "2026-01-01T00:00:00Z", "devices": {"results": [
-            {"request": "gpu", "driver": DRIVER, "pool": "nowhere", "device": "none"},
-        ]}},
-    }});
-    let claims: Api<ResourceClaim> = Api::namespaced(bench.client_of(SCHEDULER)?, bench.namespace());
-    let written = claims.patch_status(NAME, &PatchParams::default(), &Patch::Merge(status)).await;
-    bench.claims().delete(NAME, &DeleteParams::default()).await?;
-    match written {
-        Ok(_) => Ok(true),
-        Err(kube::Error::Api(status)) if status.code == 403 || status.code == 422 => Ok(false),
-        Err(error) => Err(error.into()),
+/// Publishes a slice of our driver, of a node that does not exist, and takes it back. The policy against that has the binding that is
+/// last by name, and bindings go and come in that order: API servers see them in it, and take in at once what they have seen.
+async fn anybody_may_publish(bench: &Bench) -> anyhow::Result<bool> {
+    const NAME: &str = "may-anybody-publish";
+    let pool = json!({"name": "nowhere", "generation": 1, "resourceSliceCount": 1});
+    let slice = json!({
+        "metadata": {"name": NAME},
+        "spec": {"driver": DRIVER, "nodeName": "nowhere", "pool": pool, "devices": []},
+    });
+    let slices: Api<ResourceSlice> = Api::all(bench.client.clone());
+    match slices.create(&PostParams::default(), &serde_json::from_value(slice)?).await {
+        Ok(_) => {}
+        Err(kube::Error::Api(status)) if status.code == 403 || status.code == 422 => return Ok(false),
+        Err(error) => return Err(error.into()),
     }
+    slices.delete(NAME, &DeleteParams::default()).await?;
+    Ok(true)
 }
