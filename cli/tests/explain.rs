@@ -4,6 +4,7 @@
 mod stage;
 
 use k8s_openapi::api::core::v1::Event;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::json;
 use stage::{Stage, device, golden, read, share};
@@ -68,6 +69,11 @@ fn a_claim_that_the_pods_status_does_not_name_is_found_out() {
     stage.pod("trainer", &[]).spec.as_mut().unwrap().resource_claims =
         Some(vec![read(json!({"name": "gpu", "resourceClaimTemplateName": "t"}))]);
     assert_eq!(codes(&pod(&stage, "trainer")), ["ClaimNotListed"], "not allocated yet");
+    let created = stage.snapshot.pods.last().unwrap().metadata.creation_timestamp.clone().unwrap();
+    let new = &mut stage.snapshot.pods.last_mut().unwrap().metadata;
+    new.creation_timestamp = Some(Time(stage::NOW.parse().unwrap()));
+    assert_eq!(codes(&pod(&stage, "trainer")), [""; 0], "of any new pod that is so for a moment");
+    stage.snapshot.pods.last_mut().unwrap().metadata.creation_timestamp = Some(created);
     stage.allocated("trainer-gpu-x", "node-a", &device("aa"), "19Gi", "25");
     let report = pod(&stage, "trainer");
     assert_eq!((report.state, codes(&report)), (PodState::ForScheduler, vec!["ClaimNotListed"]));

@@ -298,7 +298,7 @@ impl Planner {
         })
     }
 
-    /// Whether devices would lie idle with the pod: for minutes now its status has not named all of its claims.
+    /// Whether devices would lie idle with the pod: for more than a minute its status has not named all of its claims.
     fn is_unlisted(&self, pod: &PodUid) -> bool {
         self.unlisted.confirmed.contains(pod) && self.index.is_unlisted(pod)
     }

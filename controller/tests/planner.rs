@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use stand_in::StandIn;
 use stand_in::controller::{Controller, add_node, allocation, cluster, event, place, reserve_and_bind};
 use stand_in::objects::{bound, claim, class, node, pod, slice, unschedulable};
+use tessera_controller::metrics::ReasonLabel;
 use tokio::time::Duration;
 
 #[tokio::test]
@@ -42,12 +43,9 @@ async fn a_generated_claim_is_allocated_before_the_pods_status_names_it_and_give
     controller.stop().await;
 }
 
-/// A pod of two claims from templates, both made, of which its status names one. kube-scheduler does not get past that.
+/// A pod of two claims from templates, both made, of which its status names one.
 fn half_listed(api: &StandIn, listed: &str) -> Value {
-    let mut waiting = unschedulable(
-        pod("p", &[]),
-        "0/1 nodes are available: pod \"default/p\": ResourceClaim not created yet.",
-    );
+    let mut waiting = pod("p", &[]);
     let entries = ["one", "two"];
     waiting["spec"]["resourceClaims"] =
         entries.map(|entry| json!({"name": entry, "resourceClaimTemplateName": "t"})).into_iter().collect();
@@ -69,7 +67,8 @@ async fn a_pod_whose_status_goes_on_to_lack_a_claim_is_told_and_holds_no_devices
     let api = cluster(1);
     let controller = Controller::start(&api);
     let holds = |api: &StandIn| ["p-one", "p-two"].map(|claim| allocation(api, claim).is_some());
-    let mut waiting = half_listed(&api, "one");
+    const TRIED_BEFORE: &str = "0/1 nodes are available: pod \"default/p\": ResourceClaim not created yet.";
+    let mut waiting = unschedulable(half_listed(&api, "one"), TRIED_BEFORE);
     api.put("pods", waiting.clone());
     api.until("both allocations", |api| (holds(api) == [true; 2]).then_some(())).await;
     // As kube-controller-manager before 1.37 goes on to do.
@@ -86,6 +85,24 @@ async fn a_pod_whose_status_goes_on_to_lack_a_claim_is_told_and_holds_no_devices
     waiting["status"]["resourceClaimStatuses"] = names.into_iter().collect();
     api.put("pods", waiting);
     api.until("both allocations", |api| (holds(api) == [true; 2]).then_some(())).await;
+    controller.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_kube_scheduler_never_tries_gives_its_devices_back() {
+    let api = cluster(1);
+    let controller = Controller::start(&api);
+    let holds = |api: &StandIn| ["p-one", "p-two"].map(|claim| allocation(api, claim).is_some());
+    let waiting = half_listed(&api, "one");
+    api.put("pods", waiting);
+    api.until("both allocations", |api| (holds(api) == [true; 2]).then_some(())).await;
+    // Nothing else changes any more.
+    tokio::time::sleep(Duration::from_secs(180)).await;
+    assert_eq!(holds(&api), [false; 2]);
+    let held_back = ReasonLabel { reason: "ClaimNotListed" };
+    assert_eq!(controller.metrics.pending.get_or_create(&held_back).get(), 2);
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    assert_eq!(holds(&api), [false; 2], "nor are they given to it again");
     controller.stop().await;
 }
 

@@ -62,7 +62,8 @@ where
         Self { stream, objects: Vec::new(), listing: true, failed: None }
     }
 
-    /// A watch that has begun: it shows every state that an object is in after this, also one that is over at once.
+    /// A watch that has begun: unless it is interrupted, it shows every state that an object is in after this, also one that is over at
+    /// once.
     ///
     /// # Errors
     /// [`WaitError`].

@@ -16,6 +16,7 @@ use tessera_api::names::{ClaimName, ClaimUid, Namespace, POD_CLAIM_NAME_ANNOTATI
 
 use crate::index::Index;
 use crate::pods::PodEntry;
+use crate::scope::Scope;
 
 /// The pod that a claim was made for, and the name of its entry in `spec.resourceClaims`.
 pub(crate) type MadeFor = (PodUid, String);
@@ -76,15 +77,20 @@ impl Index {
         }
     }
 
-    /// Pods without a node that have a claim which their status does not name. As a rule that is so for moments only.
+    /// Pods of which [`is_unlisted`](Self::is_unlisted) holds. As a rule that is so for moments only.
     pub fn unlisted(&self) -> BTreeSet<PodUid> {
         self.unbound.iter().filter(|pod| self.is_unlisted(pod)).cloned().collect()
     }
 
-    /// Whether one of the pod's claims is there and its status does not name it.
+    /// Whether a pod waits for a node and for devices of ours, and one of its claims is there that its status does not name.
     pub fn is_unlisted(&self, pod: &PodUid) -> bool {
         let Some(pod) = self.pods.get(pod).filter(|pod| pod.is_waiting()) else { return false };
+        let is_ours = |name| {
+            let claim = self.claim_named(pod, name).map(|entry| &entry.claim.uid);
+            matches!(claim.and_then(|uid| self.scope(uid)), Some(Scope::Ours | Scope::Mixed))
+        };
         pod.claims.iter().any(|reference| !reference.stated && reference.name.is_some())
+            && pod.claims.iter().filter_map(|reference| reference.name.as_ref()).any(is_ours)
     }
 
     fn only_claim_for(&self, pod: &PodUid, namespace: &Namespace, entry: &str) -> Option<ClaimName> {

@@ -89,9 +89,10 @@ pub fn obstacle(claim: &str, obstacle: Obstacle) -> (&'static str, String) {
 pub const NOT_LISTED: &str = "ClaimNotListed";
 
 /// Its text, and what explains such a pod before that.
-pub const NOT_LISTED_NOTE: &str = "a ResourceClaim of the pod has been made from its template, but the pod's status does not name it, \
-     so kube-scheduler leaves the pod alone; kube-controller-manager writes the status, and before Kubernetes 1.37 may drop one \
-     claim for another without end where a pod has several (kubernetes/kubernetes#138407): delete the pod to start over";
+pub const NOT_LISTED_NOTE: &str = "the pod's status does not name all ResourceClaims that were made for it, so kube-scheduler leaves the pod \
+     alone, and it gets no devices while that lasts; kube-controller-manager writes the status: see whether it works. Before Kubernetes \
+     1.37 it may name the claims of a pod with several by turns and never all (kubernetes/kubernetes#138407): then delete the pod to \
+     start over";
 
 /// The text of the event about a bound pod whose claim of that name is not where the pod is.
 pub fn misplaced(claim: &str, misplaced: &Misplaced) -> String {

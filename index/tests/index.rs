@@ -269,6 +269,12 @@ fn a_pod_is_unlisted_while_a_claim_is_there_that_its_status_does_not_name() {
     assert_eq!(unlisted(&fed), [""; 0]);
     fed.pod(pod_from_template("p"));
     assert_eq!(unlisted(&fed), ["uid-p"], "the name was dropped");
+
+    let mut fed = Fed::with_gpu();
+    fed.pod(pod_from_template("p"));
+    fed.class("nic", "device.driver == 'nic.example.com'");
+    fed.claim(made_for(claim("p-gpu-x", "nic"), "p"));
+    assert_eq!(unlisted(&fed), [""; 0], "other drivers' devices are others' to tell of");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Reasons that lie outside of the plan: nobody carries it out, or there is nothing to plan with.
 
 use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 use tessera_allocator::model::PodUid;
@@ -16,6 +17,9 @@ const LEASE_SECONDS: i32 = 15;
 
 /// The clocks of two machines may differ by so much before a Lease is called expired.
 const CLOCKS_APART: SignedDuration = SignedDuration::from_secs(15);
+
+/// By then the claims of a pod have been made and its status names them. The controller has looked twice by then.
+const A_WHILE: SignedDuration = SignedDuration::from_mins(2);
 
 /// Something that stands in the way, or that the rest should be read with.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -40,10 +44,14 @@ pub(super) fn findings(view: &View<'_>, pod: &PodUid, state: PodState) -> Vec<Fi
     findings
 }
 
-/// Whether kube-scheduler knows of all the claims of a pod that waits for it.
+/// Whether kube-scheduler knows of all the claims of a pod that waits for it. For moments it does not know those of any new pod.
 fn unlisted(view: &View<'_>, pod: &PodUid) -> Vec<Finding> {
+    let is_it = |object: &&Pod| object.metadata.uid.as_deref() == Some(pod.as_str());
+    let created =
+        view.snapshot.pods.iter().find(is_it).and_then(|pod| pod.metadata.creation_timestamp.as_ref());
+    let is_new = created.is_none_or(|created| view.now.duration_since(created.0) < A_WHILE);
     let finding = || Finding { code: message::NOT_LISTED, message: message::NOT_LISTED_NOTE.to_owned() };
-    view.index.is_unlisted(pod).then(finding).into_iter().collect()
+    (!is_new && view.index.is_unlisted(pod)).then(finding).into_iter().collect()
 }
 
 /// Whether there is anything that the controller could give.

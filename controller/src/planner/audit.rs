@@ -89,6 +89,10 @@ impl Planner {
         let seen = self.index.unlisted();
         let before = std::mem::replace(&mut self.unlisted.seen, seen);
         self.unlisted.confirmed = before.intersection(&self.unlisted.seen).cloned().collect();
+        if !self.unlisted.confirmed.is_empty() {
+            // What they hold is taken back, also where nothing else changes.
+            self.wake_at(Some(now));
+        }
         for pod in self.unlisted.confirmed.clone() {
             tracing::warn!(%pod, "the pod's status does not name all of its claims");
             self.tell_pod(&pod, message::NOT_LISTED, message::NOT_LISTED_NOTE.to_owned(), None, now);

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::events::EventType;
-use tessera_allocator::model::PodUid;
+use tessera_allocator::model::{PodClaim, PodUid};
 use tessera_allocator::{Allotment, Decision, Kept, Plan, Refusal};
 use tessera_api::names::{ClaimUid, NodeName, ShareId};
 use tessera_index::{Blocked, Obstacle, Scope, Waiting, convert, message};
@@ -46,7 +46,7 @@ impl Planner {
     }
 
     /// Takes back allocations that serve nobody: of pods that went away before they reserved anything, of pods that the
-    /// scheduler cannot place there, and of pods of which another claim found no room.
+    /// scheduler cannot place there or does not try, and of pods of which another claim found no room.
     pub(super) fn take_back(&mut self, refusals: &[Refusal], taken_back: &BTreeSet<PodUid>, now: Instant) {
         for claim in self.index.abandoned() {
             self.release(&claim, None, now);
@@ -58,7 +58,10 @@ impl Planner {
             if waiting.movable.iter().any(busy) {
                 continue;
             }
-            if refused.contains(&waiting.pod) {
+            if self.is_unlisted(&waiting.pod) {
+                // kube-scheduler does not come as far as to look at nodes.
+                self.retries.not_written(&waiting.pod, NotWritten::Outdated, now);
+            } else if refused.contains(&waiting.pod) {
                 if waiting.nominated {
                     // Room is being made for the rest where the others are.
                     continue;
@@ -174,6 +177,15 @@ impl Planner {
             // Between two events of one cause it may be so for a moment.
             if blocked.obstacle == Obstacle::MixedDrivers || self.repairs.is_confirmed(&blocked.claim) {
                 self.tell_pod(&blocked.pod, reason, note, None, now);
+            }
+        }
+        for pod in &self.unlisted.confirmed {
+            if self.index.is_unlisted(pod)
+                && let Ok(Some(held_back)) = self.index.pending(pod)
+            {
+                let claims = held_back.claims.iter().filter(|claim| matches!(claim, PodClaim::Pending(_)));
+                *pending.entry(message::NOT_LISTED).or_default() +=
+                    i64::try_from(claims.count()).unwrap_or(i64::MAX);
             }
         }
         self.metrics.pending.clear();

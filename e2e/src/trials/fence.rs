@@ -65,7 +65,7 @@ pub(super) async fn fenced(bench: Bench) -> TrialOutcome {
     Ok(Outcome::Held(vec![]))
 }
 
-/// Has so many claims allocated or denied, some at a time, on nodes of their own. Gives how many were denied; an error if a
+/// Has so many claims allocated or denied (or given up: [`lost_claims`]), some at a time, on nodes of their own. Gives how many were denied; an error if a
 /// device is given out twice.
 async fn allocate(bench: &Bench, claims: usize) -> anyhow::Result<usize> {
     let shape = Shape { nodes: NODES, gpus: GPUS, fence: Fence::Managed };

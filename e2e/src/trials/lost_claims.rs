@@ -12,10 +12,14 @@ use kube::ResourceExt;
 use kube::api::DeleteParams;
 
 use super::bench::{Bench, uid};
+use super::placement::node_name;
 use super::pod_watch::{PodWatch, Seen};
 
 /// The last minor version of Kubernetes 1 that does it.
 const LAST_MINOR: u32 = 36;
+
+/// So many pods may be given up in one trial: seen were up to four of 250. A trial that deletes more of them tries little else.
+const MOST: usize = 20;
 
 /// Whether pods of several claims from templates may never get them all.
 pub(super) async fn are_to_be_expected(bench: &Bench) -> anyhow::Result<bool> {
@@ -42,17 +46,19 @@ pub(super) async fn given_up_during<T>(
 /// Ends only with an error.
 async fn give_up(bench: &Bench) -> anyhow::Result<Infallible> {
     let mut listed = BTreeMap::<String, BTreeSet<String>>::new();
+    let mut given_up = BTreeSet::new();
     let mut watch = PodWatch::of(bench.pods());
     loop {
         match watch.next().await? {
             Seen::There(pod) => {
                 let now = listed_claims(&pod);
                 let before = listed.insert(uid(&pod), now.clone()).unwrap_or_default();
-                if pod.metadata.deletion_timestamp.is_none() && !before.is_subset(&now) {
+                if is_waiting(&pod) && !before.is_subset(&now) && given_up.insert(uid(&pod)) {
                     let name = pod.name_any();
                     println!(
                         "    kube-controller-manager has dropped a claim of {name} from its status: it is deleted"
                     );
+                    anyhow::ensure!(given_up.len() <= MOST, "more than {MOST} pods have lost a claim");
                     delete(bench, &name).await?;
                 }
             }
@@ -61,6 +67,10 @@ async fn give_up(bench: &Bench) -> anyhow::Result<Infallible> {
             Seen::All(_) => listed.clear(),
         }
     }
+}
+
+fn is_waiting(pod: &Pod) -> bool {
+    pod.metadata.deletion_timestamp.is_none() && node_name(pod).is_none()
 }
 
 fn listed_claims(pod: &Pod) -> BTreeSet<String> {
