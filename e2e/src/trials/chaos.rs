@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use self::failing::FailingGpus;
 use super::bench::{Bench, holder, phase};
 use super::ledger::DeviceLedger;
-use super::{lost_claims, residue};
+use super::residue;
 use crate::harness::TrialOutcome;
 use crate::inventory::{DRIVER, GpuInventory};
 use crate::random::Random;
@@ -83,7 +83,6 @@ async fn survived_one(bench: &Bench, seed: u64) -> Survived {
 
 async fn live(bench: &Bench, seed: u64, gpus: &mut FailingGpus<'_>) -> Survived {
     let hands = bench.hands()?;
-    let most_claims = if lost_claims::are_to_be_expected(bench).await? { 1 } else { 2 };
     hands.run(&["chaos", "begin", &seed.to_string(), &LENGTH.to_string()]).await?;
     let (mut random, mut living, mut made) = (Random::new(seed), Vec::<String>::new(), 0);
     let mut ticks = tokio::time::interval(PACE);
@@ -103,7 +102,7 @@ async fn live(bench: &Bench, seed: u64, gpus: &mut FailingGpus<'_>) -> Survived 
         } else {
             made += 1;
             let name = format!("pod-{made}");
-            create(bench, &name, most_claims, &mut random).await?;
+            create(bench, &name, &mut random).await?;
             living.push(name);
         }
     };
@@ -121,13 +120,13 @@ async fn live(bench: &Bench, seed: u64, gpus: &mut FailingGpus<'_>) -> Survived 
     Ok((report, settled))
 }
 
-/// A pod with one claim or two, if there may be two.
-async fn create(bench: &Bench, name: &str, most_claims: u32, random: &mut Random) -> anyhow::Result<()> {
+/// A pod with one claim or two.
+async fn create(bench: &Bench, name: &str, random: &mut Random) -> anyhow::Result<()> {
     let (shape, ..) = random.one_of(&SHAPES);
     let mut pod = holder(name, json!({"name": "gpu", "resourceClaimTemplateName": shape}));
     // Small ones, so that everything fits in the end.
     let (second, ..) = random.one_of(&SHAPES[..2]);
-    if random.percent(25) && most_claims > 1 {
+    if random.percent(25) {
         let entry = |list: &mut Value, entry: Value| list.as_array_mut().map(|list| list.push(entry));
         entry(
             &mut pod["spec"]["resourceClaims"],

@@ -22,7 +22,7 @@ const LAST_MINOR: u32 = 36;
 const MOST: usize = 20;
 
 /// Whether pods of several claims from templates may never get them all.
-pub(super) async fn are_to_be_expected(bench: &Bench) -> anyhow::Result<bool> {
+async fn are_to_be_expected(bench: &Bench) -> anyhow::Result<bool> {
     let version = bench.client.apiserver_version().await?;
     // Some distributions have a plus sign behind it.
     let minor: u32 = version.minor.trim_end_matches('+').parse()?;
