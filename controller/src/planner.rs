@@ -263,7 +263,7 @@ impl Planner {
         work.pending.retain(|pod| {
             !self.retries.is_held(&pod.uid, now)
                 && !self.is_contended(pod, now)
-                && !self.is_unlisted(&pod.uid)
+                && !self.is_long_unlisted(&pod.uid)
         });
         let wall = (self.clock)().as_second();
         let plan = self.index.plan(&work.pending, Settings { now: wall, ..self.settings });
@@ -299,7 +299,7 @@ impl Planner {
     }
 
     /// Whether devices would lie idle with the pod: for more than a minute its status has not named all of its claims.
-    fn is_unlisted(&self, pod: &PodUid) -> bool {
+    fn is_long_unlisted(&self, pod: &PodUid) -> bool {
         self.unlisted.confirmed.contains(pod) && self.index.is_unlisted(pod)
     }
 

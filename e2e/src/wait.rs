@@ -49,7 +49,6 @@ pub struct Watch<K> {
     objects: Vec<K>,
     /// The objects are not all known: of a listing only a part is in.
     listing: bool,
-    failed: Option<watcher::Error>,
 }
 
 impl<K> Watch<K>
@@ -59,7 +58,7 @@ where
     /// A watch that begins with the first look.
     fn of(api: Api<K>, selector: watcher::Config) -> Self {
         let stream = Box::pin(watcher(api, selector).default_backoff());
-        Self { stream, objects: Vec::new(), listing: true, failed: None }
+        Self { stream, objects: Vec::new(), listing: true }
     }
 
     /// A watch that has begun: unless it is interrupted, it shows every state that an object is in after this, also one that is over at
@@ -93,8 +92,7 @@ where
                         Verdict::Hopeless(seen) => return Err(seen),
                     }
                 }
-                self.next().await;
-                if let Some(error) = self.failed.take() {
+                if let Err(error) = self.next().await {
                     last = format!("the watch failed: {error}");
                 }
             }
@@ -106,22 +104,22 @@ where
         }
     }
 
-    /// Takes in one change.
-    async fn next(&mut self) {
-        match self.stream.try_next().await {
-            Ok(Some(watcher::Event::Init)) => {
+    /// Takes in one change. After an error the watch goes on by itself.
+    async fn next(&mut self) -> Result<(), watcher::Error> {
+        match self.stream.try_next().await? {
+            Some(watcher::Event::Init) => {
                 self.objects.clear();
                 self.listing = true;
             }
-            Ok(Some(watcher::Event::InitDone)) => self.listing = false,
-            Ok(Some(watcher::Event::Apply(object) | watcher::Event::InitApply(object))) => {
+            Some(watcher::Event::InitDone) => self.listing = false,
+            Some(watcher::Event::Apply(object) | watcher::Event::InitApply(object)) => {
                 remove(&mut self.objects, &object);
                 self.objects.push(object);
             }
-            Ok(Some(watcher::Event::Delete(object))) => remove(&mut self.objects, &object),
-            Ok(None) => unreachable!("invariant: a watcher never ends"),
-            Err(error) => self.failed = Some(error),
+            Some(watcher::Event::Delete(object)) => remove(&mut self.objects, &object),
+            None => unreachable!("invariant: a watcher never ends"),
         }
+        Ok(())
     }
 }
 

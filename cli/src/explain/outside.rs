@@ -31,9 +31,9 @@ pub struct Finding {
 }
 
 /// What matters to a pod in that state.
-pub(super) fn findings(view: &View<'_>, pod: &PodUid, state: PodState) -> Vec<Finding> {
+pub(super) fn findings(view: &View<'_>, uid: &PodUid, pod: Option<&Pod>, state: PodState) -> Vec<Finding> {
     let is_planned = matches!(state, PodState::Waiting | PodState::Placeable | PodState::Blocked);
-    let mut findings = unlisted(view, pod);
+    let mut findings: Vec<Finding> = unlisted(view, uid, pod).into_iter().collect();
     if !is_planned && state != PodState::Misplaced {
         return findings;
     }
@@ -45,13 +45,11 @@ pub(super) fn findings(view: &View<'_>, pod: &PodUid, state: PodState) -> Vec<Fi
 }
 
 /// Whether kube-scheduler knows of all the claims of a pod that waits for it. For moments it does not know those of any new pod.
-fn unlisted(view: &View<'_>, pod: &PodUid) -> Vec<Finding> {
-    let is_it = |object: &&Pod| object.metadata.uid.as_deref() == Some(pod.as_str());
-    let created =
-        view.snapshot.pods.iter().find(is_it).and_then(|pod| pod.metadata.creation_timestamp.as_ref());
-    let is_new = created.is_none_or(|created| view.now.duration_since(created.0) < A_WHILE);
+fn unlisted(view: &View<'_>, uid: &PodUid, pod: Option<&Pod>) -> Option<Finding> {
+    let created = pod?.metadata.creation_timestamp.as_ref()?;
+    let is_new = view.now.duration_since(created.0) < A_WHILE;
     let finding = || Finding { code: message::NOT_LISTED, message: message::NOT_LISTED_NOTE.to_owned() };
-    (!is_new && view.index.is_unlisted(pod)).then(finding).into_iter().collect()
+    (!is_new && view.index.is_unlisted(uid)).then(finding)
 }
 
 /// Whether there is anything that the controller could give.

@@ -16,7 +16,7 @@ use crate::output::count;
 pub(super) fn report(view: &View<'_>, uid: &PodUid) -> PodReport {
     let pod = OnePod::new(view, uid);
     let Outcome { state, message, node, claims } = pod.outcome();
-    let findings = outside::findings(view, uid, state);
+    let findings = outside::findings(view, uid, pod.object, state);
     let (namespace, name) = view
         .index
         .pod_name(uid)

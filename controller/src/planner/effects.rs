@@ -58,7 +58,7 @@ impl Planner {
             if waiting.movable.iter().any(busy) {
                 continue;
             }
-            if self.is_unlisted(&waiting.pod) {
+            if self.is_long_unlisted(&waiting.pod) {
                 // kube-scheduler does not come as far as to look at nodes.
                 self.retries.not_written(&waiting.pod, NotWritten::Outdated, now);
             } else if refused.contains(&waiting.pod) {
@@ -179,14 +179,11 @@ impl Planner {
                 self.tell_pod(&blocked.pod, reason, note, None, now);
             }
         }
-        for pod in &self.unlisted.confirmed {
-            if self.index.is_unlisted(pod)
-                && let Ok(Some(held_back)) = self.index.pending(pod)
-            {
-                let claims = held_back.claims.iter().filter(|claim| matches!(claim, PodClaim::Pending(_)));
-                *pending.entry(message::NOT_LISTED).or_default() +=
-                    i64::try_from(claims.count()).unwrap_or(i64::MAX);
-            }
+        for pod in self.unlisted.confirmed.iter().filter(|pod| self.is_long_unlisted(pod)) {
+            let Ok(Some(held_back)) = self.index.pending(pod) else { continue };
+            let claims = held_back.claims.iter().filter(|claim| matches!(claim, PodClaim::Pending(_)));
+            *pending.entry(message::NOT_LISTED).or_default() +=
+                i64::try_from(claims.count()).unwrap_or(i64::MAX);
         }
         self.metrics.pending.clear();
         for (reason, claims) in pending {

@@ -180,6 +180,14 @@ impl Bench {
         Ok(output.lines().map(str::to_owned).collect())
     }
 
+    /// Deletes a pod that may be gone already, and waits for nothing.
+    pub(super) async fn delete_if_there(&self, pod: &str, parameters: &DeleteParams) -> anyhow::Result<()> {
+        match self.pods().delete(pod, parameters).await {
+            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+            answer => Ok(answer.map(drop)?),
+        }
+    }
+
     /// Deletes pods, and waits until they are gone.
     pub async fn delete(&self, names: &[String]) -> anyhow::Result<()> {
         for name in names {

@@ -182,10 +182,7 @@ impl<'a> Load<'a> {
 
     /// A pod may be seen twice before it is seen to be gone.
     async fn delete(&self, pod: &str) -> anyhow::Result<()> {
-        match self.bench.pods().delete(pod, &DeleteParams::default().grace_period(0)).await {
-            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
-            answer => Ok(answer.map(drop)?),
-        }
+        self.bench.delete_if_there(pod, &DeleteParams::default().grace_period(0)).await
     }
 
     /// The next pod, while there are claims to ask for.

@@ -59,7 +59,7 @@ async fn give_up(bench: &Bench) -> anyhow::Result<Infallible> {
                         "    kube-controller-manager has dropped a claim of {name} from its status: it is deleted"
                     );
                     anyhow::ensure!(given_up.len() <= MOST, "more than {MOST} pods have lost a claim");
-                    delete(bench, &name).await?;
+                    bench.delete_if_there(&name, &DeleteParams::default().grace_period(0)).await?;
                 }
             }
             Seen::Gone(pod) => drop(listed.remove(&uid(&pod))),
@@ -76,11 +76,4 @@ fn is_waiting(pod: &Pod) -> bool {
 fn listed_claims(pod: &Pod) -> BTreeSet<String> {
     let statuses = pod.status.iter().flat_map(|status| status.resource_claim_statuses.iter().flatten());
     statuses.map(|status| status.name.clone()).collect()
-}
-
-async fn delete(bench: &Bench, pod: &str) -> anyhow::Result<()> {
-    match bench.pods().delete(pod, &DeleteParams::default().grace_period(0)).await {
-        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
-        answer => Ok(answer.map(drop)?),
-    }
 }

@@ -38,7 +38,8 @@ pub(super) async fn allocated(
     what: &str,
     is_it: impl Fn(&ResourceClaim) -> bool,
 ) -> anyhow::Result<ResourceClaim> {
-    seen_allocated(&mut watch(bench).await?, pod, what, is_it).await
+    let what = format!("the claim of {pod} to be {what}");
+    Ok(wait::until(bench.claims(), Default::default(), &what, PATIENCE, holding(pod, is_it)).await?)
 }
 
 /// A watch of the claims that has begun.
@@ -53,14 +54,22 @@ pub(super) async fn seen_allocated(
     what: &str,
     is_it: impl Fn(&ResourceClaim) -> bool,
 ) -> anyhow::Result<ResourceClaim> {
-    let judge = |claims: &[ResourceClaim]| {
+    let what = format!("the claim of {pod} to be {what}");
+    Ok(claims.until(&what, PATIENCE, holding(pod, is_it)).await?)
+}
+
+/// Judges whether the pod's claim holds a device and `is_it` is content with the claim.
+fn holding(
+    pod: &str,
+    is_it: impl Fn(&ResourceClaim) -> bool,
+) -> impl Fn(&[ResourceClaim]) -> Verdict<ResourceClaim> {
+    move |claims| {
         let claim = claims.iter().find(|claim| is_of(claim, pod));
         match claim.filter(|claim| holds_device(claim) && is_it(claim)) {
             Some(claim) => Verdict::Done(claim.clone()),
             None => Verdict::NotYet(claim.map_or_else(|| "no claim".into(), describe)),
         }
-    };
-    Ok(claims.until(&format!("the claim of {pod} to be {what}"), PATIENCE, judge).await?)
+    }
 }
 
 /// Waits until the pod's claim holds nothing or is gone.

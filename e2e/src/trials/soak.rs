@@ -208,10 +208,7 @@ impl<'a> Load<'a> {
         if shape.is_due(pod) {
             let grace = if shape.by_force { Some(0) } else { None };
             let parameters = DeleteParams { grace_period_seconds: grace, ..DeleteParams::default() };
-            match self.bench.pods().delete(&name, &parameters).await {
-                Err(kube::Error::Api(status)) if status.is_not_found() => {}
-                answer => drop(answer?),
-            }
+            self.bench.delete_if_there(&name, &parameters).await?;
         }
         Ok(())
     }
