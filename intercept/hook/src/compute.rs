@@ -47,6 +47,7 @@ impl Stream {
     }
 
     /// Whether launches in it are recorded in place of being made. Where the driver does not say, the launch itself will fail.
+    #[cold]
     fn is_capturing(self) -> bool {
         cuda::is_capturing(self.0, Form::Legacy)
     }

@@ -80,7 +80,7 @@ hooks! {
     ) |real| {
         let key = kernel(function, [grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
         // SAFETY: the program's own call.
-        launch(key, Stream::plain(stream), || unsafe {
+        launch(key, Stream::plain(stream), move || unsafe {
             real(
                 function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream, parameters, extra,
             )
@@ -93,7 +93,7 @@ hooks! {
     ) |real| {
         let key = kernel(function, [grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
         // SAFETY: the program's own call.
-        launch(key, Stream::per_thread(stream), || unsafe {
+        launch(key, Stream::per_thread(stream), move || unsafe {
             real(
                 function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream, parameters, extra,
             )
@@ -105,7 +105,7 @@ hooks! {
     ) |real| {
         // SAFETY: the program's own call.
         unsafe {
-            described(config, function, Stream::plain, || real(config, function, parameters, extra))
+            described(config, function, Stream::plain, move || real(config, function, parameters, extra))
         }
     }
 
@@ -114,7 +114,7 @@ hooks! {
     ) |real| {
         // SAFETY: the program's own call.
         unsafe {
-            described(config, function, Stream::per_thread, || real(config, function, parameters, extra))
+            described(config, function, Stream::per_thread, move || real(config, function, parameters, extra))
         }
     }
 
@@ -124,7 +124,7 @@ hooks! {
     ) |real| {
         let key = kernel(function, [grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
         // SAFETY: the program's own call.
-        launch(key, Stream::plain(stream), || unsafe {
+        launch(key, Stream::plain(stream), move || unsafe {
             real(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream, parameters)
         })
     }
@@ -135,44 +135,44 @@ hooks! {
     ) |real| {
         let key = kernel(function, [grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
         // SAFETY: the program's own call.
-        launch(key, Stream::per_thread(stream), || unsafe {
+        launch(key, Stream::per_thread(stream), move || unsafe {
             real(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream, parameters)
         })
     }
 
     fn cuLaunchCooperativeKernelMultiDevice(list: *mut c_void, count: c_uint, flags: c_uint) |real| {
         // SAFETY: the program's own call.
-        unsafe { everywhere(list, count, || real(list, count, flags)) }
+        unsafe { everywhere(list, count, move || real(list, count, flags)) }
     }
 
     // The forms of CUDA 2, whose blocks were described before: one length for all of a function's launches of that size.
     fn cuLaunch(function: Handle) |real| {
         let key = kernel(function, [1, 1, 1], [0, 0, 0]);
         // SAFETY: the program's own call.
-        launch(key, Stream::plain(core::ptr::null_mut()), || unsafe { real(function) })
+        launch(key, Stream::plain(core::ptr::null_mut()), move || unsafe { real(function) })
     }
 
     fn cuLaunchGrid(function: Handle, width: c_int, height: c_int) |real| {
         let key = kernel(function, [width.cast_unsigned(), height.cast_unsigned(), 1], [0, 0, 0]);
         // SAFETY: the program's own call.
-        launch(key, Stream::plain(core::ptr::null_mut()), || unsafe { real(function, width, height) })
+        launch(key, Stream::plain(core::ptr::null_mut()), move || unsafe { real(function, width, height) })
     }
 
     fn cuLaunchGridAsync(function: Handle, width: c_int, height: c_int, stream: Handle) |real| {
         let key = kernel(function, [width.cast_unsigned(), height.cast_unsigned(), 1], [0, 0, 0]);
         // SAFETY: the program's own call.
-        launch(key, Stream::plain(stream), || unsafe { real(function, width, height, stream) })
+        launch(key, Stream::plain(stream), move || unsafe { real(function, width, height, stream) })
     }
 
     fn cuGraphLaunch(graph: Handle, stream: Handle) |real| {
         // SAFETY: the program's own call.
-        let make = || unsafe { real(graph, stream) };
+        let make = move || unsafe { real(graph, stream) };
         with_memory(graph, || launch(Key::graph(graph as usize), Stream::plain(stream), make))
     }
 
     fn cuGraphLaunch_ptsz(graph: Handle, stream: Handle) |real| {
         // SAFETY: the program's own call.
-        let make = || unsafe { real(graph, stream) };
+        let make = move || unsafe { real(graph, stream) };
         with_memory(graph, || launch(Key::graph(graph as usize), Stream::per_thread(stream), make))
     }
 }
