@@ -116,12 +116,19 @@ pub(crate) fn charge_gpu_once(gpu: u32, bytes: u64) -> Result<Charge, Refusal> {
 /// # Errors
 /// See [`Refusal`].
 pub(crate) fn charge_once(device: Option<Device>, bytes: u64) -> Result<Charge, Refusal> {
-    let uuid = device.and_then(uuid_of).ok_or(Refusal::NoDevice)?;
-    let charged = with_state(|state| {
-        let gpu = state.find(uuid).and_then(|gpu| u32::try_from(gpu).ok()).ok_or(Refusal::NotGranted)?;
-        reserve(state, gpu, bytes)
-    });
-    charged.unwrap_or(Err(Refusal::NotGranted))
+    let device = device.ok_or(Refusal::NoDevice)?;
+    let of_known = with_state(|state| Some(reserve_of(state, state.device_uuid(device)?, bytes)));
+    if let Some(charged) = of_known.ok_or(Refusal::NotGranted)? {
+        return charged;
+    }
+    // The first time: the driver is asked, which is not called under the lock.
+    let uuid = uuid_of(device).ok_or(Refusal::NoDevice)?;
+    with_state(|state| reserve_of(state, uuid, bytes)).unwrap_or(Err(Refusal::NotGranted))
+}
+
+fn reserve_of(state: &mut State, uuid: GpuUuid, bytes: u64) -> Result<Charge, Refusal> {
+    let gpu = state.find(uuid).and_then(|gpu| u32::try_from(gpu).ok()).ok_or(Refusal::NotGranted)?;
+    reserve(state, gpu, bytes)
 }
 
 impl Refusal {
@@ -225,6 +232,16 @@ pub(crate) fn charged(
 /// after, and put back where the driver refuses.
 pub(crate) fn discharged(kind: Kind, key: u64, give_back: impl FnOnce() -> c_int) -> c_int {
     let cost = with_state(|state| state.table(kind).remove(key)).flatten();
+    discharge(kind, key, cost, give_back)
+}
+
+/// The same where the cost has been taken out.
+pub(crate) fn discharge(
+    kind: Kind,
+    key: u64,
+    cost: Option<Cost>,
+    give_back: impl FnOnce() -> c_int,
+) -> c_int {
     let result = give_back();
     if let Some(cost) = cost {
         with_state(|state| settle(state, kind, key, cost, result));

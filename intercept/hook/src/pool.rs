@@ -7,7 +7,7 @@
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use crate::charge::{Charge, Refusal, charge_once, discharged, gpu_of, insist};
+use crate::charge::{Charge, Refusal, charge_once, discharge, gpu_of, insist};
 use crate::cuda::{self, Form, Handle, OUT_OF_MEMORY, Pointer, SUCCESS};
 use crate::gauge::{self, POOL};
 use crate::pointers::Cost;
@@ -347,9 +347,12 @@ fn remember(state: &mut State, pointer: Pointer, key: u64) -> bool {
 
 /// Gives a pointer back, whether it is a pool's or not.
 pub(crate) fn give_back(pointer: Pointer, real: impl FnOnce() -> c_int) -> c_int {
-    let Some(piece) = with_state(|state| state.table(Kind::Pooled).remove(pointer)).flatten() else {
-        return discharged(Kind::Pointer, pointer, real);
-    };
+    let found = with_state(|state| match state.table(Kind::Pooled).remove(pointer) {
+        Some(piece) => (Some(piece), None),
+        None => (None, state.table(Kind::Pointer).remove(pointer)),
+    });
+    let (piece, plain) = found.unwrap_or_default();
+    let Some(piece) = piece else { return discharge(Kind::Pointer, pointer, plain, real) };
     let result = real();
     let key = piece.bytes;
     if result != SUCCESS {

@@ -62,7 +62,7 @@ impl Word for MortalWord {
 
     fn store(&self, value: u64) {
         if self.may_write() {
-            self.cells.0[self.at].store(value, Ordering::SeqCst);
+            self.cells.0[self.at].store(value, Ordering::Release);
         }
     }
 

@@ -22,7 +22,7 @@ impl Word for Cell {
     }
 
     fn store(&self, value: u64) {
-        self.0.store(value, Ordering::SeqCst);
+        self.0.store(value, Ordering::Release);
     }
 
     fn replace(&self, current: u64, new: u64) -> Result<(), u64> {
