@@ -42,6 +42,8 @@ pub(crate) fn of(gpu: &Gpu, attribute: c_int) -> Answer<c_int> {
         75 => whole(model.compute_capability.major.into()),
         76 => whole(model.compute_capability.minor.into()),
         81 | 97 => 96 << 10,
+        // Managed memory that moves while kernels run: since Pascal.
+        89 => c_int::from(model.compute_capability.major >= 6),
         // Virtual memory management, memory pools.
         102 | 115 => 1,
         106 => 32,

@@ -47,7 +47,8 @@ struct External {
 }
 
 fn shared(state: &State, pointer: u64) -> Answer<Shared> {
-    let (start, allocation) = state.allocation_at(pointer).ok_or(Status::InvalidValue)?;
+    let found = state.allocation_at(pointer).filter(|(_, allocation)| allocation.kind != Kind::Managed);
+    let (start, allocation) = found.ok_or(Status::InvalidValue)?;
     let process = u64::from(std::process::id());
     Ok(Shared { process, address: start, gpu: allocation.gpu as u64, bytes: allocation.bytes, rest: [0; 4] })
 }

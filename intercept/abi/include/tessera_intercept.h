@@ -25,6 +25,7 @@
 #define TESSERA_USED_BYTES(total) ((uint64_t)(total) >> 21)
 
 #define TESSERA_ABI_VERSION 1
+#define TESSERA_GRANT_OVERSUBSCRIBE 1
 #define TESSERA_GRANT_LEN 4096
 #define TESSERA_LEDGER_LEN 61440
 #define TESSERA_SLOTS 448
@@ -116,7 +117,7 @@ struct tessera_grant_page {
     uint32_t cores_percent;
     /* ComputePolicy as a number. */
     uint32_t policy;
-    /* Bits of features that must be understood: an unknown bit refuses the grant. None is defined yet. */
+    /* Bits of features that must be understood: an unknown bit refuses the grant. GRANT_OVERSUBSCRIBE. */
     uint64_t flags;
     /* The GPU. */
     uint8_t gpu_uuid[16];

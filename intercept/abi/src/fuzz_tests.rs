@@ -27,11 +27,22 @@ prop_compose! {
         context_bytes in any::<u64>(),
         cores_percent in 0..=100_u32,
         policy in prop_oneof![Just(ComputePolicy::None), Just(ComputePolicy::Fixed), Just(ComputePolicy::Balance)],
+        oversubscribe in any::<bool>(),
         claim_uid in text(),
         id in text(),
         sequence in any::<u64>().prop_map(|sequence| sequence & !1),
     ) -> Grant {
-        Grant { gpu_uuid: GpuUuid(gpu), memory_limit_bytes, context_bytes, cores_percent, policy, claim_uid, id, sequence }
+        Grant {
+            gpu_uuid: GpuUuid(gpu),
+            memory_limit_bytes,
+            context_bytes,
+            cores_percent,
+            policy,
+            oversubscribe,
+            claim_uid,
+            id,
+            sequence,
+        }
     }
 }
 

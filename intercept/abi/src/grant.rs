@@ -8,6 +8,13 @@ use crate::{ABI_VERSION, GRANT_LEN, GpuUuid, MAX_MEMORY_BYTES, PublishedPage, Te
 /// `TESGRANT` in the first eight bytes of the file.
 const MAGIC: u64 = u64::from_le_bytes(*b"TESGRANT");
 
+/// Bit of `flags`: plain memory of this GPU is managed, so that the driver may move it to the host, and the limit may be beyond what the
+/// GPU has.
+pub const GRANT_OVERSUBSCRIBE: u64 = 1;
+
+/// The bits of `flags` that this version knows.
+const KNOWN_FLAGS: u64 = GRANT_OVERSUBSCRIBE;
+
 /// The grant file, byte for byte. Code handles [`Grant`]; this is its layout and the proof of it.
 #[repr(C)]
 #[derive(Debug)]
@@ -28,7 +35,7 @@ pub struct GrantPage {
     pub cores_percent: u32,
     /// [`ComputePolicy`] as a number.
     pub policy: u32,
-    /// Bits of features that must be understood: an unknown bit refuses the grant. None is defined yet.
+    /// Bits of features that must be understood: an unknown bit refuses the grant. [`GRANT_OVERSUBSCRIBE`].
     pub flags: u64,
     /// The GPU.
     pub gpu_uuid: [u8; 16],
@@ -129,6 +136,8 @@ pub struct Grant {
     pub cores_percent: u32,
     /// How the compute share is held.
     pub policy: ComputePolicy,
+    /// Whether plain memory may spill to the host, [`GRANT_OVERSUBSCRIBE`].
+    pub oversubscribe: bool,
     /// UID of the claim.
     pub claim_uid: Text<64>,
     /// Name of the share: its directory under `/dev/tessera`, the CDI device's name.
@@ -236,6 +245,7 @@ impl Grant {
         put(&mut page, grant_offset::CONTEXT_BYTES, &self.context_bytes.to_le_bytes());
         put(&mut page, grant_offset::CORES_PERCENT, &self.cores_percent.to_le_bytes());
         put(&mut page, grant_offset::POLICY, &(self.policy as u32).to_le_bytes());
+        put(&mut page, grant_offset::FLAGS, &self.flags().to_le_bytes());
         put(&mut page, grant_offset::GPU_UUID, &self.gpu_uuid.0);
         put(&mut page, grant_offset::CLAIM_UID, self.claim_uid.padded());
         put(&mut page, grant_offset::ID, self.id.padded());
@@ -264,7 +274,7 @@ impl Grant {
             return Err(GrantError::Changing);
         }
         let flags = word(page, grant_offset::FLAGS);
-        if flags != 0 {
+        if flags & !KNOWN_FLAGS != 0 {
             return Err(GrantError::Flags { found: flags });
         }
         let policy = match half(page, grant_offset::POLICY) {
@@ -279,6 +289,7 @@ impl Grant {
             context_bytes: word(page, grant_offset::CONTEXT_BYTES),
             cores_percent: half(page, grant_offset::CORES_PERCENT),
             policy,
+            oversubscribe: flags & GRANT_OVERSUBSCRIBE != 0,
             claim_uid: Text::from_padded(take(page, grant_offset::CLAIM_UID))
                 .map_err(GrantError::ClaimUid)?,
             id: Text::from_padded(take(page, grant_offset::ID)).map_err(GrantError::Id)?,
@@ -307,6 +318,10 @@ impl Grant {
         let mut body = [0; GrantUpdate::BODY_LEN];
         body.copy_from_slice(&page[GrantUpdate::BODY_OFFSET..grant_offset::PUBLISHED]);
         Ok(GrantUpdate { begin: begin.to_le_bytes(), body, end: begin.wrapping_add(1).to_le_bytes() })
+    }
+
+    fn flags(&self) -> u64 {
+        if self.oversubscribe { GRANT_OVERSUBSCRIBE } else { 0 }
     }
 
     fn check(&self) -> Result<(), GrantError> {

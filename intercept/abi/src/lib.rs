@@ -31,7 +31,9 @@ mod uuid;
 mod fuzz_tests;
 
 pub use compute::{ComputePage, ComputeSlot, PublishedPage};
-pub use grant::{ComputePolicy, Grant, GrantError, GrantPage, GrantUpdate, grant_offset};
+pub use grant::{
+    ComputePolicy, GRANT_OVERSUBSCRIBE, Grant, GrantError, GrantPage, GrantUpdate, grant_offset,
+};
 pub use ledger::{Busy, LedgerError, LedgerPage, LedgerReport, ProcessReport, SlotPage};
 pub use text::{Text, TextError};
 pub use uuid::{GpuUuid, UuidError};

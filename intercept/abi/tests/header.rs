@@ -15,8 +15,17 @@ use tessera_intercept_abi::{
 const CRATE: &str = env!("CARGO_MANIFEST_DIR");
 const SOURCES: [&str; 4] = ["lib.rs", "grant.rs", "compute.rs", "ledger.rs"];
 /// Those whose values C programs need.
-const CONSTANTS: [&str; 8] =
-    ["ABI_VERSION", "GRANT_LEN", "LEDGER_LEN", "SLOTS", "SLOT_LEN", "HEADER_LEN", "LOCK_OFFSET", "SLOT_LIVE"];
+const CONSTANTS: [&str; 9] = [
+    "ABI_VERSION",
+    "GRANT_OVERSUBSCRIBE",
+    "GRANT_LEN",
+    "LEDGER_LEN",
+    "SLOTS",
+    "SLOT_LEN",
+    "HEADER_LEN",
+    "LOCK_OFFSET",
+    "SLOT_LIVE",
+];
 
 /// A structure of the sources.
 struct Structure {
@@ -383,6 +392,7 @@ fn a_c_program_reads_a_grant_and_a_ledger() {
         context_bytes: 300 << 20,
         cores_percent: 35,
         policy: ComputePolicy::Balance,
+        oversubscribe: true,
         claim_uid: Text::new("0b5f5c1e-9a61-4a0f-8d8c-52b0f2a6c7f1").expect("short"),
         id: Text::new("claim-0").expect("short"),
         sequence: 0,
@@ -410,7 +420,7 @@ fn a_c_program_reads_a_grant_and_a_ledger() {
         assert!(command.status().expect("a C compiler runs").success(), "{compiler}");
         let output = Command::new(&program).args([path("grant"), path("ledger")]).output().expect("it runs");
         let text = String::from_utf8(output.stdout).expect("text");
-        let expected = "claim-0 of 01020304: 7516192768 bytes, 35 percent, policy 2\n\
+        let expected = "claim-0 of 01020304: 7516192768 bytes, 35 percent, policy 2, may spill\n\
                         5368709120 bytes taken, 4 refused, 2 unknown\nslot 3: process 4711 has 5368709120 bytes\n";
         assert_eq!((text.as_str(), output.status.code()), (expected, Some(0)), "{compiler}");
     }

@@ -20,9 +20,9 @@ int main(int argc, char **argv) {
     if (memcmp(&grant.magic, TESSERA_GRANT_MAGIC, 8) || memcmp(&ledger.magic, TESSERA_LEDGER_MAGIC, 8)) return 3;
     if (grant.abi_version != TESSERA_ABI_VERSION || grant.length != TESSERA_GRANT_LEN) return 4;
     if (ledger.abi_version != TESSERA_ABI_VERSION || ledger.length != TESSERA_LEDGER_LEN) return 4;
-    printf("%s of %02x%02x%02x%02x: %llu bytes, %u percent, policy %u\n", (const char *)grant.id, grant.gpu_uuid[0],
+    printf("%s of %02x%02x%02x%02x: %llu bytes, %u percent, policy %u%s\n", (const char *)grant.id, grant.gpu_uuid[0],
            grant.gpu_uuid[1], grant.gpu_uuid[2], grant.gpu_uuid[3], (unsigned long long)grant.memory_limit_bytes,
-           grant.cores_percent, grant.policy);
+           grant.cores_percent, grant.policy, grant.flags & TESSERA_GRANT_OVERSUBSCRIBE ? ", may spill" : "");
     printf("%llu bytes taken, %llu refused, %llu unknown\n", (unsigned long long)TESSERA_USED_BYTES(ledger.total),
            (unsigned long long)ledger.refused, (unsigned long long)ledger.unknown_functions);
     for (int slot = 0; slot < TESSERA_SLOTS; slot++)

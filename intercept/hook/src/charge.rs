@@ -209,11 +209,22 @@ pub(crate) fn charged(
     taken: impl FnOnce() -> u64,
     give_back: impl FnOnce(u64),
 ) -> c_int {
+    charged_as(bytes, kind, |_| take(), taken, give_back)
+}
+
+/// The same where the call depends on what is charged: on nothing, where the driver is asked only for its error.
+pub(crate) fn charged_as(
+    bytes: u64,
+    kind: Kind,
+    take: impl FnOnce(Option<Charge>) -> c_int,
+    taken: impl FnOnce() -> u64,
+    give_back: impl FnOnce(u64),
+) -> c_int {
     let charge = match charge(cuda::current_device(), bytes) {
         Ok(charge) => charge,
-        Err(refusal) => return refusal.answer(take, || give_back(taken())),
+        Err(refusal) => return refusal.answer(|| take(None), || give_back(taken())),
     };
-    let result = take();
+    let result = take(Some(charge));
     if result != SUCCESS {
         charge.undo();
         return result;

@@ -261,6 +261,14 @@ pub(crate) fn device_attribute(device: Device, attribute: c_int) -> Option<u64> 
     u64::try_from(value).ok().filter(|_| result == SUCCESS)
 }
 
+/// Whether managed memory of a device moves while kernels run, and may be more than the device has: not before Pascal, and not under
+/// Windows.
+pub(crate) fn moves_managed_memory(device: Device) -> bool {
+    /// `CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS`
+    const CONCURRENT_MANAGED_ACCESS: c_int = 89;
+    device_attribute(device, CONCURRENT_MANAGED_ACCESS).is_some_and(|value| value != 0)
+}
+
 /// A limit of the current context.
 pub(crate) fn limit(which: c_uint) -> Option<usize> {
     type Real = unsafe extern "C" fn(*mut usize, c_uint) -> c_int;

@@ -1,4 +1,4 @@
-//! What CUDA says of memory: the grants' word, never more than the GPU has.
+//! What CUDA says of memory: the grants' word, and more than the GPU has only where memory spills to the host.
 
 use core::ffi::c_uint;
 
@@ -11,8 +11,12 @@ use crate::state::Memory;
 /// Memory of a device as the container is to see it; nothing where there is no grant.
 fn granted(device: Option<Device>) -> Memory {
     crate::pool::refresh();
-    let nothing = Memory { limit: 0, used: 0 };
-    device.and_then(uuid_of).and_then(|uuid| with_state(|state| state.memory(uuid))).unwrap_or(nothing)
+    let of = |device| {
+        let uuid = uuid_of(device)?;
+        let memory = with_state(|state| state.memory(uuid))?;
+        Some(Memory { spills: memory.spills && cuda::moves_managed_memory(device), ..memory })
+    };
+    device.and_then(of).unwrap_or(Memory::NOTHING)
 }
 
 /// Changes a result that the driver has written, where the program asked for it.
@@ -31,11 +35,11 @@ hooks! {
         // SAFETY: the program's own call.
         let result = unsafe { real(free, total) };
         if result == SUCCESS {
-            let Memory { limit, used } = granted(cuda::current_device());
+            let memory = granted(cuda::current_device());
             // SAFETY: the driver was content and has written there.
             unsafe {
-                adjust(free, |free| limit.saturating_sub(used).min(free as u64), usize::MAX);
-                adjust(total, |total| limit.min(total as u64), usize::MAX);
+                adjust(free, |free| memory.free_of(free as u64), usize::MAX);
+                adjust(total, |total| memory.total_of(total as u64), usize::MAX);
             }
         }
         result
@@ -45,11 +49,11 @@ hooks! {
         // SAFETY: the program's own call.
         let result = unsafe { real(free, total) };
         if result == SUCCESS {
-            let Memory { limit, used } = granted(cuda::current_device());
+            let memory = granted(cuda::current_device());
             // SAFETY: the driver was content and has written there.
             unsafe {
-                adjust(free, |free| limit.saturating_sub(used).min(free.into()), c_uint::MAX);
-                adjust(total, |total| limit.min(total.into()), c_uint::MAX);
+                adjust(free, |free| memory.free_of(free.into()), c_uint::MAX);
+                adjust(total, |total| memory.total_of(total.into()), c_uint::MAX);
             }
         }
         result
@@ -59,9 +63,9 @@ hooks! {
         // SAFETY: the program's own call.
         let result = unsafe { real(bytes, device) };
         if result == SUCCESS {
-            let limit = granted(Some(device)).limit;
+            let memory = granted(Some(device));
             // SAFETY: the driver was content and has written there.
-            unsafe { adjust(bytes, |bytes| limit.min(bytes as u64), usize::MAX) };
+            unsafe { adjust(bytes, |bytes| memory.total_of(bytes as u64), usize::MAX) };
         }
         result
     }
@@ -70,9 +74,9 @@ hooks! {
         // SAFETY: the program's own call.
         let result = unsafe { real(bytes, device) };
         if result == SUCCESS {
-            let limit = granted(Some(device)).limit;
+            let memory = granted(Some(device));
             // SAFETY: the driver was content and has written there.
-            unsafe { adjust(bytes, |bytes| limit.min(bytes.into()), c_uint::MAX) };
+            unsafe { adjust(bytes, |bytes| memory.total_of(bytes.into()), c_uint::MAX) };
         }
         result
     }

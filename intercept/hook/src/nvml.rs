@@ -106,24 +106,48 @@ unsafe fn retell<T: Copy>(result: c_int, told: *mut T, tell: impl FnOnce(T) -> T
     result
 }
 
-/// Total, used and free bytes as the container is to see them, of a device that has so many in total and free.
-fn seen(device: Device, total: u64, free: u64) -> (u64, u64, u64) {
+/// Memory of a device as the container is to see it; nothing where there is no grant.
+fn granted(device: Device) -> Memory {
     crate::pool::refresh();
-    let granted = uuid(device).and_then(|uuid| with_state(|state| state.memory(uuid)));
-    let Memory { limit, used } = granted.unwrap_or(Memory { limit: 0, used: 0 });
-    let total = limit.min(total);
-    let free = total.saturating_sub(used).min(free);
+    let memory = uuid(device).and_then(|uuid| with_state(|state| state.memory(uuid)));
+    let memory = memory.unwrap_or(Memory::NOTHING);
+    Memory { spills: memory.spills && moves_managed_memory(device), ..memory }
+}
+
+/// The same of a part that nothing spills from.
+fn granted_of_part(device: Device) -> Memory {
+    Memory { spills: false, ..granted(device) }
+}
+
+/// Whether managed memory of a device may be more than the device has: since Pascal. CUDA, which would say it, may not be there.
+fn moves_managed_memory(device: Device) -> bool {
+    type Real = unsafe extern "C" fn(Device, *mut c_int, *mut c_int) -> c_int;
+    const PASCAL: c_int = 6;
+    let nvml = Library::driver(Of::Nvml);
+    let Some(address) = nvml.and_then(|nvml| nvml.function(c"nvmlDeviceGetCudaComputeCapability")) else {
+        return false;
+    };
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: the type is that of nvml.h; the results go to variables of ours.
+    let result = unsafe { transmute::<usize, Real>(address)(device, &mut major, &mut minor) };
+    result == SUCCESS && major >= PASCAL
+}
+
+/// Total, used and free bytes as the container is to see them, where so many are there in total and free.
+fn seen(memory: Memory, total: u64, free: u64) -> (u64, u64, u64) {
+    let total = memory.total_of(total);
+    let free = memory.free_of(free).min(total.saturating_sub(memory.used));
     (total, total - free, free)
 }
 
 fn plain(device: Device, told: MemoryInfo) -> MemoryInfo {
-    let (total, used, free) = seen(device, told.total, told.free);
+    let (total, used, free) = seen(granted(device), told.total, told.free);
     MemoryInfo { total, free, used }
 }
 
 /// A size that is no more than what is granted.
 fn within(device: Device, bytes: u64) -> u64 {
-    seen(device, bytes, bytes).0
+    granted_of_part(device).total_of(bytes)
 }
 
 fn attributes(device: Device, told: Attributes) -> Attributes {
@@ -138,7 +162,7 @@ hooks! {
 
     fn nvmlDeviceGetMemoryInfo_v2(device: Device, memory: *mut MemoryInfo2) |real| {
         let tell = |told: MemoryInfo2| {
-            let (total, used, free) = seen(device, told.total, told.free);
+            let (total, used, free) = seen(granted(device), told.total, told.free);
             MemoryInfo2 { total, reserved: 0, free, used, ..told }
         };
         // SAFETY: the program's own call.
@@ -163,7 +187,7 @@ hooks! {
     // What of it is in use is others' doing as well: as much is said to be as the container uses of the GPU's memory.
     fn nvmlDeviceGetBAR1MemoryInfo(device: Device, memory: *mut Bar1) |real| {
         let tell = |told: Bar1| {
-            let (total, used, free) = seen(device, told.total, told.total);
+            let (total, used, free) = seen(granted_of_part(device), told.total, told.total);
             Bar1 { total, free, used }
         };
         // SAFETY: the program's own call.

@@ -62,6 +62,12 @@ impl Share {
         self.grant.memory_limit_bytes
     }
 
+    /// Whether plain memory may spill to the host, now.
+    pub(crate) fn may_spill(&mut self) -> bool {
+        self.limit();
+        self.grant.oversubscribe
+    }
+
     /// Bytes that all processes of the share hold.
     pub(crate) fn used(&self) -> u64 {
         Total::unpack(self.ledger.total.load(Ordering::Relaxed)).used_bytes

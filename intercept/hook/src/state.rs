@@ -68,6 +68,24 @@ pub(crate) struct Memory {
     pub(crate) limit: u64,
     /// What its processes hold.
     pub(crate) used: u64,
+    /// Plain memory spills to the host, so that there may be more than the GPU has.
+    pub(crate) spills: bool,
+}
+
+impl Memory {
+    /// Of a GPU without a grant.
+    pub(crate) const NOTHING: Self = Self { limit: 0, used: 0, spills: false };
+
+    /// Bytes in total, of a GPU that has so many.
+    pub(crate) fn total_of(self, physical: u64) -> u64 {
+        if self.spills { self.limit } else { self.limit.min(physical) }
+    }
+
+    /// Bytes that can be had, of a GPU that has so many left.
+    pub(crate) fn free_of(self, physical: u64) -> u64 {
+        let granted = self.limit.saturating_sub(self.used);
+        if self.spills { granted } else { granted.min(physical) }
+    }
 }
 
 /// Everything. Lives in memory of the kernel's, which begins zeroed; see [`State::discover`].
@@ -262,16 +280,22 @@ impl State {
         release_across(self.shares(gpu), bytes);
     }
 
-    /// Memory of a GPU; nothing where there is no grant.
+    /// Memory of a GPU as its grants and ledgers say; nothing where there is no grant.
     pub(crate) fn memory(&mut self, uuid: GpuUuid) -> Memory {
-        let nothing = Memory { limit: 0, used: 0 };
-        let Some(gpu) = self.find(uuid) else { return nothing };
+        let Some(gpu) = self.find(uuid) else { return Memory::NOTHING };
         let shares = self.shares(gpu);
         shares.iter().for_each(Share::reclaim);
-        shares.iter_mut().fold(nothing, |sum, share| Memory {
+        shares.iter_mut().fold(Memory::NOTHING, |sum, share| Memory {
             limit: sum.limit.saturating_add(share.limit()),
             used: sum.used.saturating_add(share.used()),
+            spills: sum.spills || share.may_spill(),
         })
+    }
+
+    /// Whether plain memory of a GPU may spill to the host. One grant that lets it is enough: what it adds to the limit may be
+    /// beyond what the GPU has.
+    pub(crate) fn may_spill(&mut self, gpu: usize) -> bool {
+        self.shares(gpu).iter_mut().any(Share::may_spill)
     }
 
     /// What holds for launches on a GPU: on the ledger of the share whose name comes first, which is the same in every process. `None`

@@ -40,6 +40,20 @@ fn calls_with_nothing_or_with_anything_answer_as_without_the_library() {
 }
 
 #[test]
+fn calls_with_nothing_or_with_anything_answer_as_without_the_library_also_where_memory_may_spill() {
+    if !can_contain(
+        "calls_with_nothing_or_with_anything_answer_as_without_the_library_also_where_memory_may_spill",
+    ) {
+        return;
+    }
+    let node = Node::new();
+    let share = node.spilling_share("claim-0", 64 * GIB);
+    let with = node.contain(&[&share]).run_c("nulls", false, &hooked());
+    let without = node.without_the_library().run_c("nulls", false, &hooked());
+    assert_eq!(apart(&with, &without), []);
+}
+
+#[test]
 fn a_driver_that_fails_at_any_call_leaves_the_ledger_exact() {
     if !can_contain("a_driver_that_fails_at_any_call_leaves_the_ledger_exact") {
         return;

@@ -44,6 +44,7 @@ fn grant(share: &ClaimDeviceName, memory_limit_bytes: u64) -> Grant {
         context_bytes: 0,
         cores_percent: 25,
         policy: ComputePolicy::None,
+        oversubscribe: false,
         claim_uid: Text::new(share.claim().as_str()).expect("text"),
         id: Text::new(&share.to_string()).expect("text"),
         sequence: 0,

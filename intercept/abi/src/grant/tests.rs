@@ -10,6 +10,7 @@ fn grant() -> Grant {
         context_bytes: 0,
         cores_percent: 25,
         policy: ComputePolicy::Fixed,
+        oversubscribe: false,
         claim_uid: Text::new("5c1c1f43-9c4d-4a11-8a37-3a9b8f3f2d10").expect("short"),
         id: Text::new("5c1c1f43-9c4d-4a11-8a37-3a9b8f3f2d10-0").expect("short"),
         sequence: 0,
@@ -29,6 +30,21 @@ fn applied(mut page: [u8; GRANT_LEN], update: &GrantUpdate) -> [u8; GRANT_LEN] {
 #[test]
 fn a_grant_survives_its_file() {
     assert_eq!(Grant::parse(&page()), Ok(grant()));
+}
+
+#[test]
+fn a_grant_says_by_its_first_flag_that_memory_may_spill() {
+    let spilling = Grant { oversubscribe: true, ..grant() };
+    let written = spilling.encode().expect("in range");
+    assert_eq!(written[grant_offset::FLAGS..][..8], GRANT_OVERSUBSCRIBE.to_le_bytes());
+    assert_eq!((written[grant_offset::FLAGS], page()[grant_offset::FLAGS]), (1, 0));
+    assert_eq!(Grant::parse(&written), Ok(spilling));
+}
+
+#[test]
+fn memory_may_be_allowed_to_spill_while_containers_read() {
+    let update = Grant { oversubscribe: true, ..grant() }.update(&page()).expect("same share");
+    assert_eq!(Grant::parse(&applied(page(), &update)).map(|grant| grant.oversubscribe), Ok(true));
 }
 
 #[test]
@@ -58,7 +74,11 @@ fn what_is_not_understood_is_refused() {
     assert_eq!(broken(grant_offset::MAGIC, 0), Err(GrantError::Magic));
     assert_eq!(broken(grant_offset::LENGTH, 1), Err(GrantError::Length { found: 4097 }));
     assert_eq!(broken(grant_offset::POLICY, 9), Err(GrantError::Policy { found: 9 }));
-    assert_eq!(broken(grant_offset::FLAGS, 1), Err(GrantError::Flags { found: 1 }));
+    assert_eq!(
+        broken(grant_offset::FLAGS, 3),
+        Err(GrantError::Flags { found: 3 }),
+        "one is known, the other is not"
+    );
     assert_eq!(broken(grant_offset::CORES_PERCENT, 101), Err(GrantError::CoresPercent { percent: 101 }));
     assert!(matches!(broken(grant_offset::MEMORY_LIMIT_BYTES + 7, 1), Err(GrantError::MemoryLimit { .. })));
     assert!(matches!(broken(grant_offset::ID, b'\n'), Err(GrantError::Id(TextError::NotPrintable))));

@@ -181,6 +181,7 @@ impl<'a> Rig<'a> {
             context_bytes: self.context_bytes,
             cores_percent: percent,
             policy: if percent == 100 { ComputePolicy::None } else { ComputePolicy::Fixed },
+            oversubscribe: false,
             claim_uid: Text::new("0b5f5c1e-9a61-4a0f-8d8c-52b0f2a6c7f1").expect("short"),
             id: Text::new(id).expect("short"),
             sequence: 0,

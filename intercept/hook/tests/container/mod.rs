@@ -311,6 +311,13 @@ impl Node {
         Self::with_world(&world.replace(theirs, &format!("cuda: \"{version}\"")))
     }
 
+    /// The same with GPUs whose managed memory does not move while kernels run.
+    pub(crate) fn before_pascal() -> Self {
+        let (theirs, world) = ("computeCapability: \"9.0\"", shipped::H100_8_NVSWITCH);
+        assert!(world.contains(theirs), "the world has other GPUs");
+        Self::with_world(&world.replace(theirs, "computeCapability: \"5.2\""))
+    }
+
     /// The same, where GPU work takes the time it takes.
     pub(crate) fn in_real_time() -> Self {
         Self::at_scale(shipped::H100_8_NVSWITCH, 1.0)
@@ -384,6 +391,11 @@ impl Node {
         self.share_of(Grant { context_bytes: self.context_bytes(), ..self.grant("claim-0", 0, bytes) })
     }
 
+    /// A share of the first GPU from which plain memory may spill.
+    pub(crate) fn spilling_share(&self, id: &str, bytes: u64) -> NodeShare {
+        self.share_of(Grant { oversubscribe: true, ..self.grant(id, 0, bytes) })
+    }
+
     /// Makes a share of a GPU.
     pub(crate) fn share(&self, id: &str, gpu: usize, bytes: u64) -> NodeShare {
         self.share_of(self.grant(id, gpu, bytes))
@@ -397,6 +409,7 @@ impl Node {
             context_bytes: 0,
             cores_percent: 25,
             policy: ComputePolicy::Fixed,
+            oversubscribe: false,
             claim_uid: Text::new("0b5f5c1e-9a61-4a0f-8d8c-52b0f2a6c7f1").expect("short"),
             id: Text::new(id).expect("short"),
             sequence: 0,
