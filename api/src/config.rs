@@ -65,9 +65,9 @@ pub struct TopologyTerm {
 /// `memory`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Memory {
-    /// `memory.percent`: share of each chosen GPU's memory, in place of `capacity.requests.memory`.
+    /// `memory.percent`: share of each chosen GPU's memory as it is published, in place of `capacity.requests.memory`.
     pub percent: Option<Percent>,
-    /// `memory.oversubscribe`: whether memory may spill to the host.
+    /// `memory.oversubscribe`: whether plain memory may spill to the host; only then does the claim get GPUs whose memory is oversubscribed.
     pub oversubscribe: Option<bool>,
 }
 
@@ -142,9 +142,6 @@ impl GpuConfig {
     /// # Errors
     /// [`ConfigError::NotSupported`] for the first value that it does not.
     pub fn supported(&self) -> Result<(), ConfigError> {
-        if self.memory.oversubscribe == Some(true) {
-            return Err(not_supported("memory.oversubscribe", true));
-        }
         match self.sharing {
             Some(sharing @ (Sharing::TimeSlicing | Sharing::Mps)) => Err(not_supported("sharing", sharing)),
             Some(Sharing::Intercept) | None => Ok(()),

@@ -73,9 +73,15 @@ impl Gpu {
         self.uuid.device_name()
     }
 
-    /// Memory as it is published: whole MiB, rounded down, since the API refuses values off the step.
+    /// Memory that it has, as far as it is published: whole MiB, rounded down, since the API refuses values off the step.
     pub fn memory_mib(&self) -> u64 {
         self.memory_bytes >> 20
+    }
+
+    /// Whether managed memory may be more than it has: since Pascal (CUDA C++ Programming Guide, "Unified Memory Programming").
+    pub fn memory_can_spill(&self) -> bool {
+        const PASCAL: u32 = 6;
+        self.cuda_compute_capability.major >= PASCAL
     }
 
     /// Whether nothing is known against it.

@@ -108,7 +108,15 @@ fn without_api(mounts: Arc<dyn Mounts>, what: &str) -> anyhow::Result<()> {
     let base = Arc::new(BaseSpec::new(specs.clone(), DriverRoot::new("/nonexistent", "/")));
     let executor = Executor::new(ShareFiles::new(paths.clone(), mounts), specs, base);
     let context_memory = Default::default();
-    let node = Node { journal, paths, executor, library, intercept: Intercept::Preload, context_memory };
+    let node = Node {
+        journal,
+        paths,
+        executor,
+        library,
+        intercept: Intercept::Preload,
+        context_memory,
+        memory_ratio: Default::default(),
+    };
     let prepare = |claim: &AllocatedClaim, hardware| {
         let attempt = Attempt::begin(&node.paths, &claim.uid)?;
         node.prepare(claim, hardware, &attempt)

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, path::PathBuf};
 use clap::{Parser, ValueEnum};
 use tessera_api::{
     names::{GpuUuid, NodeName},
-    slice::DeviceOrder,
+    slice::{DeviceOrder, MemoryRatio},
 };
 
 use crate::{
@@ -76,6 +76,11 @@ pub struct Args {
     #[arg(long, env = "TESSERA_CONTEXT_MEMORY", value_name = "QUANTITY", default_value_t)]
     pub context_memory: ContextMemory,
 
+    /// What is published of each GPU's memory, in percent of what it has, 100 to 800. Above 100 only claims with `memory.oversubscribe: true`
+    /// get GPUs of this node, and their memory may lie on the host; not in mode stock. What is prepared already stays.
+    #[arg(long, env = "TESSERA_MEMORY_PERCENT", value_name = "PERCENT", default_value = "100", value_parser = memory_percent)]
+    pub memory_percent: MemoryRatio,
+
     /// UUID of a GPU that is not to be shared; may be repeated.
     #[arg(long = "exclude-gpu", env = "TESSERA_EXCLUDE_GPU", value_name = "UUID", value_delimiter = ',')]
     pub exclude_gpus: Vec<GpuUuid>,
@@ -125,6 +130,37 @@ pub enum LogFormat {
     Json,
 }
 
+/// Flags that cannot be together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ArgsError {
+    /// Nobody would keep claims that must not spill from memory that is not there.
+    #[error(
+        "--memory-percent {} needs --mode managed: kube-scheduler does not know which claims may have memory that is not all there",
+        .0.percent()
+    )]
+    OversubscribedStock(MemoryRatio),
+}
+
+impl Args {
+    /// Checks what one flag alone cannot tell.
+    ///
+    /// # Errors
+    /// [`ArgsError`].
+    pub fn check(&self) -> Result<(), ArgsError> {
+        match self.mode {
+            Mode::Stock if self.memory_percent.is_oversubscribed() => {
+                Err(ArgsError::OversubscribedStock(self.memory_percent))
+            }
+            Mode::Stock | Mode::Managed => Ok(()),
+        }
+    }
+}
+
+fn memory_percent(text: &str) -> Result<MemoryRatio, String> {
+    let percent = text.parse().ok().and_then(MemoryRatio::from_percent);
+    percent.ok_or_else(|| format!("write a whole number of percent from 100 to {}", MemoryRatio::MAX_PERCENT))
+}
+
 fn address(text: &str) -> Result<Address, std::net::AddrParseError> {
     if text.is_empty() { Ok(Address(None)) } else { text.parse().map(|address| Address(Some(address))) }
 }
@@ -137,6 +173,32 @@ mod tests {
     fn flags_are_consistent() {
         use clap::CommandFactory;
         Args::command().debug_assert();
+    }
+
+    #[test]
+    fn memory_is_published_at_100_to_800_percent() {
+        let parse =
+            |text: &str| Args::try_parse_from(["driver", "--node-name", "n", "--memory-percent", text]);
+        for (text, percent) in [("100", 100), ("150", 150), ("800", 800)] {
+            assert_eq!(parse(text).expect(text).memory_percent.percent(), percent);
+        }
+        for text in ["", "99", "801", "200%", "1.5", "2"] {
+            let error = parse(text).expect_err(text).to_string();
+            assert!(error.contains("from 100 to 800"), "{error}");
+        }
+        let default = Args::try_parse_from(["driver", "--node-name", "n"]).expect("flags");
+        assert_eq!(default.memory_percent, MemoryRatio::WHOLE);
+    }
+
+    #[test]
+    fn more_memory_than_there_is_needs_the_controller() {
+        let check = |percent: &str, mode: &str| {
+            let flags = ["driver", "--node-name", "n", "--memory-percent", percent, "--mode", mode];
+            Args::try_parse_from(flags).expect("flags").check().map_err(|error| error.to_string())
+        };
+        let error = check("200", "stock").expect_err("refused");
+        assert!(error.starts_with("--memory-percent 200 needs --mode managed"), "{error}");
+        assert_eq!((check("100", "stock"), check("200", "managed")), (Ok(()), Ok(())));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use anyhow::Context;
 use kube::Client;
 use tessera_api::{
     names::{DRIVER_NAME, NodeName, PoolName},
-    slice::DeviceOrder,
+    slice::{DeviceOrder, MemoryRatio},
 };
 use tessera_cdi::SpecStore;
 use tessera_gpu::GpuLibrary;
@@ -72,6 +72,8 @@ pub struct Settings {
     pub intercept: Intercept,
     /// What a CUDA context is charged.
     pub context_memory: ContextMemory,
+    /// How much of the GPUs' memory is published.
+    pub memory_ratio: MemoryRatio,
     /// In which order slices list the GPUs.
     pub device_order: DeviceOrder,
     /// Who allocates the GPUs.
@@ -138,7 +140,7 @@ impl Driver {
             &*mounts,
         )?;
         let base = Arc::new(BaseSpec::new(SpecStore::new(&cdi_dir), settings.driver_root));
-        let Settings { intercept, context_memory, .. } = settings;
+        let Settings { intercept, context_memory, memory_ratio, .. } = settings;
         let files = ShareFiles::new(paths.clone(), mounts);
         let executor = Executor::new(files, SpecStore::new(&cdi_dir), Arc::clone(&base));
         let node = Arc::new(Node {
@@ -148,6 +150,7 @@ impl Driver {
             library,
             intercept,
             context_memory,
+            memory_ratio,
         });
         let source = ClaimSource::new(client.clone());
         host_pids::make_directory(&state_paths)?;
@@ -187,6 +190,7 @@ impl Driver {
         let arbitration = Arbitration::new(state_paths, journal.watch());
         tokio::spawn(arbitration.run(stop.clone()));
         let slices = SliceSource::new(node_name, settings.device_order, settings.mode);
+        let slices = slices.with_memory_ratio(memory_ratio);
         let (orphaned_sender, orphaned) = watch::channel(None);
         let audit = Audit::new(
             ClaimSource::new(client.clone()),

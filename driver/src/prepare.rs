@@ -23,6 +23,7 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use tessera_api::{
     Inventory,
     names::{ClaimName, ClaimUid, NameError, Namespace, PoolName},
+    slice::MemoryRatio,
 };
 use tokio::{
     sync::watch,
@@ -154,6 +155,8 @@ pub struct Node {
     pub intercept: Intercept,
     /// What a context is charged there.
     pub context_memory: ContextMemory,
+    /// How much of the GPUs' memory is published.
+    pub memory_ratio: MemoryRatio,
 }
 
 /// Prepares and unprepares the claims of one node.
@@ -326,7 +329,8 @@ impl Node {
                 return Err(PrepareError::NoHardware { reason: reason.clone() });
             }
         };
-        let mut record = match plan(claim, inventory, journal.journal(), &self.library.hash)? {
+        let memory = self.memory_ratio;
+        let mut record = match plan(claim, inventory, memory, journal.journal(), &self.library.hash)? {
             Decision::Repeat(record) => {
                 self.executor.execute(&steps(&claim.uid, &record, &self.paths)?)?;
                 return Ok(answer(&claim.uid, &record));

@@ -25,6 +25,7 @@ use crate::{
 /// # Errors
 /// What keeps it from starting, or from going on. Missing GPUs and an unreachable API server do not.
 pub async fn run(args: Args) -> anyhow::Result<()> {
+    args.check()?;
     let Args {
         node_name,
         kubeconfig,
@@ -39,6 +40,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         intercept_library,
         intercept,
         context_memory,
+        memory_percent,
         exclude_gpus,
         device_order,
         mode,
@@ -57,7 +59,8 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let gpus = Arc::new(NvmlLibrary::new(options));
     if print_slices {
         let inventory = gpus.inventory().context("the GPUs cannot be looked at")?;
-        print!("{}", SliceSource::new(node_name, device_order, mode).as_yaml(inventory)?);
+        let slices = SliceSource::new(node_name, device_order, mode).with_memory_ratio(memory_percent);
+        print!("{}", slices.as_yaml(inventory)?);
         return Ok(());
     }
     start_logging(log_format);
@@ -75,6 +78,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         intercept_library,
         intercept,
         context_memory,
+        memory_ratio: memory_percent,
         device_order,
         mode,
         stock_drain: Duration::from_secs(stock_drain_seconds.into()),

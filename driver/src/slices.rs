@@ -6,7 +6,7 @@ use k8s_openapi::api::resource::v1::ResourceSlice;
 use tessera_api::{
     Inventory,
     names::{GpuUuid, NodeName},
-    slice::{DeviceOrder, SliceOptions, build},
+    slice::{DeviceOrder, MemoryRatio, SliceOptions, build},
 };
 
 use crate::{audit::Orphaned, inventory::HardwareState, mode::Mode, state::journal::Journal};
@@ -17,13 +17,20 @@ pub struct SliceSource {
     node: NodeName,
     order: DeviceOrder,
     mode: Mode,
+    memory_ratio: MemoryRatio,
 }
 
 impl SliceSource {
-    /// The slices of `node`, with devices in this order, fenced as the mode says.
+    /// The slices of `node`, with devices in this order, fenced as the mode says, and memory as it is.
     #[must_use]
     pub fn new(node: NodeName, order: DeviceOrder, mode: Mode) -> Self {
-        Self { node, order, mode }
+        Self { node, order, mode, memory_ratio: MemoryRatio::WHOLE }
+    }
+
+    /// With so much memory of what there is.
+    #[must_use]
+    pub fn with_memory_ratio(self, memory_ratio: MemoryRatio) -> Self {
+        Self { memory_ratio, ..self }
     }
 
     /// Who allocates the devices.
@@ -74,6 +81,7 @@ impl SliceSource {
                 in_use,
                 orphaned: orphaned.clone(),
                 leaving_stock,
+                memory_ratio: self.memory_ratio,
                 ..SliceOptions::new(self.node.clone())
             },
         ))

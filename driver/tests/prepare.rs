@@ -13,8 +13,9 @@ use serde_json::json;
 use stand_in::{
     gpus::{Machine, uuid},
     kubelet::Kubelet,
-    node::{Node, asked, claim, share_id, uid},
+    node::{Node, Share, asked, claim, share_id, uid},
 };
+use tessera_api::slice::MemoryRatio;
 use tessera_driver::{
     driver::Settings,
     intercept::{Intercept, Library},
@@ -197,6 +198,50 @@ async fn contexts_are_charged_what_the_setting_said_when_the_claim_was_prepared(
     assert_eq!(grants(&node, &new)[0].context_bytes, 0);
     let repaired = grants(&node, &devices);
     assert!(repaired.len() == 2 && repaired.iter().all(|grant| grant.context_bytes == 512 << 20));
+}
+
+/// A claim whose memory may spill to the host.
+fn spilling(node: &Node, name: &str, shares: &[Share]) -> dra_v1::Claim {
+    let mut claim = claim(name, shares);
+    let parameters = json!({
+        "apiVersion": "gpu.tessera.dev/v1alpha1", "kind": "GpuConfig", "memory": {"oversubscribe": true},
+    });
+    claim["status"]["allocation"]["devices"]["config"] = json!([
+        {"source": "FromClaim", "requests": [], "opaque": {"driver": "gpu.tessera.dev", "parameters": parameters}},
+    ]);
+    node.api.put_claim(claim);
+    asked(name)
+}
+
+#[tokio::test]
+async fn a_claim_that_may_spill_is_granted_more_than_the_gpu_has_and_one_that_may_not_is_refused_it() {
+    let node = Node::with_gpus(1);
+    let memory_ratio = MemoryRatio::from_percent(200).expect("a ratio");
+    let settings = Settings { memory_ratio, ..node.settings() };
+    let driver = node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
+    let kubelet = Kubelet::register(&node.path("kubelet")).await;
+
+    let devices = kubelet.prepare(spilling(&node, "a", &[(0, 20, 0)])).await.expect("prepared");
+    let granted = |devices: &[dra_v1::Device]| {
+        let grant = grants(&node, devices)[0];
+        (grant.memory_limit_bytes >> 30, grant.oversubscribe)
+    };
+    assert_eq!(granted(&devices), (20, true));
+    let error = kubelet.prepare(node.allocate("b", &[(0, 17, 0)])).await.expect_err("more than 16 GiB");
+    assert!(error.contains("may not spill") && error.contains("the GPU has 16Gi"), "{error}");
+    let beside = kubelet.prepare(node.allocate("c", &[(0, 12, 0)])).await.expect("12 of 16 GiB");
+    assert_eq!(granted(&beside), (12, false));
+    let error =
+        kubelet.prepare(spilling(&node, "d", &[(0, 33, 0)])).await.expect_err("more than twice 16 GiB");
+    assert!(error.contains("32Gi of it are given out"), "{error}");
+    driver.stop().await;
+    for claim in fs::read_dir(node.paths().grants()).expect("grants") {
+        fs::remove_dir_all(claim.expect("a claim").path()).expect("removed");
+    }
+
+    // The flag is taken back: what is prepared keeps what it has.
+    let _driver = node.start().await;
+    assert_eq!(granted(&devices), (20, true));
 }
 
 #[tokio::test]

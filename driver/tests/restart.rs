@@ -12,6 +12,7 @@ use stand_in::{
 use tessera_api::{
     Inventory,
     names::{ClaimName, ClaimUid, Namespace, PoolName},
+    slice::MemoryRatio,
 };
 use tessera_cdi::SpecStore;
 use tessera_driver::{
@@ -63,7 +64,8 @@ impl Hands {
         )
         .expect("allocated");
         let inventory = Inventory::new(vec![gpu(0), gpu(1)], vec![], vec![]);
-        let decision = plan(&claim, &inventory, &Journal::default(), &library.hash).expect("it fits");
+        let memory = MemoryRatio::WHOLE;
+        let decision = plan(&claim, &inventory, memory, &Journal::default(), &library.hash).expect("it fits");
         let Decision::Prepare(record) = decision else { panic!("nothing is prepared") };
         let steps = steps(&claim.uid, &record, &paths).expect("steps");
         let specs = SpecStore::new(node.path("cdi"));

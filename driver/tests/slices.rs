@@ -9,7 +9,11 @@ use stand_in::{
     gpus::{Machine, uuid},
     node::Node,
 };
-use tessera_api::{Inventory, names::GpuUuid, slice::DeviceOrder};
+use tessera_api::{
+    Inventory,
+    names::GpuUuid,
+    slice::{DeviceOrder, MemoryRatio},
+};
 use tessera_driver::driver::{Driver, Edges, Settings};
 use tessera_gpu::{GpuLibrary, GpuMemory, GpuProcess, HealthWatch, LibraryError, RecoveryAction};
 
@@ -41,6 +45,19 @@ async fn gpus_are_published_fenced_and_owned_by_the_node() {
         assert_eq!(device["taints"][0]["key"], "gpu.tessera.dev/managed");
         assert_eq!(device["taints"][0]["effect"], "NoSchedule");
     }
+}
+
+#[tokio::test]
+async fn memory_is_published_as_often_as_the_setting_says_with_the_truth_beside_it() {
+    let node = Node::with_gpus(1);
+    let memory_ratio = MemoryRatio::from_percent(150).expect("a ratio");
+    let settings = Settings { memory_ratio, ..node.settings() };
+    let _driver = node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
+    let slices =
+        node.api.wait_for("the slice", |api| Some(api.slices()).filter(|slices| !slices.is_empty())).await;
+    let device = &slices[0]["spec"]["devices"][0];
+    assert_eq!(device["capacity"]["memory"]["value"], "24Gi");
+    assert_eq!(device["attributes"]["physicalMemory"]["string"], "16Gi");
 }
 
 #[tokio::test]

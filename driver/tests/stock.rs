@@ -113,6 +113,8 @@ async fn what_only_the_controller_can_do_is_refused_with_the_field_and_the_fix()
     assert!(note.contains("capacity.requests.memory"), "{note}");
     node.api.put_claim(configured("plain", &json!({"sharing": "Intercept"})));
     kubelet.prepare(asked("plain")).await.expect("nothing that needs the controller");
+    node.api.put_claim(configured("spills", &json!({"memory": {"oversubscribe": true}})));
+    kubelet.prepare(asked("spills")).await.expect("driver and interceptor do it");
 }
 
 #[tokio::test]

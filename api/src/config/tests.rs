@@ -165,7 +165,6 @@ fn half_a_topology_term_and_one_said_twice_are_refused() {
 #[test]
 fn what_is_not_enforced_yet_is_refused_with_those_words() {
     let cases = [
-        (json!({"memory": {"oversubscribe": true}}), "memory.oversubscribe: true"),
         (json!({"sharing": "TimeSlicing"}), "sharing: TimeSlicing"),
         (json!({"sharing": "MPS"}), "sharing: MPS"),
     ];
@@ -183,6 +182,7 @@ fn what_is_enforced_is_accepted() {
         json!({"placement": {"node": "LeastFragmentation", "device": "LeastFragmentation"}}),
         json!({"topology": [{"scope": "PCIe", "mode": "Prefer"}, {"scope": "NVLink", "mode": "Require"}]}),
         json!({"memory": {"percent": 100, "oversubscribe": false}}),
+        json!({"memory": {"percent": 50, "oversubscribe": true}}),
         json!({"compute": {"policy": "None", "priority": "Normal"}}),
         json!({"compute": {"policy": "Fixed", "priority": "High"}}),
         json!({"compute": {"policy": "Balance", "priority": "Low"}}),
@@ -219,6 +219,17 @@ fn a_claim_overrides_its_class_field_by_field_wherever_it_stands_in_the_list() {
     assert_eq!(effective.node, PlacementPolicy::Spread);
     assert_eq!(effective.device, PlacementPolicy::Spread);
     assert_eq!(effective.memory_percent, Percent::new(25));
+}
+
+#[test]
+fn a_class_lets_memory_spill_and_a_claim_may_decline() {
+    let class = from("FromClass", &[], json!({"memory": {"oversubscribe": true}}));
+    let claim = from("FromClaim", &[], json!({"memory": {"percent": 50}}));
+    let decline = from("FromClaim", &[], json!({"memory": {"oversubscribe": false}}));
+    let of = |configs: &[DeviceAllocationConfiguration]| {
+        effective_config(configs, &request("gpu")).expect("nothing is wrong").oversubscribe
+    };
+    assert!(of(&[class.clone(), claim.clone()]) && !of(&[class, claim, decline]) && !of(&[]));
 }
 
 #[test]

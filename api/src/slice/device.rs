@@ -6,7 +6,7 @@ use k8s_openapi::api::resource::v1::{
     CapacityRequestPolicy, CapacityRequestPolicyRange, Device, DeviceAttribute, DeviceCapacity, DeviceTaint,
 };
 
-use super::{Fence, MemoryRatio, SliceOptions};
+use super::{Fence, SliceOptions};
 use crate::gpu::{Gpu, Health, normalise_version};
 use crate::names::{
     LEAVING_STOCK_TAINT_KEY, MANAGED_TAINT_KEY, NO_SCHEDULE, ORPHANED_TAINT_KEY, UNHEALTHY_TAINT_KEY,
@@ -24,12 +24,12 @@ pub fn truncated(text: &str) -> &str {
 
 /// The device of a GPU; `clique` is the value of its NVLink clique's attribute.
 pub(super) fn device(gpu: &Gpu, clique: Option<String>, options: &SliceOptions) -> Device {
-    let ratio = options.memory_ratio;
-    let published = Quantity::from_mib(ratio.of_mib(gpu.memory_mib()));
+    let published_mib = options.memory_ratio.of_gpu(gpu);
+    let published = Quantity::from_mib(published_mib);
     Device {
         name: gpu.device_name().into(),
         allow_multiple_allocations: Some(true),
-        attributes: Some(attributes(gpu, clique, ratio)),
+        attributes: Some(attributes(gpu, clique, published_mib)),
         capacity: Some(BTreeMap::from([
             (
                 capacity::MEMORY.to_owned(),
@@ -65,8 +65,9 @@ fn ranged(value: Quantity, default: Quantity, min: Quantity, step: Quantity) -> 
     }
 }
 
-fn attributes(gpu: &Gpu, clique: Option<String>, ratio: MemoryRatio) -> BTreeMap<String, DeviceAttribute> {
-    let physical = ratio.is_oversubscribed().then(|| Quantity::from_mib(gpu.memory_mib()).to_string());
+fn attributes(gpu: &Gpu, clique: Option<String>, published_mib: u64) -> BTreeMap<String, DeviceAttribute> {
+    let is_oversubscribed = published_mib > gpu.memory_mib();
+    let physical = is_oversubscribed.then(|| Quantity::from_mib(gpu.memory_mib()).to_string());
     let architecture = Some(gpu.architecture.clone()).filter(|name| !name.is_empty());
     let driver_version = normalise_version(&gpu.driver_version).map(|version| version.to_string());
     let all = [

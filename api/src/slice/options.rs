@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::DeviceOrder;
+use crate::gpu::Gpu;
 use crate::names::{GpuUuid, NodeName, PoolName};
 
 /// How the devices of a node are published.
@@ -95,6 +96,11 @@ impl MemoryRatio {
     /// What is published of so many MiB, rounded down.
     pub const fn of_mib(self, mib: u64) -> u64 {
         (mib as u128 * self.0 as u128 / 100) as u64
+    }
+
+    /// MiB that are published of a GPU: more than it has only where what is beyond can spill.
+    pub fn of_gpu(self, gpu: &Gpu) -> u64 {
+        if gpu.memory_can_spill() { self.of_mib(gpu.memory_mib()) } else { gpu.memory_mib() }
     }
 }
 

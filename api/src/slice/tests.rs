@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use proptest::prelude::*;
 
 use super::*;
-use crate::gpu::{Gpu, Health, Inventory, Link, LinkKind, PcieLevel};
+use crate::gpu::{ComputeCapability, Gpu, Health, Inventory, Link, LinkKind, PcieLevel};
 use crate::machines::{all_pairs, dgx1v, dgx1v_links, gpu, h100_8, nvlink, unlinked, uuid};
 use crate::names::{
     DeviceName, DriverName, GpuUuid, MANAGED_TAINT_KEY, NodeName, TOPOLOGY_ANNOTATION, UNHEALTHY_TAINT_KEY,
@@ -155,6 +155,19 @@ fn oversubscribed_memory_is_published_with_the_truth_beside_it() {
     assert_eq!(device.capacity.as_ref().expect("capacity")["memory"].value.0, "122338Mi");
     assert_eq!(string(device, "physicalMemory"), Some("81559Mi"));
     assert_eq!((MemoryRatio::from_percent(99), MemoryRatio::from_percent(801)), (None, None));
+}
+
+#[test]
+fn a_gpu_whose_memory_cannot_spill_is_published_with_what_it_has() {
+    let old = Gpu { cuda_compute_capability: ComputeCapability { major: 5, minor: 2 }, ..gpu(0) };
+    let ratio = MemoryRatio::from_percent(200).expect("a ratio");
+    let slice = one(
+        Inventory::new(vec![old], Vec::new(), Vec::new()),
+        &SliceOptions { memory_ratio: ratio, ..options() },
+    );
+    let device = &devices(&slice)[0];
+    assert_eq!(device.capacity.as_ref().expect("capacity")["memory"].value.0, "81559Mi");
+    assert_eq!(string(device, "physicalMemory"), None);
 }
 
 #[test]

@@ -50,6 +50,8 @@ pub struct AllocatedShare {
     pub compute: ComputeCap,
     /// Who yields first.
     pub priority: journal::ComputePriority,
+    /// Whether its plain memory may spill to the host.
+    pub oversubscribe: bool,
 }
 
 /// A pod that has reserved a claim.
@@ -260,7 +262,8 @@ fn shares(allocation: &AllocationResult, ours: &PoolName) -> Result<Vec<Allocate
             ComputePriority::Normal => journal::ComputePriority::Normal,
             ComputePriority::Low => journal::ComputePriority::Low,
         };
-        shares.push(AllocatedShare { compute, priority, ..share(index, result, request, ours)? });
+        let share = share(index, result, request, ours)?;
+        shares.push(AllocatedShare { compute, priority, oversubscribe: config.oversubscribe, ..share });
     }
     if shares.is_empty() { Err(ClaimError::NothingOfOurs) } else { Ok(shares) }
 }
@@ -298,6 +301,7 @@ fn share(
             .ok_or_else(|| wrong(capacity::CORES, cores, "a whole number from 0 to 100"))?,
         compute: ComputeCap::None,
         priority: journal::ComputePriority::default(),
+        oversubscribe: false,
     })
 }
 

@@ -1,13 +1,14 @@
 //! Decides what preparing a claim takes: pure, from the claim, the hardware and the journal.
 
 use tessera_api::{
-    Inventory, Quantity,
+    Gpu, Inventory, Quantity,
     names::{DeviceName, GpuUuid, NameError},
+    slice::MemoryRatio,
 };
 
 use super::claim::{AllocatedClaim, AllocatedShare};
 use crate::intercept::Stand;
-use crate::state::journal::{ClaimRecord, Journal, ShareRecord, State};
+use crate::state::journal::{ClaimRecord, Journal, ShareRecord, State, Taken};
 
 /// What is to be done.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,7 +45,7 @@ pub enum PlanError {
     },
     /// Its memory is taken.
     #[error(
-        "memory of GPU {gpu}: {asked} do not fit beside {taken} of claims prepared before, the GPU has {total}",
+        "memory of GPU {gpu}: {asked} do not fit beside {taken} of claims prepared before, {total} of it are given out",
         asked = Quantity::from_bytes(*.asked_bytes), total = Quantity::from_bytes(*.total_bytes),
         taken = Quantity::from_bytes(*.taken_bytes)
     )]
@@ -55,8 +56,25 @@ pub enum PlanError {
         asked_bytes: u64,
         /// Bytes of the others.
         taken_bytes: u64,
-        /// Bytes of the GPU.
+        /// Bytes that are published.
         total_bytes: u64,
+    },
+    /// What is left of its memory is on the host.
+    #[error(
+        "memory of GPU {gpu}: {asked} that may not spill to the host do not fit beside {taken} that may not either, the GPU has \
+         {physical}: set `memory.oversubscribe: true` in the claim's GpuConfig, or ask for less",
+        asked = Quantity::from_bytes(*.asked_bytes), physical = Quantity::from_bytes(*.physical_bytes),
+        taken = Quantity::from_bytes(*.taken_bytes)
+    )]
+    Fixed {
+        /// The GPU.
+        gpu: GpuUuid,
+        /// Bytes of this claim that may not spill.
+        asked_bytes: u64,
+        /// Bytes of the others that may not.
+        taken_bytes: u64,
+        /// Bytes of the GPU.
+        physical_bytes: u64,
     },
     /// Its compute is taken.
     #[error(
@@ -79,6 +97,7 @@ impl PlanError {
         match self {
             // More than the whole GPU fits never.
             Self::Memory { asked_bytes, total_bytes, .. } => asked_bytes <= total_bytes,
+            Self::Fixed { asked_bytes, physical_bytes, .. } => asked_bytes <= physical_bytes,
             Self::Cores { asked, .. } => *asked <= WHOLE_GPU_PERCENT,
             // What it waits for is the claim's own Unprepare, and that ends this Prepare too.
             Self::PreparedDifferently => false,
@@ -92,13 +111,14 @@ const WHOLE_GPU_PERCENT: u32 = 100;
 /// Decides.
 ///
 /// The last line of defence against two allocators: whatever the allocation says, the shares prepared on a GPU never add up to
-/// more than the GPU.
+/// more than is published of it, nor those that may not spill to more than the GPU has.
 ///
 /// # Errors
 /// [`PlanError`].
 pub fn plan(
     claim: &AllocatedClaim,
     inventory: &Inventory,
+    memory: MemoryRatio,
     journal: &Journal,
     library: &str,
 ) -> Result<Decision, PlanError> {
@@ -114,7 +134,7 @@ pub fn plan(
         };
     }
     for share in &record.shares {
-        fits(claim, &record, share, inventory, journal)?;
+        fits(claim, &record, gpu(&share.gpu, inventory)?, memory, journal)?;
     }
     Ok(Decision::Prepare(record))
 }
@@ -149,39 +169,52 @@ fn record_of(share: &AllocatedShare) -> Result<ShareRecord, PlanError> {
         cores_percent: share.cores_percent,
         compute: share.compute,
         priority: share.priority,
+        oversubscribe: share.oversubscribe,
     })
 }
 
-fn fits(
-    claim: &AllocatedClaim,
-    record: &ClaimRecord,
-    share: &ShareRecord,
-    inventory: &Inventory,
-    journal: &Journal,
-) -> Result<(), PlanError> {
-    let gpu = &share.gpu;
-    let Some(hardware) = inventory.gpu(gpu) else {
+/// The GPU, if it is there and for us.
+fn gpu<'i>(gpu: &GpuUuid, inventory: &'i Inventory) -> Result<&'i Gpu, PlanError> {
+    inventory.gpu(gpu).ok_or_else(|| {
         let known = inventory.unpublished.iter().find(|unpublished| unpublished.uuid.as_ref() == Some(gpu));
         let reason =
             known.map_or_else(|| "no such GPU is known".to_owned(), |known| known.reason.to_string());
-        return Err(PlanError::Gone { gpu: gpu.clone(), reason });
-    };
+        PlanError::Gone { gpu: gpu.clone(), reason }
+    })
+}
+
+/// Whether what the claim is to have of a GPU fits beside what others have.
+fn fits(
+    claim: &AllocatedClaim,
+    record: &ClaimRecord,
+    hardware: &Gpu,
+    memory: MemoryRatio,
+    journal: &Journal,
+) -> Result<(), PlanError> {
+    let gpu = || hardware.uuid.clone();
     // As published: whole MiB.
-    let total_bytes = hardware.memory_mib() << 20;
-    let own = record.shares.iter().filter(|other| other.gpu == *gpu);
-    let (asked_bytes, asked) = own.fold((0_u128, 0), |(memory, cores), own| {
-        (memory + u128::from(own.memory_bytes), cores + u32::from(own.cores_percent))
-    });
-    let (taken_bytes, taken) = journal.taken_by_others(&claim.uid, gpu);
-    if asked_bytes + taken_bytes > u128::from(total_bytes) {
-        let saturated = |bytes: u128| u64::try_from(bytes).unwrap_or(u64::MAX);
-        let (asked_bytes, taken_bytes) = (saturated(asked_bytes), saturated(taken_bytes));
-        return Err(PlanError::Memory { gpu: gpu.clone(), asked_bytes, taken_bytes, total_bytes });
+    let (total_bytes, physical_bytes) = (memory.of_gpu(hardware) << 20, hardware.memory_mib() << 20);
+    let asked = Taken::on(&hardware.uuid, &record.shares);
+    let taken = journal.taken_by_others(&claim.uid, &hardware.uuid);
+    let is_oversubscribed = total_bytes > physical_bytes;
+    let fixed_bytes = asked.fixed_bytes + taken.fixed_bytes;
+    if is_oversubscribed && asked.fixed_bytes > 0 && fixed_bytes > u128::from(physical_bytes) {
+        let (asked_bytes, taken_bytes) = (saturated(asked.fixed_bytes), saturated(taken.fixed_bytes));
+        return Err(PlanError::Fixed { gpu: gpu(), asked_bytes, taken_bytes, physical_bytes });
     }
+    if asked.memory_bytes + taken.memory_bytes > u128::from(total_bytes) {
+        let (asked_bytes, taken_bytes) = (saturated(asked.memory_bytes), saturated(taken.memory_bytes));
+        return Err(PlanError::Memory { gpu: gpu(), asked_bytes, taken_bytes, total_bytes });
+    }
+    let (asked, taken) = (asked.cores_percent, taken.cores_percent);
     if asked + taken > WHOLE_GPU_PERCENT {
-        return Err(PlanError::Cores { gpu: gpu.clone(), asked, taken });
+        return Err(PlanError::Cores { gpu: gpu(), asked, taken });
     }
     Ok(())
+}
+
+fn saturated(bytes: u128) -> u64 {
+    u64::try_from(bytes).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

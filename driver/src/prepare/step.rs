@@ -140,7 +140,7 @@ fn grant(claim: &ClaimUid, share: &ShareRecord, context_bytes: u64) -> Result<Gr
             ComputeCap::Fixed => ComputePolicy::Fixed,
             ComputeCap::Balance => ComputePolicy::Balance,
         },
-        oversubscribe: false,
+        oversubscribe: share.oversubscribe,
         claim_uid: Text::new(claim.as_str())
             .map_err(|error| GrantTextError::Text(claim.to_string(), error))?,
         id: Text::new(&text).map_err(|error| GrantTextError::Text(text.clone(), error))?,

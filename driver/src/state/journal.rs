@@ -3,7 +3,7 @@
 mod schema;
 mod store;
 
-pub use schema::{ClaimRecord, ComputeCap, ComputePriority, Journal, ShareRecord, State};
+pub use schema::{ClaimRecord, ComputeCap, ComputePriority, Journal, ShareRecord, State, Taken};
 pub use store::{JournalError, JournalStore, LockedJournal, Replaced};
 
 #[cfg(test)]

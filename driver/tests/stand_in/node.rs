@@ -73,6 +73,7 @@ impl Node {
             intercept_library: self.path("intercept.so"),
             intercept: Intercept::Preload,
             context_memory: Default::default(),
+            memory_ratio: Default::default(),
             device_order: DeviceOrder::Index,
             mode: Mode::Managed,
             stock_drain: Duration::from_secs(600),

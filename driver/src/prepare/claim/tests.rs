@@ -137,6 +137,16 @@ fn parameters_are_strict_and_name_their_field() {
 }
 
 #[test]
+fn a_share_may_spill_if_its_parameters_say_so() {
+    let spills = |parameters| {
+        let checked = check(&claim(json!([result()]), json!([config(parameters)]))).expect("fine");
+        checked.shares[0].oversubscribe
+    };
+    assert!(spills(json!({"memory": {"oversubscribe": true}})));
+    assert!(!spills(json!({"memory": {"oversubscribe": false}})) && !spills(json!({})));
+}
+
+#[test]
 fn only_pods_are_told() {
     let pods = reserving_pods(&claim(json!([result()]), json!([])));
     let names: Vec<_> =

@@ -43,6 +43,7 @@ fn share(index: usize, gpu: u8, memory_bytes: u64, cores_percent: u8) -> Allocat
         cores_percent,
         compute: ComputeCap::None,
         priority: ComputePriority::default(),
+        oversubscribe: false,
     }
 }
 
@@ -65,7 +66,9 @@ fn inventory() -> Inventory {
 fn journal(claims: &[AllocatedClaim]) -> Journal {
     let mut journal = Journal::default();
     for claim in claims {
-        let Ok(Decision::Prepare(mut record)) = plan(claim, &inventory(), &journal, "lib") else {
+        let Ok(Decision::Prepare(mut record)) =
+            plan(claim, &inventory(), MemoryRatio::WHOLE, &journal, "lib")
+        else {
             panic!("{claim:?}")
         };
         record.state = State::Completed;
@@ -78,31 +81,105 @@ fn journal(claims: &[AllocatedClaim]) -> Journal {
 fn shares_fit_up_to_the_whole_gpu_and_not_a_byte_further() {
     let journal = journal(&[claim("a", vec![share(0, 0, 10 * GIB, 60)])]);
     let rest = claim("b", vec![share(0, 0, 6 * GIB, 40)]);
-    assert!(matches!(plan(&rest, &inventory(), &journal, "lib"), Ok(Decision::Prepare(_))));
+    assert!(matches!(
+        plan(&rest, &inventory(), MemoryRatio::WHOLE, &journal, "lib"),
+        Ok(Decision::Prepare(_))
+    ));
 
     let more = claim("b", vec![share(0, 0, 6 * GIB + 1, 40)]);
-    let error = plan(&more, &inventory(), &journal, "lib").expect_err("too much");
+    let error = plan(&more, &inventory(), MemoryRatio::WHOLE, &journal, "lib").expect_err("too much");
     assert!(matches!(error, PlanError::Memory { taken_bytes, .. } if taken_bytes == 10 * GIB), "{error}");
     assert!(error.is_transient(), "the other claim may go");
 
     let more = claim("b", vec![share(0, 0, GIB, 41)]);
-    let error = plan(&more, &inventory(), &journal, "lib").expect_err("too much");
+    let error = plan(&more, &inventory(), MemoryRatio::WHOLE, &journal, "lib").expect_err("too much");
     assert!(matches!(error, PlanError::Cores { asked: 41, taken: 60, .. }), "{error}");
 }
 
 #[test]
 fn shares_of_one_claim_on_one_gpu_add_up() {
     let twice = claim("a", vec![share(0, 0, 10 * GIB, 10), share(1, 0, 10 * GIB, 10)]);
-    let error = plan(&twice, &inventory(), &Journal::default(), "lib").expect_err("too much");
+    let error =
+        plan(&twice, &inventory(), MemoryRatio::WHOLE, &Journal::default(), "lib").expect_err("too much");
     assert!(!error.is_transient(), "it will never fit");
     let apart = claim("a", vec![share(0, 0, 10 * GIB, 10), share(1, 1, 10 * GIB, 10)]);
-    assert!(plan(&apart, &inventory(), &Journal::default(), "lib").is_ok());
+    assert!(plan(&apart, &inventory(), MemoryRatio::WHOLE, &Journal::default(), "lib").is_ok());
+}
+
+/// The same that may spill.
+fn spilling(index: usize, gpu: u8, memory_bytes: u64) -> AllocatedShare {
+    AllocatedShare { oversubscribe: true, ..share(index, gpu, memory_bytes, 0) }
+}
+
+fn twice() -> MemoryRatio {
+    MemoryRatio::from_percent(200).expect("a ratio")
+}
+
+/// The journal after these were prepared on a node that publishes twice its memory.
+fn oversubscribed(claims: &[AllocatedClaim]) -> Journal {
+    let mut journal = Journal::default();
+    for claim in claims {
+        let decision = plan(claim, &inventory(), twice(), &journal, "lib");
+        let Ok(Decision::Prepare(record)) = decision else { panic!("{decision:?}") };
+        journal.claims.insert(claim.uid.clone(), record);
+    }
+    journal
+}
+
+#[test]
+fn shares_that_may_spill_fit_up_to_what_is_published() {
+    let journal = oversubscribed(&[claim("a", vec![spilling(0, 0, 20 * GIB)])]);
+    assert!(journal.claims.values().all(|record| record.shares[0].oversubscribe));
+    let rest = claim("b", vec![spilling(0, 0, 12 * GIB)]);
+    assert!(plan(&rest, &inventory(), twice(), &journal, "lib").is_ok());
+    let more = claim("b", vec![spilling(0, 0, 12 * GIB + MIB)]);
+    let error = plan(&more, &inventory(), twice(), &journal, "lib").expect_err("too much");
+    assert!(matches!(error, PlanError::Memory { total_bytes, .. } if total_bytes == 32 * GIB), "{error}");
+    assert!(plan(&rest, &inventory(), MemoryRatio::WHOLE, &Journal::default(), "lib").is_ok(), "no need to");
+}
+
+#[test]
+fn shares_that_may_not_spill_never_add_up_to_more_than_the_gpu_has() {
+    let journal = oversubscribed(&[
+        claim("a", vec![share(0, 0, 10 * GIB, 0)]),
+        claim("b", vec![spilling(0, 0, 14 * GIB)]),
+    ]);
+    let rest = claim("c", vec![share(0, 0, 6 * GIB, 0)]);
+    assert!(plan(&rest, &inventory(), twice(), &journal, "lib").is_ok());
+    let more = claim("c", vec![share(0, 0, 6 * GIB, 0), share(1, 0, MIB, 0)]);
+    let error = plan(&more, &inventory(), twice(), &journal, "lib").expect_err("too much");
+    assert!(
+        matches!(error, PlanError::Fixed { taken_bytes, .. } if taken_bytes == 10 * GIB),
+        "{error}, which may spill not counted"
+    );
+    assert!(error.to_string().contains("memory.oversubscribe: true") && error.is_transient(), "{error}");
+    let never = claim("c", vec![share(0, 0, 17 * GIB, 0)]);
+    let error = plan(&never, &inventory(), twice(), &Journal::default(), "lib").expect_err("too much");
+    assert!(matches!(error, PlanError::Fixed { .. }) && !error.is_transient(), "{error}");
+}
+
+#[test]
+fn what_may_spill_is_prepared_beside_more_that_may_not_than_the_gpu_has() {
+    // As after `--memory-percent` was lowered, or a GPU was replaced by a smaller one.
+    let mut journal = oversubscribed(&[claim("a", vec![share(0, 0, 16 * GIB, 0)])]);
+    let record = journal.claims.values_mut().next().expect("there");
+    record.shares[0].memory_bytes = 18 * GIB;
+    assert!(plan(&claim("b", vec![spilling(0, 0, GIB)]), &inventory(), twice(), &journal, "lib").is_ok());
+}
+
+#[test]
+fn on_a_gpu_whose_memory_cannot_spill_no_more_is_given_out_than_it_has() {
+    let mut old = inventory();
+    old.gpus.iter_mut().for_each(|gpu| gpu.cuda_compute_capability.major = 5);
+    let error = plan(&claim("a", vec![spilling(0, 0, 17 * GIB)]), &old, twice(), &Journal::default(), "lib");
+    let error = error.expect_err("too much");
+    assert!(matches!(error, PlanError::Memory { total_bytes, .. } if total_bytes == 16 * GIB), "{error}");
 }
 
 #[test]
 fn a_fraction_of_a_mib_that_is_not_published_is_not_granted() {
     let all = claim("a", vec![share(0, 0, 16 * GIB + MIB / 4, 0)]);
-    assert!(plan(&all, &inventory(), &Journal::default(), "lib").is_err());
+    assert!(plan(&all, &inventory(), MemoryRatio::WHOLE, &Journal::default(), "lib").is_err());
 }
 
 #[test]
@@ -110,16 +187,20 @@ fn what_only_started_is_planned_anew_and_counts_for_others() {
     let a = claim("a", vec![share(0, 0, 16 * GIB, 0)]);
     let mut journal = journal(std::slice::from_ref(&a));
     journal.claims.get_mut(&a.uid).expect("there").state = State::Started;
-    assert!(matches!(plan(&a, &inventory(), &journal, "lib"), Ok(Decision::Prepare(_))));
+    assert!(matches!(plan(&a, &inventory(), MemoryRatio::WHOLE, &journal, "lib"), Ok(Decision::Prepare(_))));
     let b = claim("b", vec![share(0, 0, MIB, 0)]);
-    assert!(matches!(plan(&b, &inventory(), &journal, "lib"), Err(PlanError::Memory { .. })));
+    assert!(matches!(
+        plan(&b, &inventory(), MemoryRatio::WHOLE, &journal, "lib"),
+        Err(PlanError::Memory { .. })
+    ));
 }
 
 #[test]
 fn a_prepared_claim_is_repeated_even_if_its_gpu_is_gone() {
     let a = claim("a", vec![share(0, 0, GIB, 0)]);
     let journal = journal(std::slice::from_ref(&a));
-    let decision = plan(&a, &Inventory::default(), &journal, "another library").expect("repeated");
+    let decision =
+        plan(&a, &Inventory::default(), MemoryRatio::WHOLE, &journal, "another library").expect("repeated");
     assert_eq!(decision, Decision::Repeat(journal.claims[&a.uid].clone()));
 }
 
@@ -127,18 +208,30 @@ fn a_prepared_claim_is_repeated_even_if_its_gpu_is_gone() {
 fn a_claim_that_was_allocated_anew_is_refused_until_its_unprepare() {
     let journal = journal(&[claim("a", vec![share(0, 0, GIB, 0)])]);
     let moved = claim("a", vec![share(0, 1, GIB, 0)]);
-    let error = plan(&moved, &inventory(), &journal, "lib").expect_err("refused");
+    let error = plan(&moved, &inventory(), MemoryRatio::WHOLE, &journal, "lib").expect_err("refused");
     assert_eq!(error, PlanError::PreparedDifferently);
     assert!(!error.is_transient(), "its own unprepare would wait for this prepare");
 }
 
 #[test]
 fn a_gpu_that_is_not_there_is_refused_with_the_reason() {
-    let error = plan(&claim("a", vec![share(0, 9, GIB, 0)]), &inventory(), &Journal::default(), "lib");
+    let error = plan(
+        &claim("a", vec![share(0, 9, GIB, 0)]),
+        &inventory(),
+        MemoryRatio::WHOLE,
+        &Journal::default(),
+        "lib",
+    );
     let error = error.expect_err("refused");
     assert!(error.to_string().contains("fallen off the bus"), "{error}");
     assert!(!error.is_transient());
-    let unknown = plan(&claim("a", vec![share(0, 5, GIB, 0)]), &inventory(), &Journal::default(), "lib");
+    let unknown = plan(
+        &claim("a", vec![share(0, 5, GIB, 0)]),
+        &inventory(),
+        MemoryRatio::WHOLE,
+        &Journal::default(),
+        "lib",
+    );
     assert!(matches!(unknown, Err(PlanError::Gone { .. })));
 }
 
@@ -147,7 +240,7 @@ fn a_device_that_is_no_gpu_is_refused() {
     let mut odd = share(0, 0, GIB, 0);
     odd.device = "nic-0".parse().expect("a device");
     assert!(matches!(
-        plan(&claim("a", vec![odd]), &inventory(), &Journal::default(), "lib"),
+        plan(&claim("a", vec![odd]), &inventory(), MemoryRatio::WHOLE, &Journal::default(), "lib"),
         Err(PlanError::NotAGpu { .. })
     ));
 }

@@ -45,6 +45,11 @@ fn is_nothing(bytes: &u64) -> bool {
     *bytes == 0
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
+fn is_false(is_so: &bool) -> bool {
+    !*is_so
+}
+
 /// How far a claim is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum State {
@@ -80,6 +85,9 @@ pub struct ShareRecord {
     /// Who yields first of those who use what others leave.
     #[serde(default, skip_serializing_if = "ComputePriority::is_normal")]
     pub priority: ComputePriority,
+    /// Whether its plain memory may spill to the host. Left out where it may not, as `priority` is.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub oversubscribe: bool,
 }
 
 /// How a compute share is held; the journal's own words for what a grant says.
@@ -113,6 +121,32 @@ impl ComputePriority {
     }
 }
 
+/// What shares have of a GPU together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Taken {
+    /// Memory in bytes.
+    pub memory_bytes: u128,
+    /// Bytes of it that may not spill to the host.
+    pub fixed_bytes: u128,
+    /// Percent of compute.
+    pub cores_percent: u32,
+}
+
+impl Taken {
+    /// What those of `shares` have that are shares of `gpu`.
+    pub fn on<'s>(gpu: &GpuUuid, shares: impl IntoIterator<Item = &'s ShareRecord>) -> Self {
+        let shares = shares.into_iter().filter(|share| share.gpu == *gpu);
+        shares.fold(Self::default(), |sum, share| {
+            let memory_bytes = u128::from(share.memory_bytes);
+            Self {
+                memory_bytes: sum.memory_bytes + memory_bytes,
+                fixed_bytes: sum.fixed_bytes + if share.oversubscribe { 0 } else { memory_bytes },
+                cores_percent: sum.cores_percent + u32::from(share.cores_percent),
+            }
+        })
+    }
+}
+
 impl ShareRecord {
     /// The share's name: of its CDI device and of its directory in the container.
     #[must_use]
@@ -143,14 +177,11 @@ impl Journal {
         memory
     }
 
-    /// Memory in bytes and percent of compute that the claims *other than* `claim` have on `gpu`.
+    /// What the claims *other than* `claim` have on `gpu`.
     #[must_use]
-    pub fn taken_by_others(&self, claim: &ClaimUid, gpu: &GpuUuid) -> (u128, u32) {
+    pub fn taken_by_others(&self, claim: &ClaimUid, gpu: &GpuUuid) -> Taken {
         let others = self.claims.iter().filter(|(uid, _)| *uid != claim);
-        let shares = others.flat_map(|(_, record)| &record.shares).filter(|share| share.gpu == *gpu);
-        shares.fold((0, 0), |(memory, cores), share| {
-            (memory + u128::from(share.memory_bytes), cores + u32::from(share.cores_percent))
-        })
+        Taken::on(gpu, others.flat_map(|(_, record)| &record.shares))
     }
 
     /// Whether the containers of any claim have proxies, which need the real driver behind them.

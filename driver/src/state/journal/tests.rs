@@ -21,6 +21,7 @@ fn record(gpu: &str, memory_bytes: u64, cores_percent: u8) -> ClaimRecord {
         cores_percent,
         compute: ComputeCap::None,
         priority: ComputePriority::default(),
+        oversubscribe: false,
     };
     ClaimRecord {
         namespace: Namespace::new("ns").expect("a namespace"),
@@ -162,6 +163,16 @@ fn a_newer_journal_is_refused_with_its_version_and_left_alone() {
 }
 
 #[test]
+fn a_journal_in_which_nothing_may_spill_is_one_that_drivers_of_before_read() {
+    let mut plain = record(GPU, 10, 20);
+    let written = |record: &ClaimRecord| serde_json::to_string(record).expect("JSON");
+    assert!(!written(&plain).contains("oversubscribe"));
+    plain.shares[0].oversubscribe = true;
+    assert!(written(&plain).contains(r#""oversubscribe":true"#));
+    assert_eq!(serde_json::from_str::<ClaimRecord>(&written(&plain)).expect("read"), plain);
+}
+
+#[test]
 fn use_of_a_gpu_is_summed_over_the_other_claims() {
     let mut journal = Journal::default();
     journal.claims.insert(uid("a"), record(GPU, 10, 20));
@@ -169,7 +180,11 @@ fn use_of_a_gpu_is_summed_over_the_other_claims() {
     journal.claims.insert(uid("c"), record("GPU-00000000-0000-0000-0000-000000000000", 7, 7));
     let gpu = tessera_api::names::GpuUuid::new(GPU).expect("a GPU UUID");
 
-    assert_eq!(journal.taken_by_others(&uid("a"), &gpu), (5, 30));
-    assert_eq!(journal.taken_by_others(&uid("new"), &gpu), (15, 50));
+    journal.claims.get_mut(&uid("b")).expect("there").shares[0].oversubscribe = true;
+
+    let of_b = Taken { memory_bytes: 5, fixed_bytes: 0, cores_percent: 30 };
+    let of_all = Taken { memory_bytes: 15, fixed_bytes: 10, cores_percent: 50 };
+    assert_eq!(journal.taken_by_others(&uid("a"), &gpu), of_b);
+    assert_eq!(journal.taken_by_others(&uid("new"), &gpu), of_all);
     assert_eq!(journal.memory_by_gpu()[&gpu], 15);
 }
