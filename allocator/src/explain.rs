@@ -175,6 +175,9 @@ impl OnNode<'_> {
         if device.foreign {
             return (Reason::NotManaged, None);
         }
+        if !alternative.has_leave_for(device) {
+            return (Reason::Oversubscribed, None);
+        }
         if self.reach.exclusive[i] > 0 && alternative.request.admin != Some(true) {
             return (Reason::InUse, None);
         }

@@ -71,13 +71,15 @@ pub(crate) struct Resolved {
     /// How its devices are to belong together.
     pub(crate) wishes: Wishes,
     memory_percent: Option<Percent>,
+    /// Its memory may spill to the host.
+    pub(crate) oversubscribe: bool,
 }
 
 /// What an alternative comes to on devices of one offer.
 #[derive(Debug)]
 pub(crate) struct OfferAnswer {
     pub(crate) demand: OfferDemand,
-    /// We may hand the devices out, and the request tolerates their taints.
+    /// We may hand the devices out to it, and the request tolerates their taints.
     pub(crate) usable: bool,
 }
 
@@ -260,6 +262,11 @@ impl AlternativeShape {
         }
     }
 
+    /// Whether the claim says what is to be said of memory that is not all there.
+    pub(crate) fn has_leave_for(&self, device: &Device) -> bool {
+        !device.oversubscribed || self.resolved.as_ref().is_ok_and(|resolved| resolved.oversubscribe)
+    }
+
     /// What is asked of the device's capacities, a percentage of memory resolved on this very device.
     fn amounts(&self, device: &Device) -> std::borrow::Cow<'_, std::collections::BTreeMap<String, Quantity>> {
         let percent = self.resolved.as_ref().ok().and_then(|r| r.memory_percent);
@@ -290,7 +297,7 @@ impl AlternativeShape {
         };
         let tolerated = !features.taints || device.untolerated_taint(&self.request.tolerations).is_none();
         let gated = device.binding.is_some() && !features.binding_conditions;
-        let usable = device.is_ours() && tolerated && !gated;
+        let usable = device.is_ours() && self.has_leave_for(device) && tolerated && !gated;
         OfferAnswer { demand, usable }
     }
 }
@@ -337,6 +344,7 @@ fn resolve(
         device: choice(config.placement.device),
         wishes: Wishes::new(config.topology.as_deref().unwrap_or_default()),
         memory_percent: config.memory.percent,
+        oversubscribe: config.memory.oversubscribe == Some(true),
     })
 }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use builders::*;
 use serde_json::json;
 use tessera_allocator::model::{
-    Attribute, Claim, Constraint, Mode, NodeSelector, NodeTaint, PendingPod, PodClaim, PodToleration,
+    Attribute, Claim, Constraint, Device, Mode, NodeSelector, NodeTaint, PendingPod, PodClaim, PodToleration,
     Selector, Toleration, TolerationOperator,
 };
 use tessera_allocator::{Cause, Plan, Policy, Settings, plan};
@@ -326,6 +326,82 @@ fn a_device_outside_the_fence_is_never_taken() {
     let cluster = Cluster::new().node("node-a", vec![stray]);
     let plan = decide(&cluster, &[share_pod("p", "1Gi", "0")]);
     assert_eq!(reasons(&plan), BTreeMap::from([(Reason::NotManaged, (1, 1))]));
+}
+
+/// A GPU that publishes more memory than it has.
+fn oversubscribed(name: &str) -> Device {
+    Device { oversubscribed: true, ..gpu(name, "160Gi") }
+}
+
+/// A pod with one claim for so much memory of one GPU, with that configuration.
+fn pod_with_config(amounts: &[(&str, &str)], memory: serde_json::Value) -> PendingPod {
+    let claim = claim("c", vec![request("gpu", 1, amounts)]);
+    pod("p", vec![configured(claim, json!({ "memory": memory }))])
+}
+
+#[test]
+fn memory_that_is_not_all_there_goes_to_claims_that_may_spill_and_to_no_others() {
+    let cluster = Cluster::new().node("node-a", vec![oversubscribed("gpu-0")]);
+    let amounts = [("memory", "100Gi")];
+    let placed = decide(&cluster, &[pod_with_config(&amounts, json!({"oversubscribe": true}))]);
+    assert_eq!(places(&placed), [["node-a/gpu-0"]]);
+    for refused in [json!({}), json!({"oversubscribe": false})] {
+        // However little it asks for.
+        let plan = decide(&cluster, &[pod_with_config(&[("memory", "1Gi")], refused)]);
+        assert_eq!(reasons(&plan), BTreeMap::from([(Reason::Oversubscribed, (1, 1))]));
+        let Cause::NoFit(explanation) = &plan.refusals[0].cause else { panic!("{:?}", plan.refusals) };
+        assert_eq!(
+            explanation.render(1024),
+            "1 device on 1 node: memory is oversubscribed; the claim must say memory.oversubscribe: true"
+        );
+    }
+}
+
+#[test]
+fn a_claim_that_may_spill_takes_what_is_left_of_any_gpu_and_one_that_may_not_goes_where_all_is_there() {
+    let mixed = || Cluster::new().node("node-a", vec![oversubscribed("gpu-0"), gpu("gpu-1", "80Gi")]);
+    let plain = decide(&mixed(), &[share_pod("p", "20Gi", "0")]);
+    assert_eq!(places(&plain), [["node-a/gpu-1"]]);
+    let mut full = mixed();
+    full.use_share("node-a", "gpu-0", "150Gi", "0");
+    let spilling = pod_with_config(&[("memory", "20Gi")], json!({"oversubscribe": true}));
+    assert_eq!(places(&decide(&full, std::slice::from_ref(&spilling))), [["node-a/gpu-1"]]);
+    full.use_share("node-a", "gpu-1", "70Gi", "0");
+    assert_eq!(reasons(&decide(&full, &[spilling])), BTreeMap::from([(short_of("memory"), (2, 1))]));
+    let reasons = reasons(&decide(&full, &[share_pod("p", "20Gi", "0")]));
+    assert_eq!(reasons, BTreeMap::from([(Reason::Oversubscribed, (1, 1)), (short_of("memory"), (1, 1))]));
+}
+
+#[test]
+fn a_percentage_is_of_the_memory_that_is_published() {
+    let cluster = Cluster::new().node("node-a", vec![oversubscribed("gpu-0")]);
+    let plan = decide(&cluster, &[pod_with_config(&[], json!({"percent": 75, "oversubscribe": true}))]);
+    assert_eq!(plan.decisions[0].claims[0].results[0].consumed["memory"], quantity("120Gi"));
+}
+
+#[test]
+fn the_class_may_say_for_its_claims_that_they_may_spill() {
+    let mut cluster = Cluster::new().node("node-a", vec![oversubscribed("gpu-0")]);
+    let class = cluster.0.classes.values_mut().next().unwrap();
+    let parameters = json!({
+        "apiVersion": "gpu.tessera.dev/v1alpha1", "kind": "GpuConfig", "memory": {"oversubscribe": true},
+    });
+    let config = json!({"opaque": {"driver": "gpu.tessera.dev", "parameters": parameters}});
+    Arc::make_mut(class).configs.push(serde_json::from_value(config).unwrap());
+    assert_eq!(decide(&cluster, &[share_pod("p", "100Gi", "0")]).decisions.len(), 1);
+    let declines = pod_with_config(&[("memory", "1Gi")], json!({"oversubscribe": false}));
+    assert_eq!(reasons(&decide(&cluster, &[declines])), BTreeMap::from([(Reason::Oversubscribed, (1, 1))]));
+}
+
+#[test]
+fn all_gpus_of_a_node_are_not_had_where_one_is_oversubscribed() {
+    let cluster = Cluster::new().node("node-a", vec![oversubscribed("gpu-0"), gpu("gpu-1", "80Gi")]);
+    let mut all = request("gpu", 1, &[]);
+    all.alternatives[0].mode = Mode::All;
+    let plan = decide(&cluster, &[pod("p", vec![claim("c", vec![all.clone()])])]);
+    assert_eq!(reasons(&plan), BTreeMap::from([(Reason::Oversubscribed, (1, 1)), (Reason::NotAll, (1, 1))]));
+    let spilling = configured(claim("c", vec![all]), json!({"memory": {"oversubscribe": true}}));
+    assert_eq!(decide(&cluster, &[pod("p", vec![spilling])]).decisions[0].claims[0].results.len(), 2);
 }
 
 #[test]

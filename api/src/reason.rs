@@ -51,6 +51,8 @@ pub enum Reason {
     },
     /// It does not carry the fence: somebody else allocates it.
     NotManaged,
+    /// It publishes more memory than it has, which the claim does not say that it can do with.
+    Oversubscribed,
     /// It uses something of the API that this version cannot account for.
     Unsupported {
         /// What.
@@ -178,6 +180,7 @@ impl Reason {
             Self::ConfigRefused { .. } => "ConfigRefused",
             Self::RequestRefused { .. } => "RequestRefused",
             Self::NotManaged => "NotManaged",
+            Self::Oversubscribed => "Oversubscribed",
             Self::Unsupported { .. } => "Unsupported",
             Self::NoSuchCapacity { .. } => "NoSuchCapacity",
             Self::AgainstPolicy { .. } => "AgainstPolicy",
@@ -225,6 +228,9 @@ impl fmt::Display for Reason {
             Self::ConfigRefused { message } => write!(f, "configuration refused ({message})"),
             Self::RequestRefused { message } => write!(f, "request refused ({message})"),
             Self::NotManaged => f.write_str("not managed by this controller"),
+            Self::Oversubscribed => {
+                f.write_str("memory is oversubscribed; the claim must say memory.oversubscribe: true")
+            }
             Self::Unsupported { feature } => write!(f, "{feature} is not supported in this version"),
             Self::NoSuchCapacity { capacity } => write!(f, "no capacity named {capacity}"),
             Self::AgainstPolicy { capacity } => write!(f, "this amount of {capacity} is not given out"),

@@ -64,7 +64,7 @@ pub struct GpuView {
     pub cores: Amount,
     /// Taints but the fence, as `key=value:effect`; `gpu.tessera.dev/unhealthy` tells a GPU that failed.
     pub taints: Vec<String>,
-    /// What else is wrong or worth knowing: `Unhealthy`, `NotManaged`, `NotPublished`, `Overcommitted`.
+    /// What else is wrong or worth knowing: `Unhealthy`, `NotManaged`, `NotPublished`, `Oversubscribed`, `Overcommitted`.
     pub state: Vec<String>,
     /// Who holds what of it.
     pub shares: Vec<Share>,
@@ -287,7 +287,12 @@ fn taint(taint: &tessera_allocator::model::Taint) -> String {
 fn state(device: &Device, used: Option<&DeviceUse>) -> Vec<String> {
     let unhealthy = device.taints.iter().any(|taint| taint.key == tessera_api::names::UNHEALTHY_TAINT_KEY);
     let exceeded = used.is_some_and(|used| used.exceeds(device));
-    let all = [("Unhealthy", unhealthy), ("NotManaged", device.foreign), ("Overcommitted", exceeded)];
+    let all = [
+        ("Unhealthy", unhealthy),
+        ("NotManaged", device.foreign),
+        ("Oversubscribed", device.oversubscribed),
+        ("Overcommitted", exceeded),
+    ];
     all.into_iter().filter(|(_, is_so)| *is_so).map(|(name, _)| name.to_owned()).collect()
 }
 

@@ -269,6 +269,19 @@ fn an_allocated_pod_waits_for_kube_scheduler_whose_words_are_repeated() {
 }
 
 #[test]
+fn a_pod_that_may_not_spill_is_told_what_to_say_where_memory_is_oversubscribed() {
+    let mut stage = Stage::empty();
+    stage.claim("trainer-gpu", share("19Gi", "25"));
+    stage.pod("trainer", &["trainer-gpu"]);
+    stage.node("node-a", json!([stage::oversubscribed("aa")]));
+    let told = text(&pod(&stage, "trainer"));
+    assert!(
+        told.contains("memory is oversubscribed; the claim must say memory.oversubscribe: true"),
+        "{told}"
+    );
+}
+
+#[test]
 fn a_cluster_without_devices_and_one_in_mode_stock_are_told_apart() {
     let mut stage = Stage::empty();
     stage.claim("trainer-gpu", share("19Gi", "25"));

@@ -78,6 +78,13 @@ fn a_gpu_of_which_too_much_is_given_out_is_called_so_and_has_nothing_left() {
 }
 
 #[test]
+fn a_gpu_that_publishes_more_memory_than_it_has_is_called_so() {
+    let mut stage = Stage::empty();
+    stage.node("node-a", serde_json::json!([stage::oversubscribed("aa")]));
+    assert_eq!(look(&stage, &Filter::default()).nodes[0].gpus[0].state, ["Oversubscribed"]);
+}
+
+#[test]
 fn a_slice_that_is_missing_a_node_that_is_gone_and_a_gpu_without_a_fence_are_told() {
     let mut stage = Stage::new();
     stage.snapshot.resource_slices[0].spec.pool.resource_slice_count = 2;

@@ -591,6 +591,39 @@ fn a_device_that_leaves_stock_mode_is_not_given_out_whatever_a_claim_tolerates()
 }
 
 #[test]
+fn a_device_that_publishes_more_memory_than_it_has_goes_only_to_claims_that_may_spill() {
+    let mut may_spill = claim("c", "gpu.tessera.dev");
+    may_spill["spec"]["devices"]["config"] = json!([{"opaque": {"driver": "gpu.tessera.dev", "parameters": {
+        "apiVersion": "gpu.tessera.dev/v1alpha1", "kind": "GpuConfig", "memory": {"oversubscribe": true},
+    }}}]);
+    let plans = |physical: Value, claim: &Value| {
+        let mut fed = Fed::new();
+        fed.node("node-a", "8");
+        fed.class("gpu.tessera.dev", "device.driver == 'gpu.tessera.dev'");
+        let mut published = gpu("gpu-0");
+        published["attributes"] = physical;
+        fed.slice("node-a", 1, 1, json!([published]));
+        fed.claim(claim.clone());
+        fed.pod(pod("p", &["c"]));
+        plan(&fed.index.snapshot(), &fed.index.work().pending, Settings::default()).decisions.len()
+    };
+    let plain = claim("c", "gpu.tessera.dev");
+    for oversubscribed in [
+        json!({"physicalMemory": {"string": "40Gi"}}),
+        json!({"gpu.tessera.dev/physicalMemory": {"string": "40Gi"}}),
+        json!({"physicalMemory": {"string": "half of it"}}),
+        json!({"physicalMemory": {"int": 40}}),
+    ] {
+        assert_eq!((plans(oversubscribed.clone(), &plain), plans(oversubscribed, &may_spill)), (0, 1));
+    }
+    for whole in
+        [json!({}), json!({"physicalMemory": {"string": "80Gi"}}), json!({"physical": {"string": "1"}})]
+    {
+        assert_eq!((plans(whole.clone(), &plain), plans(whole, &may_spill)), (1, 1));
+    }
+}
+
+#[test]
 fn a_taint_rule_keeps_claims_off_a_device_until_it_is_gone() {
     let mut fed = Fed::with_gpu();
     fed.claim(claim("c", "gpu.tessera.dev"));

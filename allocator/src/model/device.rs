@@ -121,6 +121,8 @@ pub struct Device {
     pub binds_to_node: bool,
     /// The device is not behind our fence: somebody else may hand it out, so we never do.
     pub foreign: bool,
+    /// It publishes more memory than it has: only for claims whose memory may spill to the host.
+    pub oversubscribed: bool,
     /// What it takes of the counter sets of its pool.
     pub consumes: Vec<CounterUse>,
     /// `bindingConditions` and `bindingFailureConditions`, where the former are given.
@@ -268,6 +270,7 @@ impl Device {
             nodes: NodeChoice::Unknown,
             binds_to_node: false,
             foreign: false,
+            oversubscribed: false,
             consumes: Vec::new(),
             binding: None,
             unsupported: None,
@@ -287,6 +290,7 @@ impl Device {
     pub(crate) fn same_offer(&self, other: &Self) -> bool {
         self.shared == other.shared
             && self.foreign == other.foreign
+            && self.oversubscribed == other.oversubscribed
             && self.unsupported == other.unsupported
             && self.binds_to_node == other.binds_to_node
             && self.binding == other.binding

@@ -183,6 +183,13 @@ fn h100(index: i64, mark: &str) -> Value {
     gpu(index, mark, "NVIDIA H100 80GB HBM3", "81920Mi")
 }
 
+/// An H100 that publishes twice its memory.
+pub(crate) fn oversubscribed(mark: &str) -> Value {
+    let mut gpu = gpu(0, mark, "NVIDIA H100 80GB HBM3", "163840Mi");
+    gpu["attributes"]["physicalMemory"] = json!({"string": "81920Mi"});
+    gpu
+}
+
 fn gpu(index: i64, mark: &str, product: &str, memory: &str) -> Value {
     json!({
         "name": device(mark), "allowMultipleAllocations": true,

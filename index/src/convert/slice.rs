@@ -10,7 +10,8 @@ use tessera_allocator::model::{
     RequestPolicy, Slice, Taint, TaintEffect, ValidRange,
 };
 use tessera_api::names::{
-    DeviceName, DriverName, LEAVING_STOCK_TAINT_KEY, MANAGED_TAINT_KEY, NO_SCHEDULE, NodeName, PoolName,
+    self, DRIVER_NAME, DeviceName, DriverName, LEAVING_STOCK_TAINT_KEY, MANAGED_TAINT_KEY, NO_SCHEDULE,
+    NodeName, PoolName,
 };
 use tessera_api::quantity::Quantity;
 
@@ -35,11 +36,15 @@ pub fn slice(object: &api::ResourceSlice, fence: Fence) -> Result<Slice, Convert
     let spec = &object.spec;
     let published = spec.devices.as_deref().unwrap_or_default();
     let counter_sets = counter_sets(spec.shared_counters.as_deref().unwrap_or_default(), subject)?;
-    let convert = |device| self::device(device, fence, subject).map(Arc::new);
+    let driver = DriverName::new(&spec.driver).map_err(subject.field("spec.driver"))?;
+    let convert = |device| {
+        let device = self::device(device, fence, subject)?;
+        Ok(Arc::new(Device { oversubscribed: is_oversubscribed(&device, &driver), ..device }))
+    };
     Ok(Slice {
         name: object.metadata.name.clone().ok_or_else(|| subject.missing("metadata.name"))?,
         pool: PoolId {
-            driver: DriverName::new(&spec.driver).map_err(subject.field("spec.driver"))?,
+            driver: driver.clone(),
             pool: PoolName::new(&spec.pool.name).map_err(subject.field("spec.pool.name"))?,
         },
         generation: spec.pool.generation,
@@ -136,6 +141,17 @@ fn device(device: &api::Device, fence: Fence, subject: Subject<'_>) -> Result<De
     let allocatable = device.node_allocatable_resources.as_ref();
     converted.unsupported = allocatable.is_some_and(|r| !r.is_empty()).then_some(NODE_ALLOCATABLE);
     Ok(converted)
+}
+
+/// Whether it says that its memory is more than what is there. A value that is none is no reason to believe that all of it is.
+fn is_oversubscribed(device: &Device, driver: &DriverName) -> bool {
+    let qualified = format!("{DRIVER_NAME}/{}", names::attribute::PHYSICAL_MEMORY);
+    let physical = match device.attribute(driver, &qualified) {
+        None => return false,
+        Some(Attribute::String(text)) => Quantity::parse(text).unwrap_or_default(),
+        Some(_) => Quantity::default(),
+    };
+    device.capacity.get(names::capacity::MEMORY).is_some_and(|memory| memory.value > physical)
 }
 
 fn is_fence(taint: &Taint) -> bool {
