@@ -38,6 +38,8 @@ check_refused "a GPU index in place of a UUID" --set 'driver.excludeGpus={0}'
 check_refused "an unknown mode" --set mode=both
 check_refused "an unknown place for the interceptor" --set driver.intercept=kernel
 check_refused "an amount without a unit" --set-string driver.contextMemory=512
+check_refused "less memory than there is" --set driver.memoryPercent=99
+check_refused "more memory than there is where kube-scheduler allocates" --set mode=stock --set driver.memoryPercent=200
 check_refused "an unknown order of devices" --set driver.deviceOrder=random
 check_refused "an unknown way with other allocators" --set driver.otherAllocators=warn
 check_refused "a class with two selectors" --set deviceClasses.h100.architecture=Hopper
