@@ -55,7 +55,7 @@ impl Helm {
         let mut helm = Command::new("helm");
         helm.arg(action).arg(RELEASE).arg(chart).arg("--values").arg(&self.values);
         for setting in settings {
-            helm.arg("--set-string").arg(setting);
+            helm.arg("--set").arg(setting);
         }
         run(helm.args(["--wait", "--timeout", "120s"])).await
     }

@@ -26,6 +26,7 @@ mod neighbour;
 mod node;
 mod other_allocator;
 mod overcommit;
+mod oversubscription;
 mod placement;
 mod plugin;
 mod pod_watch;
@@ -198,6 +199,7 @@ pub fn on_real_cluster(cluster: &Cluster) -> Vec<Trial<'static>> {
         trial!(cluster, "helm-upgrade", release::upgraded),
         trial!(cluster, "helm-uninstall", release::removed),
         trial!(cluster, "stock-mode", stock::there_and_back),
+        trial!(cluster, "oversubscription", oversubscription::there_and_back),
         trial!(cluster, "control-plane-restarts", control_plane::restarted),
         trial!(cluster, "node-deleted", node::deleted),
         trial!(cluster, "driver-two-instances", driver_update::two_instances),
