@@ -20,6 +20,8 @@ pub(crate) struct Charge {
     pub(crate) gpu: u32,
     /// Bytes.
     pub(crate) bytes: u64,
+    /// Whether it may spill to the host, if it is plain memory.
+    pub(crate) may_spill: bool,
 }
 
 /// The UUID of a device.
@@ -49,7 +51,7 @@ pub(crate) enum Refusal {
 /// It is not granted, or not yet.
 pub(crate) fn reserve(state: &mut State, gpu: u32, bytes: u64) -> Result<Charge, Refusal> {
     match state.reserve(gpu as usize, bytes) {
-        Ok(()) => Ok(Charge { gpu, bytes }),
+        Ok(()) => Ok(Charge { gpu, bytes, may_spill: state.may_spill(gpu as usize) }),
         Err(_) if gauge::is_pending(state) => Err(Refusal::NotYet),
         Err(_) => Err(Refusal::NotGranted),
     }

@@ -10,7 +10,6 @@ use core::mem::transmute;
 use crate::charge::{Charge, charge, charged, charged_as};
 use crate::cuda::{self, OUT_OF_MEMORY, Pointer, SUCCESS};
 use crate::pool::give_back;
-use crate::root::with_state;
 use crate::route::hooks;
 use crate::state::Kind;
 
@@ -29,8 +28,8 @@ unsafe fn managed(out: *mut Pointer, bytes: usize) -> Option<c_int> {
 
 /// Whether plain memory that is charged so spills: it is granted so, and the current device can do it.
 fn spills(charge: Option<Charge>) -> bool {
-    let may_spill = charge.and_then(|charge| with_state(|state| state.may_spill(charge.gpu as usize)));
-    may_spill == Some(true) && cuda::current_device().is_some_and(cuda::moves_managed_memory)
+    charge.is_some_and(|charge| charge.may_spill)
+        && cuda::current_device().is_some_and(cuda::moves_managed_memory)
 }
 
 /// Takes plain memory, by the driver's own function where it is not to spill.
