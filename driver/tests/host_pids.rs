@@ -238,7 +238,10 @@ fn pass(socket: &Path, file: OwnedFd) -> bool {
     let files = [file.as_fd()];
     assert!(passed.push(SendAncillaryMessage::ScmRights(&files)));
     let bytes = [IoSlice::new(b"x")];
-    rustix::net::sendmsg(&connection, &bytes, &mut passed, SendFlags::NOSIGNAL).is_ok()
+    let sent = rustix::net::sendmsg(&connection, &bytes, &mut passed, SendFlags::NOSIGNAL).is_ok();
+    // Where the driver was faster, this is the last to close it.
+    std::thread::spawn(move || drop(file));
+    sent
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
