@@ -77,7 +77,8 @@ pub struct Args {
     pub context_memory: ContextMemory,
 
     /// What is published of each GPU's memory, in percent of what it has, 100 to 800. Above 100 only claims with `memory.oversubscribe: true`
-    /// get GPUs of this node, and their memory may lie on the host; not in mode stock. What is prepared already stays.
+    /// get GPUs of this node, and their memory may lie on the host; not in mode stock. What is prepared already stays, and a GPU is published
+    /// as it is while somebody has a share of it that may not spill.
     #[arg(long, env = "TESSERA_MEMORY_PERCENT", value_name = "PERCENT", default_value = "100", value_parser = memory_percent)]
     pub memory_percent: MemoryRatio,
 

@@ -329,8 +329,8 @@ impl Node {
                 return Err(PrepareError::NoHardware { reason: reason.clone() });
             }
         };
-        let memory = self.memory_ratio;
-        let mut record = match plan(claim, inventory, memory, journal.journal(), &self.library.hash)? {
+        let ratio = self.memory_ratio;
+        let mut record = match plan(claim, inventory, ratio, journal.journal(), &self.library.hash)? {
             Decision::Repeat(record) => {
                 self.executor.execute(&steps(&claim.uid, &record, &self.paths)?)?;
                 return Ok(answer(&claim.uid, &record));

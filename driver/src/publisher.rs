@@ -91,7 +91,7 @@ pub struct Publisher {
     nodes: Api<Node>,
     source: SliceSource,
     hardware: watch::Receiver<Arc<HardwareState>>,
-    /// What is in use, where the order of devices follows it.
+    /// What is in use, where what is published follows it.
     journal: Option<watch::Receiver<Arc<Journal>>>,
     /// GPUs of orphaned claims, once they are known.
     orphaned: watch::Receiver<Option<Arc<Orphaned>>>,

@@ -45,13 +45,14 @@ impl SliceSource {
         &self.node
     }
 
-    /// Whether the order of devices depends on what is in use.
+    /// Whether what is published depends on what is in use: the order of devices, or their memory.
     #[must_use]
     pub fn follows_use(&self) -> bool {
-        match self.order {
-            DeviceOrder::FreeLast | DeviceOrder::FreeFirst => true,
-            DeviceOrder::Index | DeviceOrder::Clique => false,
-        }
+        self.memory_ratio.is_oversubscribed()
+            || match self.order {
+                DeviceOrder::FreeLast | DeviceOrder::FreeFirst => true,
+                DeviceOrder::Index | DeviceOrder::Clique => false,
+            }
     }
 
     /// The slices of this hardware; one without devices where nobody can tell what there is. `None` before the hardware was asked: what
@@ -73,6 +74,7 @@ impl SliceSource {
             HardwareState::Unknown { asked: false, .. } => return None,
         };
         let in_use = journal.map(Journal::memory_by_gpu).unwrap_or_default();
+        let fixed = journal.map(Journal::gpus_with_fixed_shares).unwrap_or_default();
         Some(build(
             inventory,
             &SliceOptions {
@@ -82,6 +84,7 @@ impl SliceSource {
                 orphaned: orphaned.clone(),
                 leaving_stock,
                 memory_ratio: self.memory_ratio,
+                fixed,
                 ..SliceOptions::new(self.node.clone())
             },
         ))

@@ -61,6 +61,33 @@ async fn memory_is_published_as_often_as_the_setting_says_with_the_truth_beside_
 }
 
 #[tokio::test]
+async fn a_gpu_with_a_share_that_may_not_spill_is_published_with_what_it_has() {
+    let node = Node::with_gpus(2);
+    let memory_ratio = MemoryRatio::from_percent(150).expect("a ratio");
+    let settings = Settings { memory_ratio, ..node.settings() };
+    let _driver = node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
+    let published = async |what: &str, memory: [&str; 2]| {
+        let is_so = |slices: &Vec<Value>| {
+            let devices = slices.first().and_then(|slice| slice["spec"]["devices"].as_array());
+            devices.is_some_and(|devices| {
+                let of = |device: &Value| device["capacity"]["memory"]["value"].clone();
+                let tells = |device: &Value| !device["attributes"]["physicalMemory"].is_null();
+                devices.iter().map(of).eq(memory)
+                    && devices.iter().all(|device| tells(device) == (of(device) == "24Gi"))
+            })
+        };
+        node.api.wait_for(what, |api| Some(api.slices()).filter(is_so)).await;
+    };
+    published("both beyond what they have", ["24Gi", "24Gi"]).await;
+    let kubelet = stand_in::kubelet::Kubelet::register(&node.path("kubelet")).await;
+    let claim = node.allocate("a", &[(1, 1, 0)]);
+    kubelet.prepare(claim.clone()).await.expect("prepared");
+    published("the second with what it has", ["24Gi", "16Gi"]).await;
+    kubelet.unprepare(claim).await.expect("unprepared");
+    published("both again", ["24Gi", "24Gi"]).await;
+}
+
+#[tokio::test]
 async fn what_the_kubelet_wipes_is_back_in_a_later_generation() {
     let node = Node::with_gpus(2);
     let _driver = node.start().await;

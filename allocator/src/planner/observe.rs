@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::Planner;
 use crate::cluster::{Cluster, NodeIndex, OfferId};
 use crate::fragmentation::{GpuMilli, GpuType, GpuTypes, Request};
-use crate::model::{Claim, PendingPod, PodClaim, Scheduling, cpu_milli_of};
+use crate::model::{Claim, Device, PendingPod, PodClaim, Scheduling, cpu_milli_of};
 use crate::policy::{Policy, share};
 use crate::predicate;
 use crate::search::MAX_RESULTS;
@@ -120,7 +120,7 @@ impl Accepted {
                     // What it takes is small beside the search, which asks the same of every device.
                     let selected = selections.selects(resolved.selection, candidate, interner, &mut 0);
                     let whole = &interner.offer(sample.offer).capacity;
-                    let share = of_device(asked, sample.offer, whole, candidate.device().shared)?;
+                    let share = of_device(asked, sample.offer, whole, candidate.device())?;
                     let count = asked.count().unwrap_or(reach.candidates.len() as u64);
                     (selected == Ok(true)).then_some((count, share))
                 });
@@ -166,9 +166,9 @@ impl Accepted {
 }
 
 /// How much of a device of an offer that has been met is asked for; none where it cannot be given.
-fn of_device(asked: &AlternativeShape, offer: OfferId, whole: &[i128], is_shared: bool) -> Option<GpuMilli> {
-    match &asked.on(offer)?.demand {
-        OfferDemand::Takes(demand, true) if is_shared => Some(share(demand, whole)),
+fn of_device(asked: &AlternativeShape, offer: OfferId, whole: &[i128], device: &Device) -> Option<GpuMilli> {
+    match &asked.on(offer).filter(|_| asked.has_leave_for(device))?.demand {
+        OfferDemand::Takes(demand, true) if device.shared => Some(share(demand, whole)),
         OfferDemand::Takes(_, true) => Some(GpuMilli::WHOLE),
         _ => None,
     }

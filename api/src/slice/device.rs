@@ -24,7 +24,7 @@ pub fn truncated(text: &str) -> &str {
 
 /// The device of a GPU; `clique` is the value of its NVLink clique's attribute.
 pub(super) fn device(gpu: &Gpu, clique: Option<String>, options: &SliceOptions) -> Device {
-    let published_mib = options.memory_ratio.of_gpu(gpu);
+    let published_mib = options.memory_ratio.of_gpu(gpu, options.fixed.contains(&gpu.uuid));
     let published = Quantity::from_mib(published_mib);
     Device {
         name: gpu.device_name().into(),

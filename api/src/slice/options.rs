@@ -27,6 +27,8 @@ pub struct SliceOptions {
     pub leaving_stock: BTreeSet<GpuUuid>,
     /// How much memory is published of what is there.
     pub memory_ratio: MemoryRatio,
+    /// GPUs of which somebody has a share that may not spill to the host: they are published with what they have.
+    pub fixed: BTreeSet<GpuUuid>,
 }
 
 impl SliceOptions {
@@ -42,6 +44,7 @@ impl SliceOptions {
             orphaned: BTreeSet::new(),
             leaving_stock: BTreeSet::new(),
             memory_ratio: MemoryRatio::WHOLE,
+            fixed: BTreeSet::new(),
         }
     }
 
@@ -98,9 +101,10 @@ impl MemoryRatio {
         (mib as u128 * self.0 as u128 / 100) as u64
     }
 
-    /// MiB that are published of a GPU: more than it has only where what is beyond can spill.
-    pub fn of_gpu(self, gpu: &Gpu) -> u64 {
-        if gpu.memory_can_spill() { self.of_mib(gpu.memory_mib()) } else { gpu.memory_mib() }
+    /// MiB that are given out of a GPU: more than it has only where its memory can spill to the host, and nobody has a share of it that
+    /// may not. Not all memory of those who may spill can be moved away for one who may not.
+    pub fn of_gpu(self, gpu: &Gpu, is_fixed: bool) -> u64 {
+        if gpu.memory_can_spill() && !is_fixed { self.of_mib(gpu.memory_mib()) } else { gpu.memory_mib() }
     }
 }
 

@@ -45,7 +45,8 @@ pub enum PlanError {
     },
     /// Its memory is taken.
     #[error(
-        "memory of GPU {gpu}: {asked} do not fit beside {taken} of claims prepared before, {total} of it are given out",
+        "memory of GPU {gpu}: {asked} do not fit beside {taken} of claims prepared before, {total} can be given out{}",
+        advice(*.asked_bytes, *.total_bytes),
         asked = Quantity::from_bytes(*.asked_bytes), total = Quantity::from_bytes(*.total_bytes),
         taken = Quantity::from_bytes(*.taken_bytes)
     )]
@@ -56,25 +57,8 @@ pub enum PlanError {
         asked_bytes: u64,
         /// Bytes of the others.
         taken_bytes: u64,
-        /// Bytes that are published.
+        /// Bytes that can be given out.
         total_bytes: u64,
-    },
-    /// What is left of its memory is on the host.
-    #[error(
-        "memory of GPU {gpu}: {asked} that may not spill to the host do not fit beside {taken} that may not either, the GPU has \
-         {physical}: set `memory.oversubscribe: true` in the claim's GpuConfig, or ask for less",
-        asked = Quantity::from_bytes(*.asked_bytes), physical = Quantity::from_bytes(*.physical_bytes),
-        taken = Quantity::from_bytes(*.taken_bytes)
-    )]
-    Fixed {
-        /// The GPU.
-        gpu: GpuUuid,
-        /// Bytes of this claim that may not spill.
-        asked_bytes: u64,
-        /// Bytes of the others that may not.
-        taken_bytes: u64,
-        /// Bytes of the GPU.
-        physical_bytes: u64,
     },
     /// Its compute is taken.
     #[error(
@@ -97,7 +81,6 @@ impl PlanError {
         match self {
             // More than the whole GPU fits never.
             Self::Memory { asked_bytes, total_bytes, .. } => asked_bytes <= total_bytes,
-            Self::Fixed { asked_bytes, physical_bytes, .. } => asked_bytes <= physical_bytes,
             Self::Cores { asked, .. } => *asked <= WHOLE_GPU_PERCENT,
             // What it waits for is the claim's own Unprepare, and that ends this Prepare too.
             Self::PreparedDifferently => false,
@@ -106,19 +89,28 @@ impl PlanError {
     }
 }
 
+/// What to do where it will never fit: it was allocated when more was given out.
+fn advice(asked_bytes: u64, total_bytes: u64) -> &'static str {
+    if asked_bytes > total_bytes {
+        ": delete the pod, so that it is allocated anew, or have the driver give out more again (--memory-percent)"
+    } else {
+        ""
+    }
+}
+
 const WHOLE_GPU_PERCENT: u32 = 100;
 
 /// Decides.
 ///
 /// The last line of defence against two allocators: whatever the allocation says, the shares prepared on a GPU never add up to
-/// more than is published of it, nor those that may not spill to more than the GPU has.
+/// more than the GPU has, or is published of it where all of them may spill to the host.
 ///
 /// # Errors
 /// [`PlanError`].
 pub fn plan(
     claim: &AllocatedClaim,
     inventory: &Inventory,
-    memory: MemoryRatio,
+    ratio: MemoryRatio,
     journal: &Journal,
     library: &str,
 ) -> Result<Decision, PlanError> {
@@ -134,7 +126,7 @@ pub fn plan(
         };
     }
     for share in &record.shares {
-        fits(claim, &record, gpu(&share.gpu, inventory)?, memory, journal)?;
+        fits(claim, &record, find(&share.gpu, inventory)?, ratio, journal)?;
     }
     Ok(Decision::Prepare(record))
 }
@@ -174,7 +166,7 @@ fn record_of(share: &AllocatedShare) -> Result<ShareRecord, PlanError> {
 }
 
 /// The GPU, if it is there and for us.
-fn gpu<'i>(gpu: &GpuUuid, inventory: &'i Inventory) -> Result<&'i Gpu, PlanError> {
+fn find<'i>(gpu: &GpuUuid, inventory: &'i Inventory) -> Result<&'i Gpu, PlanError> {
     inventory.gpu(gpu).ok_or_else(|| {
         let known = inventory.unpublished.iter().find(|unpublished| unpublished.uuid.as_ref() == Some(gpu));
         let reason =
@@ -188,20 +180,14 @@ fn fits(
     claim: &AllocatedClaim,
     record: &ClaimRecord,
     hardware: &Gpu,
-    memory: MemoryRatio,
+    ratio: MemoryRatio,
     journal: &Journal,
 ) -> Result<(), PlanError> {
     let gpu = || hardware.uuid.clone();
-    // As published: whole MiB.
-    let (total_bytes, physical_bytes) = (memory.of_gpu(hardware) << 20, hardware.memory_mib() << 20);
     let asked = Taken::on(&hardware.uuid, &record.shares);
     let taken = journal.taken_by_others(&claim.uid, &hardware.uuid);
-    let is_oversubscribed = total_bytes > physical_bytes;
-    let fixed_bytes = asked.fixed_bytes + taken.fixed_bytes;
-    if is_oversubscribed && asked.fixed_bytes > 0 && fixed_bytes > u128::from(physical_bytes) {
-        let (asked_bytes, taken_bytes) = (saturated(asked.fixed_bytes), saturated(taken.fixed_bytes));
-        return Err(PlanError::Fixed { gpu: gpu(), asked_bytes, taken_bytes, physical_bytes });
-    }
+    // As published, and with this claim's shares: whole MiB.
+    let total_bytes = ratio.of_gpu(hardware, asked.is_fixed || taken.is_fixed) << 20;
     if asked.memory_bytes + taken.memory_bytes > u128::from(total_bytes) {
         let (asked_bytes, taken_bytes) = (saturated(asked.memory_bytes), saturated(taken.memory_bytes));
         return Err(PlanError::Memory { gpu: gpu(), asked_bytes, taken_bytes, total_bytes });

@@ -72,8 +72,8 @@ fn a_container_that_may_not_spill_gets_what_the_gpu_has_whatever_its_grant_says(
 }
 
 #[test]
-fn what_may_spill_takes_nothing_from_those_who_may_not() {
-    if !can_contain("what_may_spill_takes_nothing_from_those_who_may_not") {
+fn plain_memory_that_may_spill_takes_nothing_from_those_who_may_not() {
+    if !can_contain("plain_memory_that_may_spill_takes_nothing_from_those_who_may_not") {
         return;
     }
     let node = Node::new();

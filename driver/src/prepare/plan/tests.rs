@@ -66,11 +66,7 @@ fn inventory() -> Inventory {
 fn journal(claims: &[AllocatedClaim]) -> Journal {
     let mut journal = Journal::default();
     for claim in claims {
-        let Ok(Decision::Prepare(mut record)) =
-            plan(claim, &inventory(), MemoryRatio::WHOLE, &journal, "lib")
-        else {
-            panic!("{claim:?}")
-        };
+        let Ok(Decision::Prepare(mut record)) = planned(claim, &journal) else { panic!("{claim:?}") };
         record.state = State::Completed;
         journal.claims.insert(claim.uid.clone(), record);
     }
@@ -81,34 +77,38 @@ fn journal(claims: &[AllocatedClaim]) -> Journal {
 fn shares_fit_up_to_the_whole_gpu_and_not_a_byte_further() {
     let journal = journal(&[claim("a", vec![share(0, 0, 10 * GIB, 60)])]);
     let rest = claim("b", vec![share(0, 0, 6 * GIB, 40)]);
-    assert!(matches!(
-        plan(&rest, &inventory(), MemoryRatio::WHOLE, &journal, "lib"),
-        Ok(Decision::Prepare(_))
-    ));
+    assert!(matches!(planned(&rest, &journal), Ok(Decision::Prepare(_))));
 
     let more = claim("b", vec![share(0, 0, 6 * GIB + 1, 40)]);
-    let error = plan(&more, &inventory(), MemoryRatio::WHOLE, &journal, "lib").expect_err("too much");
+    let error = planned(&more, &journal).expect_err("too much");
     assert!(matches!(error, PlanError::Memory { taken_bytes, .. } if taken_bytes == 10 * GIB), "{error}");
     assert!(error.is_transient(), "the other claim may go");
 
     let more = claim("b", vec![share(0, 0, GIB, 41)]);
-    let error = plan(&more, &inventory(), MemoryRatio::WHOLE, &journal, "lib").expect_err("too much");
+    let error = planned(&more, &journal).expect_err("too much");
     assert!(matches!(error, PlanError::Cores { asked: 41, taken: 60, .. }), "{error}");
 }
 
 #[test]
 fn shares_of_one_claim_on_one_gpu_add_up() {
     let twice = claim("a", vec![share(0, 0, 10 * GIB, 10), share(1, 0, 10 * GIB, 10)]);
-    let error =
-        plan(&twice, &inventory(), MemoryRatio::WHOLE, &Journal::default(), "lib").expect_err("too much");
+    let error = planned(&twice, &Journal::default()).expect_err("too much");
     assert!(!error.is_transient(), "it will never fit");
     let apart = claim("a", vec![share(0, 0, 10 * GIB, 10), share(1, 1, 10 * GIB, 10)]);
-    assert!(plan(&apart, &inventory(), MemoryRatio::WHOLE, &Journal::default(), "lib").is_ok());
+    assert!(planned(&apart, &Journal::default()).is_ok());
 }
 
 /// The same that may spill.
 fn spilling(index: usize, gpu: u8, memory_bytes: u64) -> AllocatedShare {
     AllocatedShare { oversubscribe: true, ..share(index, gpu, memory_bytes, 0) }
+}
+
+fn planned(claim: &AllocatedClaim, journal: &Journal) -> Result<Decision, PlanError> {
+    plan(claim, &inventory(), MemoryRatio::WHOLE, journal, "lib")
+}
+
+fn planned_at_twice(claim: &AllocatedClaim, journal: &Journal) -> Result<Decision, PlanError> {
+    plan(claim, &inventory(), twice(), journal, "lib")
 }
 
 fn twice() -> MemoryRatio {
@@ -119,7 +119,7 @@ fn twice() -> MemoryRatio {
 fn oversubscribed(claims: &[AllocatedClaim]) -> Journal {
     let mut journal = Journal::default();
     for claim in claims {
-        let decision = plan(claim, &inventory(), twice(), &journal, "lib");
+        let decision = planned_at_twice(claim, &journal);
         let Ok(Decision::Prepare(record)) = decision else { panic!("{decision:?}") };
         journal.claims.insert(claim.uid.clone(), record);
     }
@@ -131,40 +131,35 @@ fn shares_that_may_spill_fit_up_to_what_is_published() {
     let journal = oversubscribed(&[claim("a", vec![spilling(0, 0, 20 * GIB)])]);
     assert!(journal.claims.values().all(|record| record.shares[0].oversubscribe));
     let rest = claim("b", vec![spilling(0, 0, 12 * GIB)]);
-    assert!(plan(&rest, &inventory(), twice(), &journal, "lib").is_ok());
+    assert!(planned_at_twice(&rest, &journal).is_ok());
     let more = claim("b", vec![spilling(0, 0, 12 * GIB + MIB)]);
-    let error = plan(&more, &inventory(), twice(), &journal, "lib").expect_err("too much");
+    let error = planned_at_twice(&more, &journal).expect_err("too much");
     assert!(matches!(error, PlanError::Memory { total_bytes, .. } if total_bytes == 32 * GIB), "{error}");
-    assert!(plan(&rest, &inventory(), MemoryRatio::WHOLE, &Journal::default(), "lib").is_ok(), "no need to");
+    assert!(planned(&rest, &Journal::default()).is_ok(), "no need to");
 }
 
 #[test]
-fn shares_that_may_not_spill_never_add_up_to_more_than_the_gpu_has() {
-    let journal = oversubscribed(&[
-        claim("a", vec![share(0, 0, 10 * GIB, 0)]),
-        claim("b", vec![spilling(0, 0, 14 * GIB)]),
-    ]);
-    let rest = claim("c", vec![share(0, 0, 6 * GIB, 0)]);
-    assert!(plan(&rest, &inventory(), twice(), &journal, "lib").is_ok());
-    let more = claim("c", vec![share(0, 0, 6 * GIB, 0), share(1, 0, MIB, 0)]);
-    let error = plan(&more, &inventory(), twice(), &journal, "lib").expect_err("too much");
-    assert!(
-        matches!(error, PlanError::Fixed { taken_bytes, .. } if taken_bytes == 10 * GIB),
-        "{error}, which may spill not counted"
-    );
-    assert!(error.to_string().contains("memory.oversubscribe: true") && error.is_transient(), "{error}");
-    let never = claim("c", vec![share(0, 0, 17 * GIB, 0)]);
-    let error = plan(&never, &inventory(), twice(), &Journal::default(), "lib").expect_err("too much");
-    assert!(matches!(error, PlanError::Fixed { .. }) && !error.is_transient(), "{error}");
+fn with_one_share_that_may_not_spill_the_gpu_gives_out_what_it_has() {
+    let fixed = claim("a", vec![share(0, 0, 10 * GIB, 0)]);
+    let beside = |uid, bytes| claim(uid, vec![spilling(0, 0, bytes)]);
+    for (first, second) in
+        [(fixed.clone(), beside("b", 6 * GIB + MIB)), (beside("b", 6 * GIB + MIB), fixed.clone())]
+    {
+        let journal = oversubscribed(std::slice::from_ref(&first));
+        let error = planned_at_twice(&second, &journal).expect_err("too much");
+        assert!(matches!(error, PlanError::Memory { total_bytes, .. } if total_bytes == 16 * GIB), "{error}");
+        assert!(error.is_transient(), "the other claim may go");
+    }
+    let journal = oversubscribed(&[fixed]);
+    assert!(planned_at_twice(&beside("b", 6 * GIB), &journal).is_ok());
 }
 
 #[test]
-fn what_may_spill_is_prepared_beside_more_that_may_not_than_the_gpu_has() {
-    // As after `--memory-percent` was lowered, or a GPU was replaced by a smaller one.
-    let mut journal = oversubscribed(&[claim("a", vec![share(0, 0, 16 * GIB, 0)])]);
-    let record = journal.claims.values_mut().next().expect("there");
-    record.shares[0].memory_bytes = 18 * GIB;
-    assert!(plan(&claim("b", vec![spilling(0, 0, GIB)]), &inventory(), twice(), &journal, "lib").is_ok());
+fn what_will_never_fit_is_told_what_to_do() {
+    // As after `--memory-percent` was lowered and the node started anew.
+    let error =
+        planned(&claim("a", vec![spilling(0, 0, 17 * GIB)]), &Journal::default()).expect_err("too much");
+    assert!(!error.is_transient() && error.to_string().contains("delete the pod"), "{error}");
 }
 
 #[test]
@@ -179,7 +174,7 @@ fn on_a_gpu_whose_memory_cannot_spill_no_more_is_given_out_than_it_has() {
 #[test]
 fn a_fraction_of_a_mib_that_is_not_published_is_not_granted() {
     let all = claim("a", vec![share(0, 0, 16 * GIB + MIB / 4, 0)]);
-    assert!(plan(&all, &inventory(), MemoryRatio::WHOLE, &Journal::default(), "lib").is_err());
+    assert!(planned(&all, &Journal::default()).is_err());
 }
 
 #[test]
@@ -187,12 +182,9 @@ fn what_only_started_is_planned_anew_and_counts_for_others() {
     let a = claim("a", vec![share(0, 0, 16 * GIB, 0)]);
     let mut journal = journal(std::slice::from_ref(&a));
     journal.claims.get_mut(&a.uid).expect("there").state = State::Started;
-    assert!(matches!(plan(&a, &inventory(), MemoryRatio::WHOLE, &journal, "lib"), Ok(Decision::Prepare(_))));
+    assert!(matches!(planned(&a, &journal), Ok(Decision::Prepare(_))));
     let b = claim("b", vec![share(0, 0, MIB, 0)]);
-    assert!(matches!(
-        plan(&b, &inventory(), MemoryRatio::WHOLE, &journal, "lib"),
-        Err(PlanError::Memory { .. })
-    ));
+    assert!(matches!(planned(&b, &journal), Err(PlanError::Memory { .. })));
 }
 
 #[test]
@@ -208,30 +200,18 @@ fn a_prepared_claim_is_repeated_even_if_its_gpu_is_gone() {
 fn a_claim_that_was_allocated_anew_is_refused_until_its_unprepare() {
     let journal = journal(&[claim("a", vec![share(0, 0, GIB, 0)])]);
     let moved = claim("a", vec![share(0, 1, GIB, 0)]);
-    let error = plan(&moved, &inventory(), MemoryRatio::WHOLE, &journal, "lib").expect_err("refused");
+    let error = planned(&moved, &journal).expect_err("refused");
     assert_eq!(error, PlanError::PreparedDifferently);
     assert!(!error.is_transient(), "its own unprepare would wait for this prepare");
 }
 
 #[test]
 fn a_gpu_that_is_not_there_is_refused_with_the_reason() {
-    let error = plan(
-        &claim("a", vec![share(0, 9, GIB, 0)]),
-        &inventory(),
-        MemoryRatio::WHOLE,
-        &Journal::default(),
-        "lib",
-    );
+    let error = planned(&claim("a", vec![share(0, 9, GIB, 0)]), &Journal::default());
     let error = error.expect_err("refused");
     assert!(error.to_string().contains("fallen off the bus"), "{error}");
     assert!(!error.is_transient());
-    let unknown = plan(
-        &claim("a", vec![share(0, 5, GIB, 0)]),
-        &inventory(),
-        MemoryRatio::WHOLE,
-        &Journal::default(),
-        "lib",
-    );
+    let unknown = planned(&claim("a", vec![share(0, 5, GIB, 0)]), &Journal::default());
     assert!(matches!(unknown, Err(PlanError::Gone { .. })));
 }
 
@@ -239,8 +219,5 @@ fn a_gpu_that_is_not_there_is_refused_with_the_reason() {
 fn a_device_that_is_no_gpu_is_refused() {
     let mut odd = share(0, 0, GIB, 0);
     odd.device = "nic-0".parse().expect("a device");
-    assert!(matches!(
-        plan(&claim("a", vec![odd]), &inventory(), MemoryRatio::WHOLE, &Journal::default(), "lib"),
-        Err(PlanError::NotAGpu { .. })
-    ));
+    assert!(matches!(planned(&claim("a", vec![odd]), &Journal::default()), Err(PlanError::NotAGpu { .. })));
 }

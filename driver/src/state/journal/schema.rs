@@ -85,7 +85,7 @@ pub struct ShareRecord {
     /// Who yields first of those who use what others leave.
     #[serde(default, skip_serializing_if = "ComputePriority::is_normal")]
     pub priority: ComputePriority,
-    /// Whether its plain memory may spill to the host. Left out where it may not, as `priority` is.
+    /// Whether its plain memory may spill to the host; of version 2. Left out where it may not.
     #[serde(default, skip_serializing_if = "is_false")]
     pub oversubscribe: bool,
 }
@@ -126,23 +126,20 @@ impl ComputePriority {
 pub struct Taken {
     /// Memory in bytes.
     pub memory_bytes: u128,
-    /// Bytes of it that may not spill to the host.
-    pub fixed_bytes: u128,
     /// Percent of compute.
     pub cores_percent: u32,
+    /// Some of them may not spill to the host.
+    pub is_fixed: bool,
 }
 
 impl Taken {
     /// What those of `shares` have that are shares of `gpu`.
     pub fn on<'s>(gpu: &GpuUuid, shares: impl IntoIterator<Item = &'s ShareRecord>) -> Self {
         let shares = shares.into_iter().filter(|share| share.gpu == *gpu);
-        shares.fold(Self::default(), |sum, share| {
-            let memory_bytes = u128::from(share.memory_bytes);
-            Self {
-                memory_bytes: sum.memory_bytes + memory_bytes,
-                fixed_bytes: sum.fixed_bytes + if share.oversubscribe { 0 } else { memory_bytes },
-                cores_percent: sum.cores_percent + u32::from(share.cores_percent),
-            }
+        shares.fold(Self::default(), |sum, share| Self {
+            memory_bytes: sum.memory_bytes + u128::from(share.memory_bytes),
+            cores_percent: sum.cores_percent + u32::from(share.cores_percent),
+            is_fixed: sum.is_fixed || !share.oversubscribe,
         })
     }
 }
@@ -164,6 +161,17 @@ impl Journal {
     #[must_use]
     pub fn gpus_in_use(&self) -> BTreeSet<GpuUuid> {
         self.shares().map(|share| share.gpu.clone()).collect()
+    }
+
+    /// GPUs of which somebody has a share that may not spill to the host.
+    #[must_use]
+    pub fn gpus_with_fixed_shares(&self) -> BTreeSet<GpuUuid> {
+        self.shares().filter(|share| !share.oversubscribe).map(|share| share.gpu.clone()).collect()
+    }
+
+    /// The oldest version of the file that can say it.
+    pub(super) fn version(&self) -> u32 {
+        if self.shares().any(|share| share.oversubscribe) { 2 } else { 1 }
     }
 
     /// Memory in bytes that claims have on each GPU.

@@ -19,8 +19,9 @@ use crate::state::{
     shares::{ShareError, claims_with_files},
 };
 
-/// The version written. A change of the schema that an older driver would misread raises it.
-const VERSION: u32 = 1;
+/// The newest version that is read. What is written is the oldest that can say it, so that an older driver reads it where it can, and
+/// where it cannot leaves everything alone: one that it finds unreadable it rebuilds, without the claims that it does not understand.
+const VERSION: u32 = 2;
 
 /// Why the journal cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -302,7 +303,7 @@ fn read(path: &Path) -> Result<Journal, JournalError> {
 }
 
 fn write(path: &Path, journal: &Journal) -> Result<Identity, JournalError> {
-    let content = serde_json::to_vec(&Written { version: VERSION, journal })
+    let content = serde_json::to_vec(&Written { version: journal.version(), journal })
         .expect("invariant: the journal holds nothing that JSON cannot");
     // One name suffices: only the holder of the lock writes.
     let temporary = path.with_extension("json.new");

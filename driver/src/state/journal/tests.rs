@@ -153,23 +153,34 @@ fn a_journal_that_another_instance_has_rebuilt_is_not_replaced() {
 fn a_newer_journal_is_refused_with_its_version_and_left_alone() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("journal.json");
-    let content = r#"{"version":2,"claims":"anything"}"#;
+    let content = r#"{"version":3,"claims":"anything"}"#;
     fs::write(&path, content).expect("written");
 
     let error = store(&directory).lock().expect_err("newer");
-    assert!(matches!(error, JournalError::Newer { found: 2, .. }), "{error}");
-    assert!(error.to_string().contains("version 2"), "{error}");
+    assert!(matches!(error, JournalError::Newer { found: 3, .. }), "{error}");
+    assert!(error.to_string().contains("version 3"), "{error}");
     assert_eq!(fs::read_to_string(&path).expect("the file"), content);
 }
 
 #[test]
-fn a_journal_in_which_nothing_may_spill_is_one_that_drivers_of_before_read() {
-    let mut plain = record(GPU, 10, 20);
-    let written = |record: &ClaimRecord| serde_json::to_string(record).expect("JSON");
-    assert!(!written(&plain).contains("oversubscribe"));
-    plain.shares[0].oversubscribe = true;
-    assert!(written(&plain).contains(r#""oversubscribe":true"#));
-    assert_eq!(serde_json::from_str::<ClaimRecord>(&written(&plain)).expect("read"), plain);
+fn a_journal_is_written_in_the_oldest_version_that_can_say_it() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let store = store(&directory);
+    let written = || {
+        let text = fs::read_to_string(directory.path().join("journal.json")).expect("the file");
+        (text.contains(r#""version":2"#), text.contains("oversubscribe"))
+    };
+    let mut spills = record(GPU, 10, 20);
+    spills.shares[0].oversubscribe = true;
+    let mut locked = store.lock().expect("locked");
+    locked.put(uid("plain"), record(GPU, 10, 20)).expect("written");
+    assert_eq!(written(), (false, false), "drivers of before read it");
+    locked.put(uid("spills"), spills.clone()).expect("written");
+    assert_eq!(written(), (true, true), "they leave it alone");
+    drop(locked);
+    assert_eq!(self::store(&directory).lock().expect("read").get(&uid("spills")), Some(&spills));
+    store.lock().expect("locked").remove(&uid("spills")).expect("written");
+    assert_eq!(written(), (false, false), "it is theirs again");
 }
 
 #[test]
@@ -182,8 +193,8 @@ fn use_of_a_gpu_is_summed_over_the_other_claims() {
 
     journal.claims.get_mut(&uid("b")).expect("there").shares[0].oversubscribe = true;
 
-    let of_b = Taken { memory_bytes: 5, fixed_bytes: 0, cores_percent: 30 };
-    let of_all = Taken { memory_bytes: 15, fixed_bytes: 10, cores_percent: 50 };
+    let of_b = Taken { memory_bytes: 5, cores_percent: 30, is_fixed: false };
+    let of_all = Taken { memory_bytes: 15, cores_percent: 50, is_fixed: true };
     assert_eq!(journal.taken_by_others(&uid("a"), &gpu), of_b);
     assert_eq!(journal.taken_by_others(&uid("new"), &gpu), of_all);
     assert_eq!(journal.memory_by_gpu()[&gpu], 15);
