@@ -4,7 +4,7 @@ use core::ffi::CStr;
 use core::sync::atomic::Ordering;
 
 use tessera_intercept_abi::ledger::{SLOT_LIVE, Total};
-use tessera_intercept_abi::{ComputePolicy, ComputeSlot, GpuUuid, Grant, LedgerPage, SlotPage};
+use tessera_intercept_abi::{ComputePolicy, GpuUuid, Grant, LedgerPage};
 use tessera_intercept_limiter::compute::{Crowd, Published, Rate, rate_of};
 use tessera_intercept_limiter::{Account, Burial, Refused, adds_up, reclaim};
 
@@ -75,17 +75,21 @@ impl Share {
 
     /// The processes of a PID namespace that hold something, and how much it is.
     pub(crate) fn holders(&self, namespace: u64) -> impl Iterator<Item = (u32, u64)> {
-        let of_namespace =
-            self.live().filter(move |slot| slot.pid_namespace.load(Ordering::Relaxed) == namespace);
-        of_namespace
-            .map(|slot| (slot.pid.load(Ordering::Relaxed), slot.used_bytes.load(Ordering::Relaxed)))
+        let live = self.ledger.slot.iter().filter(move |slot| {
+            slot.state.load(Ordering::Relaxed) == SLOT_LIVE
+                && slot.pid_namespace.load(Ordering::Relaxed) == namespace
+        });
+        live.map(|slot| (slot.pid.load(Ordering::Relaxed), slot.used_bytes.load(Ordering::Relaxed)))
             .filter(|(_, bytes)| *bytes > 0)
     }
 
     /// Gives back what dead processes held.
     pub(crate) fn reclaim(&self) {
         let held_by_others = self.used() > self.account.as_ref().map_or(0, Account::held);
-        let any_other = || self.live().count() > usize::from(self.account.is_some());
+        let any_other = || {
+            let live = self.ledger.slot.iter().filter(|slot| slot.state.load(Ordering::Relaxed) == SLOT_LIVE);
+            live.count() > usize::from(self.account.is_some())
+        };
         if held_by_others
             && any_other()
             && let Some(locks) = self.locks()
@@ -131,11 +135,9 @@ impl Share {
     fn account(&mut self) -> Result<&mut Account, Refused> {
         if self.account.is_none() {
             let locks = self.locks().ok_or(Refused::Tampered)?;
-            if self.is_worth_reclaiming() || !adds_up(self.ledger) {
-                reclaim(self.ledger, &locks, &self.burial());
-                if !adds_up(self.ledger) {
-                    return Err(Refused::Tampered);
-                }
+            reclaim(self.ledger, &locks, &self.burial());
+            if !adds_up(self.ledger) {
+                return Err(Refused::Tampered);
             }
             let account = own_slot(self.ledger, &locks, &self.burial()).ok_or(Refused::Limit)?;
             self.account = Some(account);
@@ -144,23 +146,6 @@ impl Share {
             }
         }
         self.account.as_mut().ok_or(Refused::Tampered)
-    }
-
-    /// Whether a process that begins asks after the dead, which is a system call for each slot in use. Where hundreds begin at once, that
-    /// is what they would wait for; then it is asked only where somebody may not have paid for what the GPU did. Memory of the dead
-    /// is there as soon as somebody needs it (see `State::reserve`).
-    fn is_worth_reclaiming(&self) -> bool {
-        const FEW: usize = 16;
-        let unsettled = |slot: &ComputeSlot| {
-            slot.busy_since_ns.load(Ordering::Relaxed) != 0
-                || slot.outstanding_ns.load(Ordering::Relaxed) != 0
-        };
-        self.live().nth(FEW).is_none() || self.ledger.slot.iter().any(|slot| unsettled(&slot.compute))
-    }
-
-    /// The slots that are somebody's, be it a dead process's.
-    fn live(&self) -> impl Iterator<Item = &'static SlotPage> {
-        self.ledger.slot.iter().filter(|slot| slot.state.load(Ordering::Relaxed) == SLOT_LIVE)
     }
 
     /// Notes what the host calls this process, where it has a slot.

@@ -2,10 +2,7 @@
 
 mod container;
 
-use core::mem::offset_of;
-
 use container::{GIB, MIB, Node, can_contain, program};
-use tessera_intercept_abi::{ComputeSlot, SlotPage, ledger};
 
 /// Processes in a race that ends.
 const RACERS: usize = 64;
@@ -67,36 +64,6 @@ fn processes_killed_while_they_race_leave_no_drift() {
         (&lines[0]["devices"][0]["nvmlUsedBytes"], &lines[1]["takenBytes"]),
         (&0.into(), &limit.into())
     );
-}
-
-#[test]
-fn one_that_begins_beside_many_dead_settles_for_them_where_one_owes_compute() {
-    if !can_contain("one_that_begins_beside_many_dead_settles_for_them_where_one_owes_compute") {
-        return;
-    }
-    /// More than are looked after in any case.
-    const MANY: usize = 20;
-    let node = Node::new();
-    let share = node.share("claim-0", 0, GIB);
-    let holds = program("holds", false, node.path());
-    let container = node.contain(&[&share]);
-    let hold = || {
-        let mut running = container.start(&holds, &[]);
-        assert_eq!(running.next()["holds"], true);
-        running
-    };
-    let mut dead: Vec<_> = (0..MANY).map(|_| hold()).collect();
-    dead.iter_mut().for_each(container::Running::kill);
-    let slots = || share.ledger(|ledger| ledger.processes().count());
-
-    let mut next = hold();
-    assert_eq!(slots(), MANY + 1, "what they hold is nobody's loss yet");
-    let owes = ledger::HEADER_LEN + offset_of!(SlotPage, compute) + offset_of!(ComputeSlot, outstanding_ns);
-    share.scribble_ledger(owes, &1_000_000_u64.to_ne_bytes());
-    let mut another = hold();
-    assert_eq!(slots(), 2, "the living");
-    next.kill();
-    another.kill();
 }
 
 #[test]
