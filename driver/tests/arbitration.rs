@@ -12,7 +12,7 @@ use std::{
 use serde_json::json;
 use stand_in::{
     kubelet::Kubelet,
-    node::{Node, asked, claim, share_id, uid},
+    node::{Node, asked, configured, share_id, uid},
 };
 use tessera_api::names::{ClaimDeviceName, ClaimUid};
 use tessera_driver::driver::Driver;
@@ -24,15 +24,8 @@ use tessera_intercept_limiter::compute::{Published, Rate};
 
 /// A claim with 30 % of the only GPU, held like that.
 async fn prepare(node: &Node, kubelet: &Kubelet, name: &str, policy: &str, priority: &str) {
-    let mut claim = claim(name, &[(0, 2, 30)]);
-    claim["status"]["allocation"]["devices"]["config"] = json!([{"source": "FromClaim", "opaque": {
-        "driver": "gpu.tessera.dev",
-        "parameters": {
-            "apiVersion": "gpu.tessera.dev/v1alpha1", "kind": "GpuConfig",
-            "compute": {"policy": policy, "priority": priority},
-        },
-    }}]);
-    node.api.put_claim(claim);
+    let compute = json!({"compute": {"policy": policy, "priority": priority}});
+    node.api.put_claim(configured(name, &[(0, 2, 30)], &compute));
     kubelet.prepare(asked(name)).await.expect("prepared");
 }
 

@@ -13,7 +13,7 @@ use serde_json::json;
 use stand_in::{
     gpus::{Machine, uuid},
     kubelet::Kubelet,
-    node::{Node, Share, asked, claim, share_id, uid},
+    node::{Node, Share, asked, claim, configured, share_id, uid},
 };
 use tessera_api::slice::MemoryRatio;
 use tessera_driver::{
@@ -202,14 +202,7 @@ async fn contexts_are_charged_what_the_setting_said_when_the_claim_was_prepared(
 
 /// A claim whose memory may spill to the host.
 fn spilling(node: &Node, name: &str, shares: &[Share]) -> dra_v1::Claim {
-    let mut claim = claim(name, shares);
-    let parameters = json!({
-        "apiVersion": "gpu.tessera.dev/v1alpha1", "kind": "GpuConfig", "memory": {"oversubscribe": true},
-    });
-    claim["status"]["allocation"]["devices"]["config"] = json!([
-        {"source": "FromClaim", "requests": [], "opaque": {"driver": "gpu.tessera.dev", "parameters": parameters}},
-    ]);
-    node.api.put_claim(claim);
+    node.api.put_claim(configured(name, shares, &json!({"memory": {"oversubscribe": true}})));
     asked(name)
 }
 
@@ -348,12 +341,7 @@ async fn parameters_that_this_version_does_not_enforce_are_refused() {
     let node = Node::with_gpus(1);
     let _driver = node.start().await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
-    let mut shared = claim("a", &[(0, 1, 50)]);
-    shared["status"]["allocation"]["devices"]["config"] = json!([{"source": "FromClaim", "opaque": {
-        "driver": "gpu.tessera.dev",
-        "parameters": {"apiVersion": "gpu.tessera.dev/v1alpha1", "kind": "GpuConfig", "sharing": "MPS"},
-    }}]);
-    node.api.put_claim(shared);
+    node.api.put_claim(configured("a", &[(0, 1, 50)], &json!({"sharing": "MPS"})));
     let error = kubelet.prepare(asked("a")).await.expect_err("refused");
     assert!(error.contains("sharing") && error.contains("not supported in this version"), "{error}");
 }

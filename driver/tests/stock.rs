@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 use serde_json::{Value, json};
 use stand_in::{
     kubelet::Kubelet,
-    node::{Node, asked, claim},
+    node::{Node, asked, configured},
 };
 use tessera_driver::{driver::Settings, mode::Mode};
 
@@ -74,23 +74,13 @@ async fn from_managed_to_stock_there_is_nothing_to_wait_for() {
     taints_are(&node, &[]).await;
 }
 
-/// A claim whose config says this.
-fn configured(name: &str, fields: &Value) -> Value {
-    let mut parameters = json!({"apiVersion": "gpu.tessera.dev/v1alpha1", "kind": "GpuConfig"});
-    parameters.as_object_mut().expect("an object").extend(fields.as_object().expect("fields").clone());
-    let mut claim = claim(name, &[(0, 1, 0)]);
-    claim["status"]["allocation"]["devices"]["config"] =
-        json!([{"source": "FromClaim", "opaque": {"driver": "gpu.tessera.dev", "parameters": parameters}}]);
-    claim
-}
-
 #[tokio::test]
 async fn what_only_the_controller_can_do_is_refused_with_the_field_and_the_fix() {
     let node = Node::with_gpus(1);
     let driver = start(&node, Mode::Managed).await;
     taints_are(&node, &["managed"]).await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
-    node.api.put_claim(configured("before", &json!({"memory": {"percent": 10}})));
+    node.api.put_claim(configured("before", &[(0, 1, 0)], &json!({"memory": {"percent": 10}})));
     let before = kubelet.prepare(asked("before")).await.expect("the controller has allocated it");
     driver.stop().await;
 
@@ -104,16 +94,16 @@ async fn what_only_the_controller_can_do_is_refused_with_the_field_and_the_fix()
         ("placement.device", json!({"placement": {"device": "Binpack"}})),
     ];
     for (field, fields) in configs {
-        node.api.put_claim(configured("after", &fields));
+        node.api.put_claim(configured("after", &[(0, 1, 0)], &fields));
         let refused = kubelet.prepare(asked("after")).await.expect_err(field);
         assert!(refused.contains(field) && refused.contains("mode=managed"), "{refused}");
     }
     let event = node.api.wait_for("an event", |api| api.events().first().cloned()).await;
     let note = event["note"].as_str().expect("a note");
     assert!(note.contains("capacity.requests.memory"), "{note}");
-    node.api.put_claim(configured("plain", &json!({"sharing": "Intercept"})));
+    node.api.put_claim(configured("plain", &[(0, 1, 0)], &json!({"sharing": "Intercept"})));
     kubelet.prepare(asked("plain")).await.expect("nothing that needs the controller");
-    node.api.put_claim(configured("spills", &json!({"memory": {"oversubscribe": true}})));
+    node.api.put_claim(configured("spills", &[(0, 1, 0)], &json!({"memory": {"oversubscribe": true}})));
     kubelet.prepare(asked("spills")).await.expect("driver and interceptor do it");
 }
 

@@ -154,6 +154,16 @@ pub fn asked(name: &str) -> dra_v1::Claim {
     dra_v1::Claim { namespace: "ns".into(), name: name.into(), uid: uid(name) }
 }
 
+/// The same as [`claim`], with these fields of a GpuConfig.
+pub fn configured(name: &str, shares: &[Share], fields: &Value) -> Value {
+    let mut parameters = json!({"apiVersion": "gpu.tessera.dev/v1alpha1", "kind": "GpuConfig"});
+    parameters.as_object_mut().expect("an object").extend(fields.as_object().expect("fields").clone());
+    let mut claim = claim(name, shares);
+    claim["status"]["allocation"]["devices"]["config"] =
+        json!([{"source": "FromClaim", "opaque": {"driver": "gpu.tessera.dev", "parameters": parameters}}]);
+    claim
+}
+
 /// A claim that is allocated on the node and reserved by a pod of its name.
 pub fn claim(name: &str, shares: &[Share]) -> Value {
     let result = |(index, (gpu, gib, cores)): (usize, &Share)| {
