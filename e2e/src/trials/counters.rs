@@ -3,13 +3,13 @@
 //! The driver publishes no counters, so the trial does it in its name, for a pool that every node reaches. Nobody prepares
 //! such a partition: what is shown is who gets one.
 
-use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
 use super::bench::{Bench, PATIENCE, from_template};
+use super::placement::told_of;
 use super::policies;
 use crate::harness::TrialOutcome;
 use crate::inventory::DRIVER;
@@ -45,7 +45,7 @@ async fn two_of_three(bench: &Bench) -> TrialOutcome {
         allocated(bench, name).await?;
     }
     bench.create(of_a_partition("third")).await?;
-    counters_spent(bench, "third").await?;
+    told_of(bench, "third", &["shared counters spent"]).await?;
     let third = claim_of(&bench.claims().list(&Default::default()).await?.items, "third").cloned();
     anyhow::ensure!(third.is_none_or(|claim| !holds_device(&claim)), "a third partition was handed out");
     bench.delete(&["first".to_owned()]).await?;
@@ -105,19 +105,4 @@ async fn allocated(bench: &Bench, pod: &str) -> anyhow::Result<()> {
     };
     let what = format!("{pod} to be given a partition");
     Ok(wait::until(bench.claims(), Default::default(), &what, PATIENCE, judge).await?)
-}
-
-async fn counters_spent(bench: &Bench, pod: &str) -> anyhow::Result<()> {
-    let events: Api<Event> = Api::namespaced(bench.client.clone(), bench.namespace());
-    let judge = |events: &[Event]| {
-        let said = events.iter().filter(|event| event.involved_object.name.as_deref() == Some(pod));
-        let said: Vec<_> = said.filter_map(|event| event.message.as_deref()).collect();
-        if said.iter().any(|message| message.contains("shared counters spent")) {
-            Verdict::Done(())
-        } else {
-            Verdict::NotYet(said.join("; "))
-        }
-    };
-    let what = "an event that names the counters";
-    Ok(wait::until(events, Default::default(), what, PATIENCE, judge).await?)
 }

@@ -1,12 +1,12 @@
 //! More memory than the GPUs have: `helm upgrade` there and back, with a pod that may spill and one that may not.
 
-use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use kube::Api;
 use serde_json::{Value, json};
 
 use super::bench::{Bench, PATIENCE, from_template, phase};
 use super::driver_instances::DriverInstances;
+use super::placement::told_of;
 use super::release::{helm, unnoticed};
 use crate::harness::TrialOutcome;
 use crate::helm::Helm;
@@ -90,21 +90,8 @@ async fn oversubscribed(bench: &Bench) -> anyhow::Result<()> {
     for field in ["takenBytes", "nvmlUsedBytes", "nvmlTotalBytes"] {
         anyhow::ensure!(filled[field] == GRANTED, "{field} of {GRANTED}: {filled}");
     }
-    is_told(bench).await?;
+    told_of(bench, "plain", &[REASON]).await?;
     let plain = bench.pods().get("plain").await?;
     anyhow::ensure!(phase(&plain) == "Pending", "pod `plain` is {}", phase(&plain));
     Ok(())
-}
-
-/// Waits until the pod that may not spill has been told what to say.
-async fn is_told(bench: &Bench) -> anyhow::Result<()> {
-    let judge = |events: &[Event]| {
-        let of_pod = events.iter().filter(|event| event.involved_object.name.as_deref() == Some("plain"));
-        let mut messages = of_pod.filter_map(|event| event.message.as_deref());
-        messages
-            .find(|text| text.contains(REASON))
-            .map_or(Verdict::NotYet("no such event".into()), |_| Verdict::Done(()))
-    };
-    let events: Api<Event> = Api::namespaced(bench.client.clone(), bench.namespace());
-    Ok(wait::until(events, Default::default(), "an event about oversubscription", PATIENCE, judge).await?)
 }

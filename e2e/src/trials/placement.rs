@@ -109,17 +109,35 @@ pub(super) async fn delete_claim(bench: &Bench, name: &str) -> anyhow::Result<()
 
 /// Waits until an event of that reason is written about the pod; returns its text.
 pub(super) async fn told(bench: &Bench, pod: &str, reason: &str) -> anyhow::Result<String> {
+    event(bench, pod, reason, |event| event.reason.as_deref() == Some(reason)).await
+}
+
+/// Waits until an event about the pod says all of these; returns its text.
+pub(super) async fn told_of(bench: &Bench, pod: &str, words: &[&str]) -> anyhow::Result<String> {
+    let says = |event: &Event| {
+        event.message.as_ref().is_some_and(|text| words.iter().all(|word| text.contains(word)))
+    };
+    event(bench, pod, &format!("that says {words:?}"), says).await
+}
+
+async fn event(
+    bench: &Bench,
+    pod: &str,
+    what: &str,
+    is_it: impl Fn(&Event) -> bool,
+) -> anyhow::Result<String> {
     let events: Api<Event> = Api::namespaced(bench.client.clone(), bench.namespace());
     let judge = |events: &[Event]| {
         let about = || events.iter().filter(|event| event.involved_object.name.as_deref() == Some(pod));
-        match about().find(|event| event.reason.as_deref() == Some(reason)) {
-            Some(event) => Verdict::Done(event.message.clone().unwrap_or_default()),
-            None => Verdict::NotYet(
-                about().filter_map(|event| event.reason.clone()).collect::<Vec<_>>().join(", "),
-            ),
+        let text = |event: &Event| event.message.clone().unwrap_or_default();
+        let seen =
+            |event: &Event| format!("{}: {}", event.reason.as_deref().unwrap_or_default(), text(event));
+        match about().find(|event| is_it(event)) {
+            Some(event) => Verdict::Done(text(event)),
+            None => Verdict::NotYet(about().map(seen).collect::<Vec<_>>().join("; ")),
         }
     };
-    let what = format!("an event {reason} about {pod}");
+    let what = format!("an event {what} about {pod}");
     Ok(wait::until(events, Default::default(), &what, PATIENCE, judge).await?)
 }
 

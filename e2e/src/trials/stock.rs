@@ -1,12 +1,13 @@
 //! Mode stock on a cluster whose scheduler is the real one: `helm upgrade` there and back.
 
-use k8s_openapi::api::core::v1::{Event, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate, ResourceSlice};
 use kube::api::PostParams;
 use kube::{Api, ResourceExt};
 use serde_json::json;
 
 use super::bench::{Bench, PATIENCE, holder, phase};
+use super::placement::told_of;
 use super::release::helm;
 use crate::harness::TrialOutcome;
 use crate::inventory::DRIVER;
@@ -68,14 +69,8 @@ async fn percent_is_refused(bench: &Bench) -> anyhow::Result<()> {
     let templates: Api<ResourceClaimTemplate> = Api::namespaced(bench.client.clone(), bench.namespace());
     templates.create(&PostParams::default(), &serde_json::from_value(template)?).await?;
     bench.holder("percent", "percent").await?;
-    let judge = |events: &[Event]| {
-        let of_pod = events.iter().filter(|event| event.involved_object.name.as_deref() == Some("percent"));
-        let mut messages = of_pod.filter_map(|event| event.message.as_deref());
-        let said = |text: &&str| text.contains("memory.percent") && text.contains("capacity.requests.memory");
-        messages.find(said).map_or(Verdict::NotYet("no such event".into()), |_| Verdict::Done(()))
-    };
-    let events: Api<Event> = Api::namespaced(bench.client.clone(), bench.namespace());
-    Ok(wait::until(events, Default::default(), "an event about memory.percent", PATIENCE, judge).await?)
+    told_of(bench, "percent", &["memory.percent", "capacity.requests.memory"]).await?;
+    Ok(())
 }
 
 async fn device_of(bench: &Bench, pod: &str) -> anyhow::Result<String> {

@@ -1,17 +1,15 @@
 //! An editor gets rid of an allocated claim under a running pod: the GPU counts as taken while the pod runs.
 
-use k8s_openapi::api::core::v1::Event;
-use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
-use super::bench::{Bench, PATIENCE, holder, phase};
+use super::bench::{Bench, holder, phase};
+use super::placement;
 use super::policies;
 use crate::harness::TrialOutcome;
 use crate::inventory::GpuInventory;
 use crate::leftovers::holds_device;
 use crate::runner::Outcome;
-use crate::wait::{self, Verdict};
 
 pub(super) async fn counted(bench: Bench) -> TrialOutcome {
     let node = bench.node_with("a100", 1).await?;
@@ -27,7 +25,7 @@ pub(super) async fn counted(bench: Bench) -> TrialOutcome {
     policies::without(&bench, strip(&bench, "taken")).await?;
 
     create(&bench, "waiting", "wanted").await?;
-    no_devices(&bench, "waiting").await?;
+    placement::told(&bench, "waiting", "NoDevices").await?;
     let wanted = bench.claims().get("wanted").await?;
     anyhow::ensure!(!holds_device(&wanted), "a GPU in use was handed out: {}", json!(wanted.status));
     let running = bench.pods().get("holder").await?;
@@ -65,19 +63,4 @@ async fn strip(bench: &Bench, claim: &str) -> anyhow::Result<()> {
     claims.patch(claim, &PatchParams::default(), &no_finalizers).await?;
     anyhow::ensure!(claims.get_opt(claim).await?.is_none(), "the claim is still there");
     Ok(())
-}
-
-/// The controller says that there is no room for the pod's claim.
-async fn no_devices(bench: &Bench, pod: &str) -> anyhow::Result<()> {
-    let events: Api<Event> = Api::namespaced(bench.client.clone(), bench.namespace());
-    let judge = |events: &[Event]| {
-        let said = events.iter().filter(|event| event.involved_object.name.as_deref() == Some(pod));
-        let reasons: Vec<_> = said.filter_map(|event| event.reason.as_deref()).collect();
-        if reasons.contains(&"NoDevices") {
-            Verdict::Done(())
-        } else {
-            Verdict::NotYet(format!("{reasons:?}"))
-        }
-    };
-    Ok(wait::until(events, Default::default(), "an event NoDevices", PATIENCE, judge).await?)
 }
