@@ -6,7 +6,7 @@
 //!
 //! Decoding is strict: an unknown field, value, version or kind is an error that names the field and what is allowed there. A
 //! value that is known and that this version does not enforce yet is refused as well, with the words "not supported in this
-//! version": nothing is ever accepted and ignored.
+//! version": nothing is ever accepted and ignored. Nor is a value that another one excludes.
 
 mod collect;
 mod decode;
@@ -143,17 +143,43 @@ impl GpuConfig {
     /// [`ConfigError::NotSupported`] for the first value that it does not.
     pub fn supported(&self) -> Result<(), ConfigError> {
         match self.sharing {
-            Some(sharing @ (Sharing::TimeSlicing | Sharing::Mps)) => Err(not_supported("sharing", sharing)),
-            Some(Sharing::Intercept) | None => Ok(()),
+            Some(sharing @ Sharing::TimeSlicing) => Err(not_supported("sharing", sharing)),
+            Some(Sharing::Intercept | Sharing::Mps) | None => Ok(()),
+        }
+    }
+
+    /// Checks that its values can hold together: MPS has no cap that gives way, two priorities, and knows nothing of memory
+    /// beyond the GPU.
+    ///
+    /// # Errors
+    /// [`ConfigError::Excluded`] for the first value that another one excludes.
+    pub fn consistent(&self) -> Result<(), ConfigError> {
+        if self.sharing != Some(Sharing::Mps) {
+            return Ok(());
+        }
+        let excluded = |path: &str, value: &dyn ToString, instead| {
+            let (path, value) = (path.to_owned(), value.to_string());
+            Err(ConfigError::Excluded { path, value, by: "sharing: MPS", instead })
+        };
+        match (self.compute.policy, self.compute.priority, self.memory.oversubscribe) {
+            (Some(policy @ ComputePolicy::Balance), _, _) => {
+                excluded("compute.policy", &policy, "Fixed or None")
+            }
+            (_, Some(priority @ ComputePriority::High), _) => {
+                excluded("compute.priority", &priority, "Normal or Low")
+            }
+            (_, _, Some(true)) => excluded("memory.oversubscribe", &true, "false"),
+            _ => Ok(()),
         }
     }
 
     /// The parameters as they take effect.
     ///
     /// # Errors
-    /// As [`supported`](Self::supported).
+    /// As [`supported`](Self::supported) and [`consistent`](Self::consistent).
     pub fn effective(&self) -> Result<EffectiveConfig, ConfigError> {
         self.supported()?;
+        self.consistent()?;
         Ok(self.filled_in())
     }
 
@@ -170,7 +196,11 @@ impl GpuConfig {
             ("placement.device", self.placement.device.is_some()),
             ("topology", self.topology.is_some()),
         ];
-        fields.into_iter().find(|(_, set)| *set).map(|(field, _)| (field, LEAVE_OUT))
+        if let Some((field, _)) = fields.into_iter().find(|(_, set)| *set) {
+            return Some((field, LEAVE_OUT));
+        }
+        // kube-scheduler would put it beside claims that are shared in another way.
+        (self.sharing == Some(Sharing::Mps)).then_some(("sharing", "leave it out"))
     }
 
     fn filled_in(&self) -> EffectiveConfig {

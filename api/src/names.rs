@@ -88,6 +88,8 @@ pub mod attribute {
     pub const NVLINK_CLIQUE: &str = "nvlinkClique";
     /// `string` (a quantity): the memory that is really there, on nodes that publish more than that.
     pub const PHYSICAL_MEMORY: &str = "physicalMemory";
+    /// `bool`: `true` where claims can share the GPU by MPS; left out elsewhere.
+    pub const MPS: &str = "mps";
     /// `string`: the PCI address; a standard attribute of Kubernetes.
     pub const PCI_BUS_ID: &str = "resource.kubernetes.io/pciBusID";
     /// `string`: the PCIe root complex; a standard attribute of Kubernetes.

@@ -53,6 +53,8 @@ pub enum Reason {
     NotManaged,
     /// It publishes more memory than it has, which the claim does not say that it can do with.
     Oversubscribed,
+    /// Its node has no MPS control daemons, by which the claim is to share it.
+    NoMps,
     /// It uses something of the API that this version cannot account for.
     Unsupported {
         /// What.
@@ -181,6 +183,7 @@ impl Reason {
             Self::RequestRefused { .. } => "RequestRefused",
             Self::NotManaged => "NotManaged",
             Self::Oversubscribed => "Oversubscribed",
+            Self::NoMps => "NoMps",
             Self::Unsupported { .. } => "Unsupported",
             Self::NoSuchCapacity { .. } => "NoSuchCapacity",
             Self::AgainstPolicy { .. } => "AgainstPolicy",
@@ -231,6 +234,7 @@ impl fmt::Display for Reason {
             Self::Oversubscribed => {
                 f.write_str("memory is oversubscribed; the claim must say memory.oversubscribe: true")
             }
+            Self::NoMps => f.write_str("its node does not share by MPS (mps.enabled of the chart)"),
             Self::Unsupported { feature } => write!(f, "{feature} is not supported in this version"),
             Self::NoSuchCapacity { capacity } => write!(f, "no capacity named {capacity}"),
             Self::AgainstPolicy { capacity } => write!(f, "this amount of {capacity} is not given out"),

@@ -107,7 +107,8 @@ impl<'c> ConfigEntry<'c> {
 /// one field by field.
 ///
 /// # Errors
-/// A config of ours that is meant for the request is malformed, or sets what this version does not support.
+/// A config of ours that is meant for the request is malformed, or sets what this version does not support; or what they come to
+/// contradicts itself.
 pub fn merged_config<'c>(
     entries: impl IntoIterator<Item = ConfigEntry<'c>>,
     request: &RequestName,
@@ -123,6 +124,8 @@ pub fn merged_config<'c>(
             merged = merged.overridden_by(&config);
         }
     }
+    // Of the whole: what class and claim say together may be what neither says alone.
+    merged.consistent()?;
     Ok(merged)
 }
 

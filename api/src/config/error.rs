@@ -56,6 +56,18 @@ pub enum ConfigError {
         /// The value.
         value: String,
     },
+    /// A value that cannot be together with another one.
+    #[error("{path}: {value} cannot be together with {by}; use {instead}")]
+    Excluded {
+        /// The field.
+        path: String,
+        /// The value.
+        value: String,
+        /// The other one, with its field.
+        by: &'static str,
+        /// What can be.
+        instead: &'static str,
+    },
 }
 
 impl ConfigError {
@@ -67,7 +79,8 @@ impl ConfigError {
             | Self::WrongType { path, .. }
             | Self::Missing { path, .. }
             | Self::Duplicate { path, .. }
-            | Self::NotSupported { path, .. } => path,
+            | Self::NotSupported { path, .. }
+            | Self::Excluded { path, .. } => path,
         }
     }
 
@@ -79,7 +92,8 @@ impl ConfigError {
         | Self::WrongType { path, .. }
         | Self::Missing { path, .. }
         | Self::Duplicate { path, .. }
-        | Self::NotSupported { path, .. }) = &mut self;
+        | Self::NotSupported { path, .. }
+        | Self::Excluded { path, .. }) = &mut self;
         *path = format!("{place}: {path}");
         self
     }

@@ -164,10 +164,7 @@ fn half_a_topology_term_and_one_said_twice_are_refused() {
 
 #[test]
 fn what_is_not_enforced_yet_is_refused_with_those_words() {
-    let cases = [
-        (json!({"sharing": "TimeSlicing"}), "sharing: TimeSlicing"),
-        (json!({"sharing": "MPS"}), "sharing: MPS"),
-    ];
+    let cases = [(json!({"sharing": "TimeSlicing"}), "sharing: TimeSlicing")];
     for (fields, what) in cases {
         assert_eq!(unsupported(fields), Some(format!("{what} is not supported in this version")));
     }
@@ -233,6 +230,36 @@ fn a_class_lets_memory_spill_and_a_claim_may_decline() {
 }
 
 #[test]
+fn what_mps_cannot_do_is_refused_also_where_class_and_claim_say_it_together() {
+    let class = from("FromClass", &[], json!({"sharing": "MPS", "compute": {"policy": "Fixed"}}));
+    let with = |fields: Value| {
+        let configs = [class.clone(), from("FromClaim", &[], fields)];
+        effective_config(&configs, &request("gpu")).map_err(|error| error.to_string())
+    };
+    for (fields, message) in [
+        (
+            json!({"compute": {"policy": "Balance"}}),
+            "compute.policy: Balance cannot be together with sharing: MPS; use Fixed or None",
+        ),
+        (
+            json!({"compute": {"priority": "High"}}),
+            "compute.priority: High cannot be together with sharing: MPS; use Normal or Low",
+        ),
+        (
+            json!({"memory": {"oversubscribe": true}}),
+            "memory.oversubscribe: true cannot be together with sharing: MPS; use false",
+        ),
+    ] {
+        assert_eq!(with(fields), Err(message.to_owned()));
+    }
+    let low = with(json!({"compute": {"policy": "None", "priority": "Low"}}))
+        .expect("MPS has a priority below normal");
+    assert_eq!((low.sharing, low.compute_priority), (Sharing::Mps, ComputePriority::Low));
+    let balanced = json!({"sharing": "Intercept", "compute": {"policy": "Balance"}});
+    assert_eq!(with(balanced).map(|config| config.sharing), Ok(Sharing::Intercept));
+}
+
+#[test]
 fn class_and_claim_before_the_allocation_come_to_the_same() {
     let class = [DeviceClassConfiguration {
         opaque: Some(opaque(DRIVER_NAME, parameters(json!({"placement": {"device": "Spread"}})))),
@@ -268,12 +295,12 @@ fn an_error_says_whose_config_it_is() {
         "ResourceClaim config[1]: memory.percent: unknown value 0; allowed: whole numbers from 1 to 100"
     );
     let class = [
-        from("FromClass", &[], json!({"sharing": "MPS"})),
+        from("FromClass", &[], json!({"sharing": "TimeSlicing"})),
         from("FromClaim", &[], json!({"sharing": "Intercept"})),
     ];
     assert_eq!(
-        effective_config(&class, &request("gpu")).expect_err("MPS").to_string(),
-        "DeviceClass config[0]: sharing: MPS is not supported in this version"
+        effective_config(&class, &request("gpu")).expect_err("TimeSlicing").to_string(),
+        "DeviceClass config[0]: sharing: TimeSlicing is not supported in this version"
     );
     let odd = [DeviceAllocationConfiguration {
         source: "FromNode".to_owned(),

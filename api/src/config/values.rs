@@ -70,9 +70,9 @@ words! {
 words! {
     /// `compute.policy`: when a claim's `cores` are a cap.
     ComputePolicy {
-        /// Always. Not in this version.
+        /// Always.
         Fixed = "Fixed",
-        /// While others need the GPU. Not in this version.
+        /// While others need the GPU.
         Balance = "Balance",
         /// Never.
         None = "None",
@@ -82,11 +82,11 @@ words! {
 words! {
     /// `compute.priority`: who yields first.
     ComputePriority {
-        /// Last. Not in this version.
+        /// Last.
         High = "High",
         /// As everybody.
         Normal = "Normal",
-        /// First. Not in this version.
+        /// First.
         Low = "Low",
     }
 }
@@ -98,7 +98,7 @@ words! {
         Intercept = "Intercept",
         /// The GPU's own time slices; memory is not limited. Not in this version.
         TimeSlicing = "TimeSlicing",
-        /// NVIDIA's multi-process service. Not in this version.
+        /// NVIDIA's multi-process service, with Tessera's library beside it for memory.
         Mps = "MPS",
     }
 }

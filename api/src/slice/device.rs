@@ -29,7 +29,7 @@ pub(super) fn device(gpu: &Gpu, clique: Option<String>, options: &SliceOptions) 
     Device {
         name: gpu.device_name().into(),
         allow_multiple_allocations: Some(true),
-        attributes: Some(attributes(gpu, clique, published_mib)),
+        attributes: Some(attributes(gpu, clique, published_mib, options.mps && shares_by_mps(gpu))),
         capacity: Some(BTreeMap::from([
             (
                 capacity::MEMORY.to_owned(),
@@ -65,7 +65,17 @@ fn ranged(value: Quantity, default: Quantity, min: Quantity, step: Quantity) -> 
     }
 }
 
-fn attributes(gpu: &Gpu, clique: Option<String>, published_mib: u64) -> BTreeMap<String, DeviceAttribute> {
+/// Volta and later: only there a client of MPS has an address space, a limit on memory and a share of the GPU of its own.
+fn shares_by_mps(gpu: &Gpu) -> bool {
+    gpu.cuda_compute_capability.major >= 7
+}
+
+fn attributes(
+    gpu: &Gpu,
+    clique: Option<String>,
+    published_mib: u64,
+    mps: bool,
+) -> BTreeMap<String, DeviceAttribute> {
     let is_oversubscribed = published_mib > gpu.memory_mib();
     let physical = is_oversubscribed.then(|| Quantity::from_mib(gpu.memory_mib()).to_string());
     let architecture = Some(gpu.architecture.clone()).filter(|name| !name.is_empty());
@@ -81,6 +91,7 @@ fn attributes(gpu: &Gpu, clique: Option<String>, published_mib: u64) -> BTreeMap
         (attribute::INDEX, int(Some(i64::from(gpu.index)))),
         (attribute::NVLINK_CLIQUE, string(clique.as_deref())),
         (attribute::PHYSICAL_MEMORY, string(physical.as_deref())),
+        (attribute::MPS, mps.then(|| DeviceAttribute { bool: Some(true), ..DeviceAttribute::default() })),
         (attribute::PCI_BUS_ID, string(Some(gpu.pci_bus_id.as_str()))),
         (attribute::PCIE_ROOT, string(gpu.pcie_root.as_deref())),
         (attribute::NUMA_NODE, int(gpu.numa_node.map(i64::from))),

@@ -29,6 +29,8 @@ pub struct SliceOptions {
     pub memory_ratio: MemoryRatio,
     /// GPUs of which somebody has a share that may not spill to the host: they are published with what they have.
     pub fixed: BTreeSet<GpuUuid>,
+    /// The node runs MPS control daemons for claims that ask for them.
+    pub mps: bool,
 }
 
 impl SliceOptions {
@@ -45,6 +47,7 @@ impl SliceOptions {
             leaving_stock: BTreeSet::new(),
             memory_ratio: MemoryRatio::WHOLE,
             fixed: BTreeSet::new(),
+            mps: false,
         }
     }
 

@@ -171,6 +171,17 @@ fn a_gpu_whose_memory_cannot_spill_is_published_with_what_it_has() {
 }
 
 #[test]
+fn gpus_from_volta_on_say_that_they_can_be_shared_by_mps_where_the_node_can() {
+    let old = Gpu { cuda_compute_capability: ComputeCapability { major: 6, minor: 1 }, ..gpu(0) };
+    let says = |gpu: Gpu, mps| {
+        let inventory = Inventory::new(vec![gpu], Vec::new(), Vec::new());
+        let slice = one(inventory, &SliceOptions { mps, ..options() });
+        devices(&slice)[0].attributes.as_ref().expect("attributes").get("mps").and_then(|mps| mps.bool)
+    };
+    assert_eq!((says(gpu(0), true), says(gpu(0), false), says(old, true)), (Some(true), None, None));
+}
+
+#[test]
 fn the_order_of_devices_is_a_policy() {
     let in_use = BTreeMap::from([(uuid(2), 1 << 30), (uuid(5), 2 << 30)]);
     let ordered =
