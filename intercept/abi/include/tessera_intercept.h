@@ -26,6 +26,7 @@
 
 #define TESSERA_ABI_VERSION 1
 #define TESSERA_GRANT_OVERSUBSCRIBE 1
+#define TESSERA_GRANT_MPS 2
 #define TESSERA_GRANT_LEN 4096
 #define TESSERA_LEDGER_LEN 61440
 #define TESSERA_SLOTS 448
@@ -117,7 +118,7 @@ struct tessera_grant_page {
     uint32_t cores_percent;
     /* ComputePolicy as a number. */
     uint32_t policy;
-    /* Bits of features that must be understood: an unknown bit refuses the grant. GRANT_OVERSUBSCRIBE. */
+    /* Bits of features that must be understood: an unknown bit refuses the grant. GRANT_OVERSUBSCRIBE, GRANT_MPS. */
     uint64_t flags;
     /* The GPU. */
     uint8_t gpu_uuid[16];

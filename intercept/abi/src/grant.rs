@@ -12,8 +12,12 @@ const MAGIC: u64 = u64::from_le_bytes(*b"TESGRANT");
 /// GPU has.
 pub const GRANT_OVERSUBSCRIBE: u64 = 1;
 
+/// Bit of `flags`: processes are to share this GPU by MPS, which holds their part of its compute. Who is no client of it, as
+/// [`mps`](crate::mps) says, is held as in any other grant.
+pub const GRANT_MPS: u64 = 2;
+
 /// The bits of `flags` that this version knows.
-const KNOWN_FLAGS: u64 = GRANT_OVERSUBSCRIBE;
+const KNOWN_FLAGS: u64 = GRANT_OVERSUBSCRIBE | GRANT_MPS;
 
 /// The grant file, byte for byte. Code handles [`Grant`]; this is its layout and the proof of it.
 #[repr(C)]
@@ -35,7 +39,7 @@ pub struct GrantPage {
     pub cores_percent: u32,
     /// [`ComputePolicy`] as a number.
     pub policy: u32,
-    /// Bits of features that must be understood: an unknown bit refuses the grant. [`GRANT_OVERSUBSCRIBE`].
+    /// Bits of features that must be understood: an unknown bit refuses the grant. [`GRANT_OVERSUBSCRIBE`], [`GRANT_MPS`].
     pub flags: u64,
     /// The GPU.
     pub gpu_uuid: [u8; 16],
@@ -138,6 +142,8 @@ pub struct Grant {
     pub policy: ComputePolicy,
     /// Whether plain memory may spill to the host, [`GRANT_OVERSUBSCRIBE`].
     pub oversubscribe: bool,
+    /// Whether processes are to share the GPU by MPS, [`GRANT_MPS`].
+    pub mps: bool,
     /// UID of the claim.
     pub claim_uid: Text<64>,
     /// Name of the share: its directory under `/dev/tessera`, the CDI device's name.
@@ -290,6 +296,7 @@ impl Grant {
             cores_percent: half(page, grant_offset::CORES_PERCENT),
             policy,
             oversubscribe: flags & GRANT_OVERSUBSCRIBE != 0,
+            mps: flags & GRANT_MPS != 0,
             claim_uid: Text::from_padded(take(page, grant_offset::CLAIM_UID))
                 .map_err(GrantError::ClaimUid)?,
             id: Text::from_padded(take(page, grant_offset::ID)).map_err(GrantError::Id)?,
@@ -321,7 +328,8 @@ impl Grant {
     }
 
     fn flags(&self) -> u64 {
-        if self.oversubscribe { GRANT_OVERSUBSCRIBE } else { 0 }
+        let bit = |is_set, bit| if is_set { bit } else { 0 };
+        bit(self.oversubscribe, GRANT_OVERSUBSCRIBE) | bit(self.mps, GRANT_MPS)
     }
 
     fn check(&self) -> Result<(), GrantError> {

@@ -13,6 +13,7 @@
 //! * [`LedgerPage`]: what every process of the claim has taken. Atomics only, so that no process can leave it locked.
 //!   The host reads a copy of the bytes and believes nothing in it ([`LedgerReport`]).
 //! * [`host_pid`]: how a process learns what the host calls it, for its slot.
+//! * [`mps`]: how a process is told to share its GPU by MPS.
 //!
 //! Both carry a magic number, an ABI version and their length. A library that meets another version refuses the share and
 //! gives no memory; it never guesses. All numbers are little-endian; memory is in bytes, compute in percent of a GPU, GPU
@@ -24,6 +25,7 @@ pub mod compute;
 mod grant;
 pub mod host_pid;
 pub mod ledger;
+pub mod mps;
 mod text;
 mod uuid;
 
@@ -32,7 +34,7 @@ mod fuzz_tests;
 
 pub use compute::{ComputePage, ComputeSlot, PublishedPage};
 pub use grant::{
-    ComputePolicy, GRANT_OVERSUBSCRIBE, Grant, GrantError, GrantPage, GrantUpdate, grant_offset,
+    ComputePolicy, GRANT_MPS, GRANT_OVERSUBSCRIBE, Grant, GrantError, GrantPage, GrantUpdate, grant_offset,
 };
 pub use ledger::{Busy, LedgerError, LedgerPage, LedgerReport, ProcessReport, SlotPage};
 pub use text::{Text, TextError};

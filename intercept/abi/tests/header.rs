@@ -15,9 +15,10 @@ use tessera_intercept_abi::{
 const CRATE: &str = env!("CARGO_MANIFEST_DIR");
 const SOURCES: [&str; 4] = ["lib.rs", "grant.rs", "compute.rs", "ledger.rs"];
 /// Those whose values C programs need.
-const CONSTANTS: [&str; 9] = [
+const CONSTANTS: [&str; 10] = [
     "ABI_VERSION",
     "GRANT_OVERSUBSCRIBE",
+    "GRANT_MPS",
     "GRANT_LEN",
     "LEDGER_LEN",
     "SLOTS",
@@ -393,6 +394,7 @@ fn a_c_program_reads_a_grant_and_a_ledger() {
         cores_percent: 35,
         policy: ComputePolicy::Balance,
         oversubscribe: true,
+        mps: false,
         claim_uid: Text::new("0b5f5c1e-9a61-4a0f-8d8c-52b0f2a6c7f1").expect("short"),
         id: Text::new("claim-0").expect("short"),
         sequence: 0,

@@ -24,7 +24,9 @@ use tessera_intercept_limiter::compute::Key;
 
 use crate::charge::uuid_of;
 use crate::cuda::{self, Form, Handle, SUCCESS};
+use crate::mps;
 use crate::root::{self, with_state};
+use crate::state::State;
 pub(crate) use driver::forget_helpers;
 pub(crate) use gate::Gate;
 pub(crate) use terms::Terms;
@@ -138,7 +140,15 @@ fn gate() -> Option<&'static Gate> {
 
 #[cold]
 fn find_gate() -> Option<&'static Gate> {
-    let uuid = uuid_of(cuda::current_device()?)?;
-    let (gpu, only_one) = with_state(|state| Some((state.find(uuid)?, state.gpu_count() == 1)))??;
+    let device = cuda::current_device()?;
+    let uuid = uuid_of(device)?;
+    let find = |state: &mut State| {
+        let gpu = state.find(uuid)?;
+        Some((gpu, state.gpu_count() == 1, state.wonders_about_mps(gpu)))
+    };
+    let (gpu, only_one, wonders_about_mps) = with_state(find)??;
+    if wonders_about_mps {
+        mps::find_out(gpu, device);
+    }
     root::gate(gpu, only_one)
 }

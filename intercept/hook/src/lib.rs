@@ -42,6 +42,7 @@ mod limit;
 mod loader;
 mod memory;
 mod module;
+mod mps;
 mod nvml;
 mod pointers;
 mod pool;

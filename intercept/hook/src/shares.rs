@@ -27,6 +27,8 @@ pub(crate) struct Share {
     identity: (u64, u64),
     /// This process's part, once it took something.
     account: Option<Account>,
+    /// Whether MPS holds this process's part of the GPU's time, once that is known.
+    held_by_mps: Option<bool>,
 }
 
 impl Share {
@@ -41,7 +43,7 @@ impl Share {
         let mut room = [0; NAME_ROOM];
         let bytes = name.to_bytes_with_nul();
         room.get_mut(..bytes.len())?.copy_from_slice(bytes);
-        Some(Self { name: room, page, grant, ledger, identity, account: None })
+        Some(Self { name: room, page, grant, ledger, identity, account: None, held_by_mps: None })
     }
 
     /// The GPU.
@@ -121,7 +123,26 @@ impl Share {
     /// How its part of the GPU's time is held, and how much that is, now.
     pub(crate) fn compute(&mut self) -> (ComputePolicy, Rate) {
         self.limit();
-        (self.grant.policy, self.cores())
+        (self.policy(), self.cores())
+    }
+
+    /// Whether it matters, and is not known yet, whether this process shares the GPU by MPS.
+    pub(crate) fn wonders_about_mps(&self) -> bool {
+        self.grant.mps && self.held_by_mps.is_none()
+    }
+
+    /// Notes whether MPS holds this process to that percent.
+    pub(crate) fn note_mps(&mut self, is_client: impl Fn(u32) -> bool) {
+        let percent = match (self.grant.policy, self.grant.cores_percent) {
+            (ComputePolicy::None, _) | (_, 0) => 100,
+            (_, percent) => percent,
+        };
+        self.held_by_mps = Some(is_client(percent));
+    }
+
+    /// What is left to be held here. A process that is no client, or gave itself more, is held as if there were no MPS.
+    fn policy(&self) -> ComputePolicy {
+        if self.grant.mps && self.held_by_mps == Some(true) { ComputePolicy::None } else { self.grant.policy }
     }
 
     /// What holds for launches by it alone.
@@ -161,7 +182,7 @@ impl Share {
         let published = self.published(now_ns);
         Burial {
             now_ns,
-            rate: rate_of(self.grant.policy, self.cores(), published),
+            rate: rate_of(self.policy(), self.cores(), published),
             crowd: published.map_or(Crowd::NOBODY, |published| published.others),
         }
     }

@@ -298,6 +298,16 @@ impl State {
         self.shares(gpu).iter_mut().any(Share::may_spill)
     }
 
+    /// Whether it matters, and is not known yet, whether this process shares a GPU by MPS.
+    pub(crate) fn wonders_about_mps(&mut self, gpu: usize) -> bool {
+        self.shares(gpu).iter().any(Share::wonders_about_mps)
+    }
+
+    /// Notes of each share of a GPU whether MPS holds this process to its percent.
+    pub(crate) fn note_mps(&mut self, gpu: usize, is_client: impl Fn(u32) -> bool) {
+        self.shares(gpu).iter_mut().for_each(|share| share.note_mps(&is_client));
+    }
+
     /// What holds for launches on a GPU: on the ledger of the share whose name comes first, which is the same in every process. `None`
     /// where there is no share, or no place for this process in the ledger.
     pub(crate) fn terms(&mut self, gpu: usize) -> Option<Terms> {

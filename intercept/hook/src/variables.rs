@@ -37,6 +37,7 @@ pub(crate) fn share_of(gpu: GpuUuid, ordinal: Option<usize>) -> Option<Share> {
         cores_percent: cores.unwrap_or(0),
         policy: if cores.is_some() { ComputePolicy::Fixed } else { ComputePolicy::None },
         oversubscribe: false,
+        mps: false,
         claim_uid: Text::new("hami").ok()?,
         id: Text::new(name.text()).ok()?,
         sequence: 0,

@@ -11,6 +11,7 @@ fn grant() -> Grant {
         cores_percent: 25,
         policy: ComputePolicy::Fixed,
         oversubscribe: false,
+        mps: false,
         claim_uid: Text::new("5c1c1f43-9c4d-4a11-8a37-3a9b8f3f2d10").expect("short"),
         id: Text::new("5c1c1f43-9c4d-4a11-8a37-3a9b8f3f2d10-0").expect("short"),
         sequence: 0,
@@ -39,6 +40,16 @@ fn a_grant_says_by_its_first_flag_that_memory_may_spill() {
     assert_eq!(written[grant_offset::FLAGS..][..8], GRANT_OVERSUBSCRIBE.to_le_bytes());
     assert_eq!((written[grant_offset::FLAGS], page()[grant_offset::FLAGS]), (1, 0));
     assert_eq!(Grant::parse(&written), Ok(spilling));
+}
+
+#[test]
+fn a_grant_says_by_its_second_flag_that_the_gpu_is_shared_by_mps() {
+    let shared = Grant { mps: true, ..grant() };
+    let written = shared.encode().expect("in range");
+    assert_eq!(written[grant_offset::FLAGS..][..8], GRANT_MPS.to_le_bytes());
+    assert_eq!(Grant::parse(&written), Ok(shared));
+    let both = Grant { oversubscribe: true, ..shared };
+    assert_eq!(Grant::parse(&both.encode().expect("in range")), Ok(both));
 }
 
 #[test]
@@ -75,8 +86,8 @@ fn what_is_not_understood_is_refused() {
     assert_eq!(broken(grant_offset::LENGTH, 1), Err(GrantError::Length { found: 4097 }));
     assert_eq!(broken(grant_offset::POLICY, 9), Err(GrantError::Policy { found: 9 }));
     assert_eq!(
-        broken(grant_offset::FLAGS, 3),
-        Err(GrantError::Flags { found: 3 }),
+        broken(grant_offset::FLAGS, 5),
+        Err(GrantError::Flags { found: 5 }),
         "one is known, the other is not"
     );
     assert_eq!(broken(grant_offset::CORES_PERCENT, 101), Err(GrantError::CoresPercent { percent: 101 }));

@@ -410,6 +410,7 @@ impl Node {
             cores_percent: 25,
             policy: ComputePolicy::Fixed,
             oversubscribe: false,
+            mps: false,
             claim_uid: Text::new("0b5f5c1e-9a61-4a0f-8d8c-52b0f2a6c7f1").expect("short"),
             id: Text::new(id).expect("short"),
             sequence: 0,
