@@ -3,6 +3,7 @@
 use crate::abi::Answer;
 use crate::driver;
 use crate::host;
+use crate::mps;
 use crate::state::{Handle, State};
 use crate::status::Status;
 
@@ -48,6 +49,10 @@ pub(crate) fn charge(gpu: usize, bytes: u64) -> Answer {
         return Err(Status::DeviceUnavailable);
     }
     let whole = rounded(bytes).ok_or(Status::OutOfMemory)?;
+    let limit = mps::on_gpu_of(machine, gpu).and_then(mps::Joined::memory_bytes);
+    if limit.is_some_and(|limit| machine.usage().own(gpu).saturating_add(whole) > limit) {
+        return Err(Status::OutOfMemory);
+    }
     machine.usage().take(gpu, whole, machine.capacity(board)).map_err(|_| Status::OutOfMemory)
 }
 

@@ -6,6 +6,7 @@ use std::ffi::c_int;
 use tessera_fake_world::Gpu;
 
 use crate::abi::Answer;
+use crate::mps;
 use crate::status::Status;
 
 /// The highest attribute of CUDA 12.9.
@@ -29,7 +30,10 @@ pub(crate) fn of(gpu: &Gpu, attribute: c_int) -> Answer<c_int> {
         13 => whole(u64::from(model.sm_clock_mhz) * 1000),
         14 | 30 => 512,
         15 | 19 | 31 | 41 | 78 | 83 | 90 | 95 | 99 => 1,
-        16 => whole(model.multiprocessors.into()),
+        16 => {
+            let all = model.multiprocessors;
+            whole(mps::on(gpu).map_or(all, |client| client.part_of(all)).into())
+        }
         32 => c_int::from(model.ecc),
         33 => gpu.pci.bus.into(),
         34 => gpu.pci.device.into(),
@@ -47,6 +51,8 @@ pub(crate) fn of(gpu: &Gpu, attribute: c_int) -> Answer<c_int> {
         // Virtual memory management, memory pools.
         102 | 115 => 1,
         106 => 32,
+        // Whether it is shared by MPS.
+        133 => c_int::from(mps::on(gpu).is_some()),
         // No NUMA node of its own, none nearby that it knows.
         131 | 134 => -1,
         _ if (1..=LAST).contains(&attribute) => 0,

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use tessera_fake_world::Machine;
 
 use crate::abi::{Answer, Out, export};
+use crate::mps;
 use crate::status::{self, Status};
 
 /// The machine, once it was asked for. A world that cannot be used stays so: the process must start anew.
@@ -58,7 +59,10 @@ export! {
         let me = std::process::id();
         match INITIALISED_BY.compare_exchange(0, me, Ordering::AcqRel, Ordering::Acquire) {
             Err(other) if other != me => Err(Status::NotInitialized),
-            _ => Ok(()),
+            _ => {
+                mps::join();
+                Ok(())
+            }
         }
     }
 

@@ -37,6 +37,7 @@ mod host;
 mod launch;
 mod memory;
 mod module;
+mod mps;
 mod pool;
 mod resolve;
 mod share;

@@ -103,6 +103,7 @@ fn see_device(cuda: &Cuda, nvml: &Nvml, index: i32) -> Result<Device, Failure> {
     Ok(Device {
         index,
         name: device.name()?,
+        multiprocessors: device.multiprocessors()?,
         cuda_total_bytes: device.total()?,
         cuda_free_bytes: info.free,
         nvml_total_bytes: memory.total,

@@ -19,6 +19,7 @@ pub(crate) struct Cuda {
     device_name: extern "C" fn(*mut c_char, c_int, c_int) -> c_int,
     device_uuid: extern "C" fn(*mut [u8; 16], c_int) -> c_int,
     device_total: extern "C" fn(*mut usize, c_int) -> c_int,
+    device_attribute: extern "C" fn(*mut c_int, c_int, c_int) -> c_int,
     retain: extern "C" fn(*mut *mut c_void, c_int) -> c_int,
     release: extern "C" fn(c_int) -> c_int,
     set_current: extern "C" fn(*mut c_void) -> c_int,
@@ -42,6 +43,7 @@ impl Cuda {
                 device_name: library.function(c"cuDeviceGetName")?,
                 device_uuid: library.function(c"cuDeviceGetUuid")?,
                 device_total: library.function(c"cuDeviceTotalMem_v2")?,
+                device_attribute: library.function(c"cuDeviceGetAttribute")?,
                 retain: library.function(c"cuDevicePrimaryCtxRetain")?,
                 release: library.function(c"cuDevicePrimaryCtxRelease_v2")?,
                 set_current: library.function(c"cuCtxSetCurrent")?,
@@ -121,6 +123,16 @@ impl<'a> Device<'a> {
         let mut bytes = 0;
         self.cuda.check("cuDeviceTotalMem_v2", (self.cuda.device_total)(&mut bytes, self.device))?;
         Ok(bytes as u64)
+    }
+
+    /// How many multiprocessors of it this process has.
+    pub(crate) fn multiprocessors(&self) -> Result<i32> {
+        /// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`
+        const MULTIPROCESSOR_COUNT: c_int = 16;
+        let mut count = 0;
+        let code = (self.cuda.device_attribute)(&mut count, MULTIPROCESSOR_COUNT, self.device);
+        self.cuda.check("cuDeviceGetAttribute", code)?;
+        Ok(count)
     }
 
     /// Its primary context, current in this thread until the value is dropped.

@@ -35,6 +35,7 @@ pub(crate) struct Device {
     pub(crate) index: i32,
     pub(crate) uuid: String,
     pub(crate) name: String,
+    pub(crate) multiprocessors: i32,
     pub(crate) cuda_total_bytes: u64,
     pub(crate) cuda_free_bytes: u64,
     pub(crate) nvml_total_bytes: u64,

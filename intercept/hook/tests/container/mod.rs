@@ -27,7 +27,7 @@ use tempfile::TempDir;
 use tessera_fake_world::{artifact, shipped};
 use tessera_intercept_abi::{
     ComputePolicy, GRANTS_TMPFS_INODES, Grant, LEDGER_LEN, LEDGER_TMPFS_INODES, LedgerPage, LedgerReport,
-    Text, grant_offset, ledger, ledger::Total,
+    Text, grant_offset, ledger, ledger::Total, mps,
 };
 use tessera_intercept_limiter::compute::Published;
 use tessera_intercept_symbols::Version;
@@ -68,6 +68,12 @@ pub(crate) fn exported() -> &'static BTreeSet<String> {
 pub(crate) fn probe() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| build("tessera-probe", &[], "debug/tessera-probe"))
+}
+
+/// The stand-in for NVIDIA's MPS control daemon.
+pub(crate) fn control_daemon() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| build("tessera-fake-mps-control", &[], "debug/fake-mps-control"))
 }
 
 fn build(package: &str, profile: &[&str], file: &str) -> PathBuf {
@@ -356,6 +362,11 @@ impl Node {
         self.directory.path()
     }
 
+    /// UUID of the first GPU.
+    pub(crate) fn first_uuid(&self) -> &str {
+        &self.uuids[0]
+    }
+
     /// The directory of the driver's socket.
     pub(crate) fn host(&self) -> PathBuf {
         self.machine.path(&self.path().join("host"))
@@ -487,7 +498,7 @@ impl Node {
         script.push_str(&mode.script());
         script.push_str("mount --bind \"$etc\" /etc\n");
         script.push_str(&glibc::script());
-        script.push_str("exec \"$@\"\n");
+        script.push_str(LAST);
         Container { node: self, script }
     }
 
@@ -585,6 +596,9 @@ impl NodeShare {
     }
 }
 
+/// What a container does once all is mounted.
+const LAST: &str = "exec \"$@\"\n";
+
 /// A container that is not running yet.
 pub(crate) struct Container<'a> {
     node: &'a Node,
@@ -592,6 +606,18 @@ pub(crate) struct Container<'a> {
 }
 
 impl Container<'_> {
+    /// The same as the driver makes it for a claim that shares by MPS: with the pipes of a daemon, and those variables.
+    pub(crate) fn by_mps(mut self, pipes: &Path, variables: &[(&str, &str)]) -> Self {
+        self.script.truncate(self.script.len() - LAST.len());
+        writeln!(self.script, "mkdir {0}; mount --bind {1} {0}", mps::DIR, pipes.display())
+            .expect("a string");
+        for (name, value) in variables {
+            writeln!(self.script, "export {name}={value}").expect("a string");
+        }
+        self.script.push_str(LAST);
+        self
+    }
+
     fn command(&self, program: &Path, arguments: &[&str]) -> Command {
         let mut command = self.node.machine.command("unshare");
         // Own PIDs, and everything dies with the first of them.

@@ -1,0 +1,138 @@
+//! Who shares its GPU by MPS, as its grant says, is held by that and not by the library; who only seems to is held as ever. Against the
+//! stand-in for NVIDIA's control daemon, and the fake driver's part of it.
+
+mod container;
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use container::{GIB, Node, NodeShare, can_contain, control_daemon, program};
+use serde_json::Value;
+use tessera_intercept_abi::mps::{ACTIVE_THREAD_PERCENTAGE, DIR, PIPE_DIRECTORY};
+use tessera_intercept_abi::{ComputePolicy, Grant};
+
+/// A control daemon of the node's first GPU.
+struct Daemon {
+    process: Child,
+    pipes: PathBuf,
+}
+
+impl Daemon {
+    fn start(node: &Node) -> Self {
+        let pipes = node.path().join("pipes");
+        fs::create_dir_all(&pipes).expect("made");
+        let mut command = Command::new(control_daemon());
+        command.arg("-f").env(PIPE_DIRECTORY, &pipes).env("CUDA_MPS_LOG_DIRECTORY", node.path());
+        command.env("CUDA_VISIBLE_DEVICES", node.first_uuid()).stdin(Stdio::null());
+        let daemon = Self { process: command.spawn().expect("it starts"), pipes };
+        let until = Instant::now() + Duration::from_secs(30);
+        while daemon.asked("get_default_active_thread_percentage").is_none() {
+            assert!(Instant::now() < until, "the daemon answers");
+            std::thread::yield_now();
+        }
+        daemon
+    }
+
+    fn asked(&self, command: &str) -> Option<String> {
+        let commands = self.pipes.with_file_name("commands");
+        fs::write(&commands, command).expect("written");
+        let mut asking = Command::new(control_daemon());
+        asking.env(PIPE_DIRECTORY, &self.pipes).stdin(fs::File::open(commands).expect("opens"));
+        let output = asking.output().expect("it runs");
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// A share of a quarter of the first GPU's time, by MPS.
+fn share(node: &Node, id: &str) -> NodeShare {
+    let plain = node.share(&format!("{id}-plain"), 0, GIB).grant;
+    let id = tessera_intercept_abi::Text::new(id).expect("short");
+    let (policy, cores_percent) = (ComputePolicy::Fixed, 25);
+    node.share_of(Grant { mps: true, policy, cores_percent, id, ..plain })
+}
+
+/// The part of the GPU's time that kernels of a millisecond get in each of two windows of a second.
+fn parts(node: &Node, daemon: &Daemon, id: &str, variables: &[(&str, &str)]) -> Vec<f64> {
+    let program = program("compute", false, node.path());
+    let share = share(node, id);
+    let container = node.contain(&[&share]).by_mps(&daemon.pipes, variables);
+    let lines = container.start(&program, &["plain", "spin_for_1ms", "1000", "1000", "2"]).all("gpu");
+    lines.iter().map(|line| line["gpu"].as_f64().unwrap_or_else(|| panic!("gpu in {line}"))).collect()
+}
+
+#[test]
+fn a_client_of_mps_is_not_held_by_the_library_as_well() {
+    if !can_contain("a_client_of_mps_is_not_held_by_the_library_as_well") {
+        return;
+    }
+    let node = Node::with_paused_clock();
+    let daemon = Daemon::start(&node);
+    for (id, percentage) in [("as-granted", "25"), ("less", "10")] {
+        let variables = [(PIPE_DIRECTORY, DIR), (ACTIVE_THREAD_PERCENTAGE, percentage)];
+        let parts = parts(&node, &daemon, id, &variables);
+        assert!(parts.iter().all(|part| *part > 0.9), "{id}: {parts:?}");
+    }
+}
+
+#[test]
+fn who_is_no_client_or_gave_itself_more_is_held_by_the_library() {
+    if !can_contain("who_is_no_client_or_gave_itself_more_is_held_by_the_library") {
+        return;
+    }
+    let node = Node::with_paused_clock();
+    let daemon = Daemon::start(&node);
+    let quarter = (ACTIVE_THREAD_PERCENTAGE, "25");
+    for (id, variables) in [
+        ("emptied-environment", [].as_slice()),
+        ("no-percentage", &[(PIPE_DIRECTORY, DIR)]),
+        ("more", &[(PIPE_DIRECTORY, DIR), (ACTIVE_THREAD_PERCENTAGE, "26")]),
+        ("elsewhere", &[(PIPE_DIRECTORY, "/tmp/nvidia-mps"), quarter]),
+    ] {
+        let parts = parts(&node, &daemon, id, variables);
+        assert!((0.24..0.26).contains(&parts[1]), "{id}: {parts:?}");
+    }
+    // The driver says that it goes by itself, whatever the variables are.
+    drop(daemon);
+    let nobody = node.path().join("nobody");
+    fs::create_dir(&nobody).expect("made");
+    let (program, share) = (program("compute", false, node.path()), share(&node, "no-daemon"));
+    let container = node.contain(&[&share]).by_mps(&nobody, &[(PIPE_DIRECTORY, DIR), quarter]);
+    let lines = container.start(&program, &["plain", "spin_for_1ms", "1000", "1000", "2"]).all("gpu");
+    let part = lines[1]["gpu"].as_f64().expect("a number");
+    assert!((0.24..0.26).contains(&part), "{lines:?}");
+}
+
+#[test]
+fn memory_is_held_by_the_library_across_processes_and_by_mps_for_each() {
+    if !can_contain("memory_is_held_by_the_library_across_processes_and_by_mps_for_each") {
+        return;
+    }
+    let node = Node::new();
+    let daemon = Daemon::start(&node);
+    let share = share(&node, "claim-0");
+    let filled = |limit: &str| {
+        let variables = [
+            (PIPE_DIRECTORY, DIR),
+            (ACTIVE_THREAD_PERCENTAGE, "25"),
+            ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", limit),
+        ];
+        let lines = node.contain(&[&share]).by_mps(&daemon.pipes, &variables).probe(&["fill"]);
+        let taken = lines[1]["takenBytes"].as_u64().expect("a number");
+        (taken, lines[0]["devices"][0]["multiprocessors"].clone(), lines[1]["refusedWith"].clone())
+    };
+    let refused = Value::from("CUDA_ERROR_OUT_OF_MEMORY");
+    // An H100 has 132 multiprocessors, of which a quarter is 33.
+    assert_eq!(filled("0=2048M"), (GIB, Value::from(33), refused.clone()));
+    // MPS counts the process's context, too.
+    assert_eq!(filled("0=1024M"), (GIB - node.context_bytes(), Value::from(33), refused));
+    assert_eq!(share.ledger(|ledger| ledger.peak_bytes()), GIB);
+}
