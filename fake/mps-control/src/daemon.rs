@@ -110,7 +110,10 @@ fn try_shared_memory(directory: &Path) -> Result<(), DaemonError> {
 
 /// Takes connections, and leaves them without an answer.
 fn hang(listener: &UnixListener) -> Result<(), DaemonError> {
-    let _unanswered: Vec<_> = listener.incoming().collect();
+    let mut unanswered = Vec::new();
+    for connection in listener.incoming() {
+        unanswered.push(connection);
+    }
     Ok(())
 }
 

@@ -1,0 +1,100 @@
+//! NVIDIA's program: as the daemon of a GPU, and as the command that speaks to it.
+
+use std::{
+    ffi::OsString,
+    io,
+    path::PathBuf,
+    process::{Output, Stdio},
+    time::Duration,
+};
+
+use tessera_api::names::GpuUuid;
+use tokio::{
+    io::AsyncWriteExt,
+    process::{Child, Command},
+    time::timeout,
+};
+
+use crate::{enter::ENTER, layout::MpsPaths, remnants};
+
+/// How long an answer may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Answered by a daemon that serves; changes nothing. As dra-driver-nvidia-gpu asks:
+/// <https://github.com/kubernetes-sigs/dra-driver-nvidia-gpu/blob/main/templates/mps-control-daemon.tmpl.yaml>.
+pub(crate) const QUESTION: &str = "get_default_active_thread_percentage\n";
+/// Ends the daemon and its servers.
+pub(crate) const QUIT: &str = "quit\n";
+
+/// Why a daemon did not answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ControlError {
+    /// The command cannot be run.
+    #[error("the MPS control command cannot be run")]
+    Io(#[from] io::Error),
+    /// It failed.
+    #[error("the MPS control command ended with {status}: {said}")]
+    Refused {
+        /// How it ended.
+        status: std::process::ExitStatus,
+        /// What it said.
+        said: String,
+    },
+    /// It took too long.
+    #[error("the MPS control daemon did not answer within {} s", PATIENCE.as_secs())]
+    Silent,
+}
+
+/// How to run NVIDIA's program.
+#[derive(Clone, Debug)]
+pub(crate) struct Control {
+    pub(crate) paths: MpsPaths,
+    pub(crate) program: OsString,
+    pub(crate) driver_root: PathBuf,
+    pub(crate) multi_user: bool,
+}
+
+impl Control {
+    /// The daemon of a GPU, in the foreground.
+    pub(crate) fn daemon(&self, gpu: &GpuUuid) -> Command {
+        let mut command = self.enter(gpu);
+        command.arg("--shm").arg(self.paths.shm(gpu)).arg("--").arg(&self.program).arg("-f");
+        if self.multi_user {
+            command.arg("-M");
+        }
+        command.env(remnants::MARK, self.paths.daemon(gpu)).stdin(Stdio::null()).process_group(0);
+        command
+    }
+
+    /// Says something to the daemon of a GPU, and waits for the answer.
+    pub(crate) async fn say(&self, gpu: &GpuUuid, words: &str) -> Result<(), ControlError> {
+        let mut command = self.enter(gpu);
+        command.arg("--").arg(&self.program).kill_on_drop(true);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let output = timeout(PATIENCE, converse(command.spawn()?, words)).await;
+        let Output { status, stdout, stderr } = output.map_err(|_| ControlError::Silent)??;
+        if status.success() {
+            return Ok(());
+        }
+        let said = String::from_utf8_lossy(&[stdout, stderr].concat()).trim().to_owned();
+        Err(ControlError::Refused { status, said })
+    }
+
+    fn enter(&self, gpu: &GpuUuid) -> Command {
+        let mut command = Command::new("/proc/self/exe");
+        command.arg(ENTER).arg("--keeper").arg(std::process::id().to_string());
+        command.arg("--root").arg(&self.driver_root);
+        command.env("CUDA_VISIBLE_DEVICES", gpu.as_str());
+        command.env("CUDA_MPS_PIPE_DIRECTORY", self.paths.pipe(gpu));
+        command.env("CUDA_MPS_LOG_DIRECTORY", self.paths.log(gpu));
+        command
+    }
+}
+
+async fn converse(mut child: Child, words: &str) -> io::Result<Output> {
+    if let Some(mut input) = child.stdin.take() {
+        // Where it does not read, its end says why.
+        let _ = input.write_all(words.as_bytes()).await;
+    }
+    child.wait_with_output().await
+}

@@ -1,0 +1,230 @@
+//! A state directory, keepers that run on it with the stand-in of NVIDIA's program, and what can be seen of both.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::LazyLock,
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tessera_api::names::GpuUuid;
+use tessera_mps::{MpsPaths, State, Status, want};
+
+const KEEPER: &str = env!("CARGO_BIN_EXE_tessera-mps");
+
+/// Far longer than anything takes here.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Where processes have the mark of their daemon's directory.
+const MARK: &str = "TESSERA_MPS_DAEMON=";
+
+/// A GPU that there might be.
+pub(crate) fn gpu(digit: u8) -> GpuUuid {
+    GpuUuid::new(format!("GPU-{digit}f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77")).expect("a UUID")
+}
+
+/// The stand-in, built for the profile that this test runs in: cargo builds a program only for the tests of its own package.
+static STAND_IN: LazyLock<PathBuf> = LazyLock::new(|| {
+    let directory = Path::new(KEEPER).parent().expect("a program lies in a directory");
+    let profile = match directory.file_name().and_then(|name| name.to_str()) {
+        Some("debug") | None => "dev",
+        Some(name) => name,
+    };
+    let target = directory.parent().expect("a profile's directory lies in the target directory");
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let status = Command::new(cargo)
+        .args(["build", "--quiet", "--package", "tessera-fake-mps-control", "--profile", profile])
+        .arg("--target-dir")
+        .arg(target)
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .status();
+    assert!(status.expect("cargo runs").success(), "the stand-in builds");
+    directory.join("fake-mps-control")
+});
+
+/// A state directory. Whatever is left of it at the end is ended and unmounted.
+pub(crate) struct Bench {
+    directory: tempfile::TempDir,
+    pub(crate) paths: MpsPaths,
+}
+
+impl Bench {
+    /// `None` where mounts are not to be had; said on standard error, for the list of skipped tests.
+    pub(crate) fn set_up(test: &str) -> Option<Self> {
+        let mounts = ["--mount", "mount", "-t", "tmpfs", "tmpfs", "/mnt"];
+        let allowed = Command::new("unshare").args(mounts).output();
+        // In a user namespace, the keeper could not mount where others see it.
+        if !allowed.is_ok_and(|output| output.status.success()) || !rustix::process::geteuid().is_root() {
+            eprintln!("SKIPPED: {test}: no right to mount here");
+            return None;
+        }
+        let directory = tempfile::tempdir().expect("a directory");
+        let paths = MpsPaths::new(directory.path());
+        Some(Self { directory, paths })
+    }
+
+    /// A keeper that looks often, and is told how else by `change`.
+    pub(crate) fn keeper_with(&self, change: impl FnOnce(&mut Command)) -> Keeper {
+        self.run(Command::new(KEEPER), change)
+    }
+
+    /// A keeper that has the machine's own root at `root` as well, and runs daemons there.
+    pub(crate) fn keeper_of_root(&self, root: &Path) -> Keeper {
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", r#"mount --rbind / "$0" && exec "$@""#]).arg(root).arg(KEEPER);
+        self.run(command, |keeper| {
+            keeper.arg("--driver-root").arg(root);
+        })
+    }
+
+    fn run(&self, mut command: Command, change: impl FnOnce(&mut Command)) -> Keeper {
+        command.arg("--state-dir").arg(self.directory.path());
+        command.args(["--poll-interval", "10ms"]);
+        command.env("TESSERA_MPS_CONTROL", &*STAND_IN).stdin(Stdio::null());
+        change(&mut command);
+        Keeper(command.spawn().expect("the keeper starts"))
+    }
+
+    pub(crate) fn keeper(&self) -> Keeper {
+        self.keeper_with(|_| {})
+    }
+
+    pub(crate) fn want(&self, gpus: &[u8]) {
+        want(&self.paths, &gpus.iter().copied().map(gpu).collect::<BTreeSet<_>>()).expect("written");
+    }
+
+    /// The first status of the GPU's daemon that is as asked for.
+    pub(crate) fn status(&self, of: u8, what: &str, holds: impl Fn(&Status) -> bool) -> Status {
+        let mut last = None;
+        eventually(
+            || {
+                last = Status::read(&self.paths, &gpu(of)).expect("a status is whole");
+                last.as_ref().is_some_and(&holds)
+            },
+            || format!("GPU {of} {what}"),
+        );
+        last.expect("it holds for one")
+    }
+
+    pub(crate) fn ready(&self, of: u8) -> Status {
+        self.status(of, "is ready", |status| status.state == State::Ready)
+    }
+
+    /// Waits until nothing is left of the GPU's daemon.
+    pub(crate) fn gone(&self, of: u8) {
+        eventually(|| !self.paths.daemon(&gpu(of)).exists(), || format!("GPU {of} has no directory"));
+        assert_eq!((self.processes(), self.mounts()), (vec![], vec![]));
+    }
+
+    /// The PID of the GPU's daemon, as it says itself.
+    pub(crate) fn daemon(&self, of: u8) -> Process {
+        let file = self.paths.pipe(&gpu(of)).join("nvidia-cuda-mps-control.pid");
+        let pid = fs::read_to_string(file).expect("a daemon that is ready says its PID");
+        Process(Pid::from_raw(pid.trim().parse().expect("a PID")).expect("a PID"))
+    }
+
+    /// Processes of daemons of this state directory.
+    pub(crate) fn processes(&self) -> Vec<i32> {
+        let mark = format!("{MARK}{}", self.directory.path().display());
+        let pids = fs::read_dir("/proc")
+            .expect("/proc")
+            .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+        pids.filter(|pid| environment(*pid).iter().any(|variable| variable.starts_with(&mark))).collect()
+    }
+
+    /// What is mounted below the state directory.
+    pub(crate) fn mounts(&self) -> Vec<PathBuf> {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").expect("mounts");
+        let targets = mounts.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from);
+        targets.filter(|target| target.starts_with(self.directory.path())).collect()
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        for pid in self.processes() {
+            let _ = Pid::from_raw(pid).map(|pid| kill_process(pid, Signal::KILL));
+        }
+        for target in self.mounts() {
+            let _ = rustix::mount::unmount(&target, rustix::mount::UnmountFlags::DETACH);
+        }
+    }
+}
+
+fn environment(pid: i32) -> Vec<String> {
+    let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+    environment
+        .split(|byte| *byte == 0)
+        .map(|variable| String::from_utf8_lossy(variable).into_owned())
+        .collect()
+}
+
+/// A process that is no child of the test.
+pub(crate) struct Process(pub(crate) Pid);
+
+impl Process {
+    pub(crate) fn kill(&self) {
+        kill_process(self.0, Signal::KILL).expect("it is there");
+    }
+
+    /// Device and inode of a path, as the process sees it.
+    pub(crate) fn sees(&self, path: &str) -> (u64, u64) {
+        identity(Path::new(&format!("/proc/{}/root{path}", self.0)))
+    }
+
+    pub(crate) fn is_gone(&self) -> bool {
+        environment(self.0.as_raw_nonzero().get()).iter().all(|variable| !variable.starts_with(MARK))
+    }
+}
+
+/// Device and inode.
+pub(crate) fn identity(path: &Path) -> (u64, u64) {
+    let metadata = fs::metadata(path).expect("there");
+    (metadata.dev(), metadata.ino())
+}
+
+/// A keeper that runs. Killed at the end, if it still does.
+pub(crate) struct Keeper(Child);
+
+impl Keeper {
+    /// The same, as others see it.
+    pub(crate) fn as_process(&self) -> Process {
+        Process(Pid::from_child(&self.0))
+    }
+
+    /// By SIGTERM.
+    pub(crate) fn stop(self) -> ExitStatus {
+        self.end(Signal::TERM)
+    }
+
+    pub(crate) fn kill(self) -> ExitStatus {
+        self.end(Signal::KILL)
+    }
+
+    fn end(mut self, signal: Signal) -> ExitStatus {
+        let pid = Pid::from_child(&self.0);
+        kill_process(pid, signal).expect("it runs");
+        self.0.wait().expect("it ends")
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Waits until something holds; `what` that is, for the message if it never does.
+pub(crate) fn eventually(mut holds: impl FnMut() -> bool, what: impl Fn() -> String) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "not in time: {}", what());
+        thread::park_timeout(Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,202 @@
+//! The keeper as a process, with a stand-in for NVIDIA's program: what it makes of what is wanted, and of daemons that fail.
+
+mod bench;
+
+use std::{fs, os::unix::fs::PermissionsExt, time::Instant};
+
+use bench::{Bench, eventually, gpu, identity};
+use tessera_mps::{State, Status, keeper_is_alive};
+
+#[test]
+fn a_gpu_that_is_wanted_gets_a_daemon_with_shared_memory_of_its_own() {
+    let Some(bench) = Bench::set_up("two daemons") else { return };
+    let _keeper = bench.keeper();
+    bench.want(&[1, 2]);
+    for digit in [1, 2] {
+        assert_eq!(bench.ready(digit), Status { state: State::Ready, message: String::new(), starts: 1 });
+        let (daemon, gpu) = (bench.daemon(digit), gpu(digit));
+        assert_eq!(daemon.sees("/dev/shm"), identity(&bench.paths.shm(&gpu)));
+        let mode = |path| fs::metadata(path).expect("there").permissions().mode() & 0o7777;
+        assert_eq!(mode(bench.paths.shm(&gpu)), 0o1777);
+        for path in [bench.paths.pipe(&gpu), bench.paths.daemon(&gpu), bench.paths.daemons()] {
+            assert_eq!(mode(path), 0o755, "a server may run as anybody");
+        }
+        assert!(bench.paths.pipe(&gpu).join("control").exists());
+    }
+    assert_ne!(bench.daemon(1).sees("/dev/shm"), bench.daemon(2).sees("/dev/shm"));
+    assert_ne!(identity("/dev/shm".as_ref()), bench.daemon(1).sees("/dev/shm"), "nobody else's has changed");
+}
+
+#[test]
+fn nothing_is_left_of_a_daemon_that_nobody_wants_and_it_can_be_wanted_again() {
+    let Some(bench) = Bench::set_up("not wanted") else { return };
+    let _keeper = bench.keeper();
+    for _ in 0..2 {
+        bench.want(&[1]);
+        assert_eq!(bench.ready(1).starts, 1);
+        let daemon = bench.daemon(1);
+        bench.want(&[]);
+        bench.gone(1);
+        assert!(daemon.is_gone());
+    }
+}
+
+#[test]
+fn names_that_are_no_gpus_are_ignored() {
+    let Some(bench) = Bench::set_up("foreign names") else { return };
+    bench.want(&[1]);
+    fs::write(bench.paths.wanted().join("README"), "").expect("written");
+    let _keeper = bench.keeper();
+    bench.ready(1);
+    assert_eq!(fs::read_dir(bench.paths.daemons()).expect("there").count(), 1);
+}
+
+#[test]
+fn a_daemon_that_is_killed_is_started_again_in_place() {
+    let Some(bench) = Bench::set_up("killed daemon") else { return };
+    let _keeper = bench.keeper();
+    bench.want(&[1]);
+    bench.ready(1);
+    let inodes = || [bench.paths.pipe(&gpu(1)), bench.paths.shm(&gpu(1))].map(|path| identity(&path));
+    let before = inodes();
+    bench.daemon(1).kill();
+    let failed = bench.status(1, "has failed", |status| status.state == State::Failed);
+    assert!(
+        failed.message.contains("SIGKILL") && failed.message.contains("Starting control daemon"),
+        "{failed:?}"
+    );
+    assert_eq!(bench.ready(1).starts, 2);
+    assert_eq!(inodes(), before, "containers have them");
+}
+
+#[test]
+fn daemons_die_with_a_keeper_that_is_killed_and_the_next_starts_them_in_place() {
+    let Some(bench) = Bench::set_up("killed keeper") else { return };
+    let keeper = bench.keeper();
+    bench.want(&[1, 2]);
+    let (_, _) = (bench.ready(1), bench.ready(2));
+    let daemons = [1, 2].map(|digit| bench.daemon(digit));
+    let inodes = || [bench.paths.pipe(&gpu(1)), bench.paths.shm(&gpu(1))].map(|path| identity(&path));
+    let before = inodes();
+    keeper.kill();
+    eventually(|| daemons.iter().all(bench::Process::is_gone), || "the daemons die".to_owned());
+    // One of them is not wanted any more when the next comes.
+    bench.want(&[1]);
+    let _keeper = bench.keeper();
+    bench.status(1, "is ready again", |status| status.state == State::Ready && status.starts == 2);
+    eventually(|| !bench.paths.daemon(&gpu(2)).exists(), || "what was left is removed".to_owned());
+    assert_eq!(inodes(), before);
+    assert_eq!((bench.mounts(), bench.processes().len()), (vec![bench.paths.shm(&gpu(1))], 1));
+}
+
+#[test]
+fn what_an_earlier_daemon_has_left_running_is_killed_before_the_next_starts() {
+    let Some(bench) = Bench::set_up("remnants") else { return };
+    let mut remnant = std::process::Command::new("sleep");
+    remnant.arg("1000").env("TESSERA_MPS_DAEMON", bench.paths.daemon(&gpu(1)));
+    let mut remnant = remnant.spawn().expect("started");
+    bench.want(&[1]);
+    let _keeper = bench.keeper();
+    bench.ready(1);
+    assert!(!remnant.wait().expect("it has ended").success());
+}
+
+#[test]
+fn a_keeper_is_alive_while_it_runs_and_a_second_waits_for_its_end() {
+    let Some(bench) = Bench::set_up("lock") else { return };
+    let is_alive = || keeper_is_alive(&bench.paths).expect("the lock can be looked at");
+    assert!(!is_alive());
+    bench.want(&[1]);
+    let first = bench.keeper();
+    bench.ready(1);
+    assert!(is_alive());
+    let _second = bench.keeper();
+    assert!(first.stop().success());
+    bench.status(1, "is the second's", |status| status.state == State::Ready && status.starts == 2);
+    assert!(is_alive());
+}
+
+#[test]
+fn a_keeper_that_stops_leaves_directories_and_no_process() {
+    let Some(bench) = Bench::set_up("stop") else { return };
+    let keeper = bench.keeper();
+    bench.want(&[1]);
+    bench.ready(1);
+    assert!(keeper.stop().success());
+    assert_eq!(bench.processes(), Vec::<i32>::new());
+    assert_eq!(bench.mounts(), [bench.paths.shm(&gpu(1))]);
+    let status = Status::read(&bench.paths, &gpu(1)).expect("whole").expect("there");
+    assert_eq!((status.state, status.message.as_str()), (State::Failed, "the keeper was stopped"));
+    assert!(!keeper_is_alive(&bench.paths).expect("the lock can be looked at"));
+}
+
+#[test]
+fn a_program_that_is_missing_is_named_with_the_flag_that_names_it() {
+    let Some(bench) = Bench::set_up("missing program") else { return };
+    let _keeper = bench.keeper_with(|keeper| {
+        keeper.env("TESSERA_MPS_CONTROL", "no-such-mps-control");
+    });
+    bench.want(&[1]);
+    let failed = bench.status(1, "has failed", |status| status.state == State::Failed);
+    assert!(
+        failed.message.starts_with("`no-such-mps-control` cannot be run in /: --mps-control names"),
+        "{failed:?}"
+    );
+    bench.want(&[]);
+    bench.gone(1);
+}
+
+#[test]
+fn a_daemon_that_fails_is_tried_again_after_a_while_and_its_log_is_shown() {
+    let Some(bench) = Bench::set_up("fails at its start") else { return };
+    let _keeper = bench.keeper_with(|keeper| {
+        keeper.env("FAKE_MPS_FAIL", "start");
+    });
+    bench.want(&[1]);
+    let failed = |starts| move |status: &Status| status.state == State::Failed && status.starts == starts;
+    let first = bench.status(1, "has failed", failed(1));
+    let begun = Instant::now();
+    for words in ["exit status: 1", "control.log:", "Control", "the daemon was told to fail at its start"] {
+        assert!(first.message.contains(words), "{first:?}");
+    }
+    bench.status(1, "has failed again", failed(2));
+    bench.status(1, "has failed a third time", failed(3));
+    // 1 s and 2 s, less what passed before the first was seen.
+    assert!(begun.elapsed().as_millis() > 2500, "{:?}", begun.elapsed());
+    assert_eq!(bench.paths.shm(&gpu(1)), bench.mounts()[0]);
+}
+
+#[test]
+fn a_daemon_that_never_answers_is_killed_and_never_ready() {
+    let Some(bench) = Bench::set_up("hangs") else { return };
+    let hang = |keeper: &mut std::process::Command| {
+        keeper.env("FAKE_MPS_FAIL", "hang").args(["--start-timeout", "1500ms", "--stop-timeout", "300ms"]);
+    };
+    let _keeper = bench.keeper_with(hang);
+    bench.want(&[1]);
+    let starting = bench.status(1, "has begun", |_| true);
+    assert_eq!((starting.state, starting.starts), (State::Starting, 1));
+    let failed = bench.status(1, "has failed", |status| status.state == State::Failed);
+    let reason = "the daemon did not answer within 1.5s";
+    assert!(failed.message.starts_with(reason), "{failed:?}");
+    let again = bench.status(1, "starts again", |status| status.state == State::Starting);
+    assert!(again.starts == 2 && again.message.starts_with(reason), "{again:?}");
+    assert!(again.message.contains("control.log:"), "{again:?}");
+    // It does not quit either.
+    bench.want(&[]);
+    bench.gone(1);
+}
+
+#[test]
+fn daemons_run_in_the_driver_root_and_are_searched_for_there() {
+    let Some(bench) = Bench::set_up("driver root") else { return };
+    let root = tempfile::tempdir().expect("a directory");
+    let keeper = bench.keeper_of_root(root.path());
+    bench.want(&[1]);
+    let status = bench.status(1, "is ready or has failed", |status| status.state != State::Starting);
+    assert_eq!(status.state, State::Ready, "{status:?}");
+    let (daemon, shm) = (bench.daemon(1), bench.paths.shm(&gpu(1)));
+    assert_eq!(daemon.sees("/dev/shm"), keeper.as_process().sees(&shm.display().to_string()));
+    let inside = fs::read_link(format!("/proc/{}/root", daemon.0)).expect("a root");
+    assert_eq!(inside, root.path());
+}
