@@ -23,6 +23,8 @@ pub mod event {
     pub const UNHEALTHY: &str = "GpuUnhealthy";
     /// A process of a pod holds memory of a GPU that no ledger accounts for.
     pub const MEMORY_UNACCOUNTED: &str = "GpuMemoryUnaccounted";
+    /// The MPS control daemon of a GPU ended while claims share the GPU by it.
+    pub const MPS_DAEMON_FAILED: &str = "GpuMpsDaemonFailed";
 }
 
 /// Names of metrics, without the `_total` that counters get when exposed.
@@ -69,6 +71,10 @@ pub mod metric {
     pub const AUDITED: &str = "tessera_gpu_audited";
     /// Gauge per GPU: bytes that they hold beyond what is accounted for.
     pub const UNACCOUNTED_MEMORY: &str = "tessera_gpu_unaccounted_memory_bytes";
+    /// Gauge per GPU that claims share by MPS: 1 while its control daemon answers.
+    pub const MPS_DAEMON_READY: &str = "tessera_mps_daemon_ready";
+    /// Gauge per GPU that claims share by MPS: how often its control daemon was started; above 1, clients have lost their contexts.
+    pub const MPS_DAEMON_STARTS: &str = "tessera_mps_daemon_starts";
     /// Counter by `outcome`: allocations written, refused and given up.
     pub const ALLOCATIONS: &str = "tessera_allocations";
     /// Histogram: seconds from the watch event that made room to the allocation written.

@@ -33,6 +33,7 @@ use tessera_cdi::SpecStore;
 use tessera_driver::{
     base_spec::{BaseSpec, DriverRoot},
     intercept::Intercept,
+    mps::Mps,
     inventory::HardwareState,
     prepare::{Node, claim::AllocatedClaim, execute::Executor},
     state::{
@@ -108,6 +109,7 @@ fn without_api(mounts: Arc<dyn Mounts>, what: &str) -> anyhow::Result<()> {
     let base = Arc::new(BaseSpec::new(specs.clone(), DriverRoot::new("/nonexistent", "/")));
     let executor = Executor::new(ShareFiles::new(paths.clone(), mounts), specs, base);
     let context_memory = Default::default();
+    let mps = Mps::new(&paths, false);
     let node = Node {
         journal,
         paths,
@@ -116,6 +118,7 @@ fn without_api(mounts: Arc<dyn Mounts>, what: &str) -> anyhow::Result<()> {
         intercept: Intercept::Preload,
         context_memory,
         memory_ratio: Default::default(),
+        mps,
     };
     let prepare = |claim: &AllocatedClaim, hardware| {
         let attempt = Attempt::begin(&node.paths, &claim.uid)?;

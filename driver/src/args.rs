@@ -82,6 +82,11 @@ pub struct Args {
     #[arg(long, env = "TESSERA_MEMORY_PERCENT", value_name = "PERCENT", default_value = "100", value_parser = memory_percent)]
     pub memory_percent: MemoryRatio,
 
+    /// Whether claims can share a GPU by MPS (`sharing: MPS` in their GpuConfig): its control daemons are run by tessera-mps, which must be
+    /// on this node with the same --state-dir. Not in mode stock. Claims that are prepared already keep what they have.
+    #[arg(long, env = "TESSERA_MPS")]
+    pub mps: bool,
+
     /// UUID of a GPU that is not to be shared; may be repeated.
     #[arg(long = "exclude-gpu", env = "TESSERA_EXCLUDE_GPU", value_name = "UUID", value_delimiter = ',')]
     pub exclude_gpus: Vec<GpuUuid>,
@@ -140,6 +145,11 @@ pub enum ArgsError {
         .0.percent()
     )]
     OversubscribedStock(MemoryRatio),
+    /// Nobody would keep claims apart that share in different ways.
+    #[error(
+        "--mps needs --mode managed: kube-scheduler would put claims on one GPU that share it in different ways"
+    )]
+    MpsStock,
 }
 
 impl Args {
@@ -152,6 +162,7 @@ impl Args {
             Mode::Stock if self.memory_percent.is_oversubscribed() => {
                 Err(ArgsError::OversubscribedStock(self.memory_percent))
             }
+            Mode::Stock if self.mps => Err(ArgsError::MpsStock),
             Mode::Stock | Mode::Managed => Ok(()),
         }
     }
@@ -200,6 +211,16 @@ mod tests {
         let error = check("200", "stock").expect_err("refused");
         assert!(error.starts_with("--memory-percent 200 needs --mode managed"), "{error}");
         assert_eq!((check("100", "stock"), check("200", "managed")), (Ok(()), Ok(())));
+    }
+
+    #[test]
+    fn mps_needs_the_controller() {
+        let check = |flags: &[&str]| {
+            let all = ["driver", "--node-name", "n"].iter().chain(flags);
+            Args::try_parse_from(all).expect("flags").check()
+        };
+        assert_eq!(check(&["--mps", "--mode", "stock"]), Err(ArgsError::MpsStock));
+        assert_eq!((check(&["--mps"]), check(&["--mode", "stock"])), (Ok(()), Ok(())));
     }
 
     #[test]

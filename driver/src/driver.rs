@@ -37,6 +37,7 @@ use crate::{
     },
     metrics::Metrics,
     mode::Mode,
+    mps::{Mps, watch::MpsWatch},
     other_allocators::{self, OnOtherAllocator},
     prepare::{DetachedClaims, Node, Preparer, execute::Executor, repair, source::ClaimSource},
     publisher::Publisher,
@@ -74,6 +75,8 @@ pub struct Settings {
     pub context_memory: ContextMemory,
     /// How much of the GPUs' memory is published.
     pub memory_ratio: MemoryRatio,
+    /// Whether claims can share a GPU by MPS.
+    pub mps: bool,
     /// In which order slices list the GPUs.
     pub device_order: DeviceOrder,
     /// Who allocates the GPUs.
@@ -143,6 +146,7 @@ impl Driver {
         let Settings { intercept, context_memory, memory_ratio, .. } = settings;
         let files = ShareFiles::new(paths.clone(), mounts);
         let executor = Executor::new(files, SpecStore::new(&cdi_dir), Arc::clone(&base));
+        let mps = Mps::new(&paths, settings.mps);
         let node = Arc::new(Node {
             paths,
             journal: Arc::clone(&journal),
@@ -151,6 +155,7 @@ impl Driver {
             intercept,
             context_memory,
             memory_ratio,
+            mps: mps.clone(),
         });
         let source = ClaimSource::new(client.clone());
         host_pids::make_directory(&state_paths)?;
@@ -168,6 +173,8 @@ impl Driver {
         let usage =
             UsageAudit::new(ledgers, Arc::clone(&gpus), processes, Arc::clone(&metrics), news_sender.clone());
         tokio::spawn(usage.run(stop.clone()));
+        let mps_watch = MpsWatch::new(mps, journal.watch(), Arc::clone(&metrics), news_sender.clone());
+        tokio::spawn(mps_watch.run(stop.clone()));
         let outlets = Outlets { hardware: hardware_sender, health: health_sender, news: news_sender };
         let on_other = settings.on_other_allocator;
         let others = other_allocators::watch(client.clone(), &node_name, on_other, stop.clone());
@@ -190,7 +197,7 @@ impl Driver {
         let arbitration = Arbitration::new(state_paths, journal.watch());
         tokio::spawn(arbitration.run(stop.clone()));
         let slices = SliceSource::new(node_name, settings.device_order, settings.mode);
-        let slices = slices.with_memory_ratio(memory_ratio);
+        let slices = slices.with_memory_ratio(memory_ratio).with_mps(settings.mps);
         let (orphaned_sender, orphaned) = watch::channel(None);
         let audit = Audit::new(
             ClaimSource::new(client.clone()),

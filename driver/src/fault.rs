@@ -7,6 +7,7 @@ pub static POINTS: tessera_fault_points::FaultPoints = tessera_fault_points::Fau
     "prepare-asked",
     "prepare-claim-read",
     "prepare-started",
+    "prepare-mps-wanted",
     "prepare-base-spec",
     "prepare-grant",
     "prepare-ledger-mounted",
@@ -18,6 +19,7 @@ pub static POINTS: tessera_fault_points::FaultPoints = tessera_fault_points::Fau
     "unprepare-ledger",
     "unprepare-grant",
     "unprepare-undone",
+    "unprepare-mps-given-up",
     "unprepare-forgotten",
 ]);
 

@@ -15,6 +15,7 @@
 //! * task `publisher`: the only writer of this node's ResourceSlices; reads `HardwareState` and a watch of the slices.
 //! * task [`audit`]: compares the journal with the API's claims; tells the publisher which GPUs orphaned claims have.
 //! * task of [`usage`]: reads ledgers and compares them with what NVML says of processes; asks the hardware for nothing else.
+//! * task of [`mps::watch`]: looks how the MPS control daemons are that claims need; tessera-mps runs them.
 //! * task of [`host_pids`]: tells processes of containers what the host calls them.
 //! * two gRPC servers ([`kubelet`]); each claim of a call is a task of its own ([`prepare`]) that the call does not cancel.
 //! * the journal ([`state::journal`]) is shared by those tasks, and by other instances of the driver, under one lock.
@@ -37,6 +38,7 @@ pub mod inventory;
 pub mod kubelet;
 pub mod metrics;
 pub mod mode;
+pub mod mps;
 pub mod other_allocators;
 pub mod prepare;
 pub mod publisher;

@@ -84,6 +84,8 @@ pub struct Metrics {
     unaccounted_processes: Family<GpuLabel, Gauge>,
     unaccounted_bytes: Family<GpuLabel, Gauge>,
     audited: Family<GpuLabel, Gauge>,
+    mps_ready: Family<GpuLabel, Gauge>,
+    mps_starts: Family<GpuLabel, Gauge>,
 }
 
 /// From a quarter of a millisecond to over a minute: most calls take a millisecond or two, and some wait up to 40 s.
@@ -109,6 +111,8 @@ impl Default for Metrics {
             unaccounted_processes: Family::default(),
             unaccounted_bytes: Family::default(),
             audited: Family::default(),
+            mps_ready: Family::default(),
+            mps_starts: Family::default(),
         };
         metrics.register();
         metrics
@@ -186,6 +190,16 @@ impl Metrics {
             metric::AUDITED,
             "1 where the last comparison of the GPU's processes with ledgers could be made, 0 where it could not",
             self.audited.clone(),
+        );
+        registry.register(
+            metric::MPS_DAEMON_READY,
+            "1 while the MPS control daemon of the GPU answers, 0 while it does not; of GPUs that claims share by MPS",
+            self.mps_ready.clone(),
+        );
+        registry.register(
+            metric::MPS_DAEMON_STARTS,
+            "How often the GPU's MPS control daemon was started since claims share the GPU by it",
+            self.mps_starts.clone(),
         );
     }
 
@@ -268,6 +282,17 @@ impl Metrics {
             let label = GpuLabel { uuid: gpu.to_string() };
             self.unaccounted_processes.get_or_create(&label).set(count(*processes));
             self.unaccounted_bytes.get_or_create(&label).set(i64::try_from(*bytes).unwrap_or(i64::MAX));
+        }
+    }
+
+    /// Which GPUs claims share by MPS: whether the control daemon of each is up, and how often it was started.
+    pub fn mps_daemons(&self, daemons: &BTreeMap<GpuUuid, (bool, u64)>) {
+        self.mps_ready.clear();
+        self.mps_starts.clear();
+        for (gpu, (is_ready, starts)) in daemons {
+            let label = GpuLabel { uuid: gpu.to_string() };
+            self.mps_ready.get_or_create(&label).set((*is_ready).into());
+            self.mps_starts.get_or_create(&label).set(i64::try_from(*starts).unwrap_or(i64::MAX));
         }
     }
 

@@ -17,7 +17,7 @@ pub mod repair;
 pub mod source;
 pub mod step;
 
-use std::{sync::Arc, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use tessera_api::{
@@ -47,6 +47,7 @@ use crate::{
     kubelet::plugin::{AskedClaim, Claims, PreparedDevice},
     metrics::{Metrics, Operation},
     mode::Mode,
+    mps::{Mps, MpsError},
     report::chain,
     state::{
         StatePaths,
@@ -100,6 +101,9 @@ pub enum PrepareError {
     /// There is nothing that could hold its containers to it.
     #[error("the interceptor library is not installed")]
     Library(#[from] LibraryError),
+    /// It shares by MPS, and cannot.
+    #[error("the claim cannot share its GPU by MPS now")]
+    Mps(#[from] MpsError),
     /// The interceptor is to stand in its place, and it is not there.
     #[error("there is no libcuda.so.1 of the NVIDIA driver for the interceptor to stand in the place of")]
     NoDriverLibrary,
@@ -117,6 +121,7 @@ impl PrepareError {
         match self {
             Self::Read(error) => error.is_transient(),
             Self::Plan(error) => error.is_transient(),
+            Self::Mps(error) => error.is_transient(),
             Self::NoHardware { .. } | Self::NoDriverLibrary => true,
             _ => false,
         }
@@ -129,6 +134,9 @@ pub enum UnprepareError {
     /// The journal cannot be used.
     #[error("the journal cannot be used")]
     Journal(#[from] JournalError),
+    /// The control daemon that nobody needs any more cannot be given up.
+    #[error("the files by which MPS control daemons are asked for cannot be used")]
+    Mps(#[from] io::Error),
     /// Attempts to prepare it cannot be ended.
     #[error("the attempts to prepare the claim cannot be ended")]
     Attempt(#[from] AttemptError),
@@ -157,6 +165,8 @@ pub struct Node {
     pub context_memory: ContextMemory,
     /// How much of the GPUs' memory is published.
     pub memory_ratio: MemoryRatio,
+    /// The MPS control daemons.
+    pub mps: Mps,
 }
 
 /// Prepares and unprepares the claims of one node.
@@ -306,7 +316,8 @@ impl Node {
     ///
     /// # Guarantees
     /// When it fails, the node is as before. When the process dies in it, or what was done cannot be taken back, the journal says
-    /// `Started`: repair, the next Prepare and Unprepare take it back.
+    /// `Started`: repair, the next Prepare and Unprepare take it back. So it says while the claim waits for its MPS control daemon: what it
+    /// is to have stays its own, and the daemon wanted.
     ///
     /// # Errors
     /// [`PrepareError`].
@@ -345,9 +356,16 @@ impl Node {
             self.executor.undo(&undo_steps(&claim.uid, left))?;
         }
         let steps = steps(&claim.uid, &record, &self.paths)?;
+        self.mps.admit(&record)?;
         self.library.ensure(&self.paths)?;
-        journal.put(claim.uid.clone(), record.clone())?;
+        // One that waits for its daemon is not written anew at each attempt: who watches the journal would see news.
+        if journal.get(&claim.uid) != Some(&record) {
+            journal.put(claim.uid.clone(), record.clone())?;
+        }
         fault::point("prepare-started");
+        self.mps.want(journal.journal(), None).map_err(MpsError::from)?;
+        fault::point("prepare-mps-wanted");
+        self.mps.check(&record)?;
         if let Err(error) = self.executor.execute(&steps) {
             self.take_back(&claim.uid, &record, &mut journal);
             return Err(error.into());
@@ -374,8 +392,7 @@ impl Node {
 
     /// Takes back what was done of a Prepare that failed. The journal forgets the claim only when nothing of it is left.
     fn take_back(&self, claim: &ClaimUid, record: &ClaimRecord, journal: &mut LockedJournal<'_>) {
-        let undone = self.executor.undo(&undo_steps(claim, record)).map_err(UnprepareError::from);
-        if let Err(error) = undone.and_then(|()| Ok(journal.remove(claim)?)) {
+        if let Err(error) = self.forget(claim, record, journal) {
             tracing::error!(error = %chain(&error), "a failed Prepare is not taken back; the claim stays in the journal as started");
         }
     }
@@ -401,12 +418,25 @@ impl Node {
         let mut journal = self.journal.lock()?;
         // First, or an attempt that waits would prepare the claim after this.
         attempts::end(&self.paths, claim, &journal)?;
-        let Some(record) = journal.get(claim) else { return Ok(()) };
-        self.executor.undo(&undo_steps(claim, record))?;
-        fault::point("unprepare-undone");
-        journal.remove(claim)?;
+        let Some(record) = journal.get(claim).cloned() else { return Ok(()) };
+        self.forget(claim, &record, &mut journal)?;
         fault::point("unprepare-forgotten");
         Ok(())
+    }
+
+    /// Takes back what was done for a claim, and forgets it.
+    fn forget(
+        &self,
+        claim: &ClaimUid,
+        record: &ClaimRecord,
+        journal: &mut LockedJournal<'_>,
+    ) -> Result<(), UnprepareError> {
+        self.executor.undo(&undo_steps(claim, record))?;
+        fault::point("unprepare-undone");
+        // Before the journal forgets it: who dies in between wants the daemon again, and gives it up again.
+        self.mps.want(journal.journal(), Some(claim))?;
+        fault::point("unprepare-mps-given-up");
+        Ok(journal.remove(claim)?)
     }
 }
 

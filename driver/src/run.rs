@@ -41,6 +41,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         intercept,
         context_memory,
         memory_percent,
+        mps,
         exclude_gpus,
         device_order,
         mode,
@@ -60,6 +61,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     if print_slices {
         let inventory = gpus.inventory().context("the GPUs cannot be looked at")?;
         let slices = SliceSource::new(node_name, device_order, mode).with_memory_ratio(memory_percent);
+        let slices = slices.with_mps(mps);
         print!("{}", slices.as_yaml(inventory)?);
         return Ok(());
     }
@@ -79,6 +81,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         intercept,
         context_memory,
         memory_ratio: memory_percent,
+        mps,
         device_order,
         mode,
         stock_drain: Duration::from_secs(stock_drain_seconds.into()),

@@ -18,19 +18,26 @@ pub struct SliceSource {
     order: DeviceOrder,
     mode: Mode,
     memory_ratio: MemoryRatio,
+    mps: bool,
 }
 
 impl SliceSource {
     /// The slices of `node`, with devices in this order, fenced as the mode says, and memory as it is.
     #[must_use]
     pub fn new(node: NodeName, order: DeviceOrder, mode: Mode) -> Self {
-        Self { node, order, mode, memory_ratio: MemoryRatio::WHOLE }
+        Self { node, order, mode, memory_ratio: MemoryRatio::WHOLE, mps: false }
     }
 
     /// With so much memory of what there is.
     #[must_use]
     pub fn with_memory_ratio(self, memory_ratio: MemoryRatio) -> Self {
         Self { memory_ratio, ..self }
+    }
+
+    /// With GPUs that claims can share by MPS, or without.
+    #[must_use]
+    pub fn with_mps(self, mps: bool) -> Self {
+        Self { mps, ..self }
     }
 
     /// Who allocates the devices.
@@ -85,6 +92,7 @@ impl SliceSource {
                 leaving_stock,
                 memory_ratio: self.memory_ratio,
                 fixed,
+                mps: self.mps,
                 ..SliceOptions::new(self.node.clone())
             },
         ))

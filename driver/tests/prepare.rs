@@ -4,13 +4,10 @@ mod stand_in;
 
 use std::{collections::BTreeMap, fs, path::Path, sync::Arc, time::Duration};
 
-use container_device_interface::{
-    cache::{Cache, CdiOption},
-    spec_dirs::with_spec_dirs,
-};
 use oci_spec::runtime as oci;
 use serde_json::json;
 use stand_in::{
+    container::{inject, mounts},
     gpus::{Machine, uuid},
     kubelet::Kubelet,
     node::{Node, Share, asked, claim, configured, share_id, uid},
@@ -22,31 +19,6 @@ use tessera_driver::{
 };
 use tessera_intercept_abi::{Grant, LEDGER_LEN, LedgerReport};
 use tessera_proto::{dra_v1, dra_v1beta1, health_v1};
-
-/// The OCI spec that a runtime makes of these CDI devices, by the ecosystem's implementation.
-fn inject(cdi_dir: &Path, devices: &[dra_v1::Device]) -> oci::Spec {
-    let mut cache = Cache::default();
-    let options: Vec<CdiOption> = vec![with_spec_dirs(&[cdi_dir.to_str().expect("UTF-8")])];
-    cache.configure(options);
-    cache.refresh().expect("specs without errors");
-    let ids = devices.iter().flat_map(|device| device.cdi_device_ids.clone()).collect();
-    let mut container = oci::Spec::default();
-    cache.inject_devices(Some(&mut container), ids).expect("injection");
-    container
-}
-
-/// Where each mount of ours comes from, and whether it is read-only, by its place in the container.
-fn mounts(container: &oci::Spec) -> BTreeMap<String, (String, bool)> {
-    let mounts = container.mounts().clone().unwrap_or_default();
-    let bound = mounts.iter().filter(|mount| mount.options().iter().flatten().any(|option| option == "bind"));
-    bound
-        .map(|mount| {
-            let source = mount.source().clone().expect("a source").display().to_string();
-            let read_only = mount.options().iter().flatten().any(|option| option == "ro");
-            (mount.destination().display().to_string(), (source, read_only))
-        })
-        .collect()
-}
 
 #[tokio::test]
 async fn a_claim_becomes_a_grant_a_ledger_and_a_cdi_device_and_leaves_nothing() {
@@ -341,7 +313,7 @@ async fn parameters_that_this_version_does_not_enforce_are_refused() {
     let node = Node::with_gpus(1);
     let _driver = node.start().await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
-    node.api.put_claim(configured("a", &[(0, 1, 50)], &json!({"sharing": "MPS"})));
+    node.api.put_claim(configured("a", &[(0, 1, 50)], &json!({"sharing": "TimeSlicing"})));
     let error = kubelet.prepare(asked("a")).await.expect_err("refused");
     assert!(error.contains("sharing") && error.contains("not supported in this version"), "{error}");
 }

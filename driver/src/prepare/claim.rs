@@ -5,7 +5,7 @@ use k8s_openapi::api::resource::v1::{
 };
 use tessera_api::{
     ConfigError, Quantity,
-    config::{ComputePolicy, ComputePriority, allocated_config, effective_config},
+    config::{ComputePolicy, ComputePriority, Sharing, allocated_config, effective_config},
     names::{
         ClaimName, ClaimUid, DRIVER_NAME, DeviceName, NameError, Namespace, PodName, PoolName, RequestName,
         ShareId, capacity,
@@ -52,6 +52,8 @@ pub struct AllocatedShare {
     pub priority: journal::ComputePriority,
     /// Whether its plain memory may spill to the host.
     pub oversubscribe: bool,
+    /// Whether it shares the GPU by MPS.
+    pub mps: bool,
 }
 
 /// A pod that has reserved a claim.
@@ -168,6 +170,17 @@ pub enum ClaimError {
         /// What it must be.
         expected: &'static str,
     },
+    /// A process has one control daemon.
+    #[error(
+        "request {request}: sharing: MPS is for claims of exactly one GPU, and this one was allocated {devices}: ask for count 1 in a claim \
+         of its own"
+    )]
+    SeveralByMps {
+        /// The request.
+        request: RequestName,
+        /// What was allocated.
+        devices: usize,
+    },
     /// Our parameters are wrong.
     #[error("the parameters of request `{request}` are refused")]
     Config {
@@ -263,9 +276,16 @@ fn shares(allocation: &AllocationResult, ours: &PoolName) -> Result<Vec<Allocate
             ComputePriority::Low => journal::ComputePriority::Low,
         };
         let share = share(index, result, request, ours)?;
-        shares.push(AllocatedShare { compute, priority, oversubscribe: config.oversubscribe, ..share });
+        let (oversubscribe, mps) = (config.oversubscribe, config.sharing == Sharing::Mps);
+        shares.push(AllocatedShare { compute, priority, oversubscribe, mps, ..share });
     }
-    if shares.is_empty() { Err(ClaimError::NothingOfOurs) } else { Ok(shares) }
+    match shares.iter().find(|share| share.mps) {
+        _ if shares.is_empty() => Err(ClaimError::NothingOfOurs),
+        Some(share) if shares.len() > 1 => {
+            Err(ClaimError::SeveralByMps { request: share.request.clone(), devices: shares.len() })
+        }
+        _ => Ok(shares),
+    }
 }
 
 fn share(
@@ -302,6 +322,7 @@ fn share(
         compute: ComputeCap::None,
         priority: journal::ComputePriority::default(),
         oversubscribe: false,
+        mps: false,
     })
 }
 

@@ -2,6 +2,7 @@
 
 use tessera_api::{
     Gpu, Inventory, Quantity,
+    config::Sharing,
     names::{DeviceName, GpuUuid, NameError},
     slice::MemoryRatio,
 };
@@ -42,6 +43,14 @@ pub enum PlanError {
         gpu: GpuUuid,
         /// Why, as far as it is known.
         reason: String,
+    },
+    /// It is shared in another way.
+    #[error("GPU {gpu} is in use with sharing {used}: it is shared in one way at a time")]
+    Sharing {
+        /// The GPU.
+        gpu: GpuUuid,
+        /// How it is shared now.
+        used: Sharing,
     },
     /// Its memory is taken.
     #[error(
@@ -84,6 +93,7 @@ impl PlanError {
             Self::Cores { asked, .. } => *asked <= WHOLE_GPU_PERCENT,
             // What it waits for is the claim's own Unprepare, and that ends this Prepare too.
             Self::PreparedDifferently => false,
+            Self::Sharing { .. } => true,
             Self::NotAGpu { .. } | Self::Gone { .. } => false,
         }
     }
@@ -103,7 +113,7 @@ const WHOLE_GPU_PERCENT: u32 = 100;
 /// Decides.
 ///
 /// The last line of defence against two allocators: whatever the allocation says, the shares prepared on a GPU never add up to
-/// more than the GPU has, or is published of it where all of them may spill to the host.
+/// more than the GPU has, or is published of it where all of them may spill to the host; and all of them share it in the same way.
 ///
 /// # Errors
 /// [`PlanError`].
@@ -162,6 +172,7 @@ fn record_of(share: &AllocatedShare) -> Result<ShareRecord, PlanError> {
         compute: share.compute,
         priority: share.priority,
         oversubscribe: share.oversubscribe,
+        mps: share.mps,
     })
 }
 
@@ -186,6 +197,12 @@ fn fits(
     let gpu = || hardware.uuid.clone();
     let asked = Taken::on(&hardware.uuid, &record.shares);
     let taken = journal.taken_by_others(&claim.uid, &hardware.uuid);
+    if asked.by_mps && taken.by_intercept {
+        return Err(PlanError::Sharing { gpu: gpu(), used: Sharing::Intercept });
+    }
+    if asked.by_intercept && taken.by_mps {
+        return Err(PlanError::Sharing { gpu: gpu(), used: Sharing::Mps });
+    }
     // As published, and with this claim's shares: whole MiB.
     let total_bytes = ratio.of_gpu(hardware, asked.is_fixed || taken.is_fixed) << 20;
     if asked.memory_bytes + taken.memory_bytes > u128::from(total_bytes) {

@@ -17,6 +17,7 @@ use super::{
     step::{claim_kind, steps, undo_steps},
 };
 use crate::{
+    mps::MpsError,
     report::chain,
     state::attempts,
     state::journal::{ClaimRecord, Journal, JournalError, Replaced, State},
@@ -71,6 +72,7 @@ impl Node {
                 }
             }
         }
+        self.mps.want(journal.journal(), None).map_err(MpsError::from)?;
         repaired.removed = self.remove_others(journal.journal())?;
         Ok(repaired)
     }

@@ -5,16 +5,17 @@ use std::path::Path;
 use tessera_api::names::{CDI_CLAIM_KIND, ClaimDeviceName, ClaimUid, GpuUuid};
 use tessera_cdi::{ContainerEdits, Device, Kind, Mount, Spec};
 use tessera_intercept_abi::{
-    ComputePolicy, GRANT_FILE, Grant, GrantError, HOST_DIR, LEDGER_FILE, SHARES_DIR, Text, UuidError,
+    ComputePolicy, GRANT_FILE, Grant, GrantError, HOST_DIR, LEDGER_FILE, SHARES_DIR, Text, UuidError, mps,
 };
+use tessera_mps::MpsPaths;
 
 use crate::{
     base_spec::NO_LEGACY_DEVICES,
-    intercept,
+    context_memory, intercept,
     kubelet::plugin::PreparedDevice,
     state::{
         StatePaths,
-        journal::{ClaimRecord, ComputeCap, ShareRecord},
+        journal::{ClaimRecord, ComputeCap, ComputePriority, ShareRecord},
         library,
     },
 };
@@ -141,6 +142,7 @@ fn grant(claim: &ClaimUid, share: &ShareRecord, context_bytes: u64) -> Result<Gr
             ComputeCap::Balance => ComputePolicy::Balance,
         },
         oversubscribe: share.oversubscribe,
+        mps: share.mps,
         claim_uid: Text::new(claim.as_str())
             .map_err(|error| GrantTextError::Text(claim.to_string(), error))?,
         id: Text::new(&text).map_err(|error| GrantTextError::Text(text.clone(), error))?,
@@ -153,7 +155,7 @@ fn grant(claim: &ClaimUid, share: &ShareRecord, context_bytes: u64) -> Result<Gr
 /// The library is mounted by the claim's spec and not by the base spec: it stays the one that the claim was prepared with, for
 /// all of its containers. Containers with several claims get the mount several times, where the last one wins.
 fn claim_spec(claim: &ClaimUid, record: &ClaimRecord, paths: &StatePaths) -> Spec {
-    let devices = record.shares.iter().map(|share| claim_device(&share.id(claim), paths)).collect();
+    let devices = record.shares.iter().map(|share| claim_device(claim, record, share, paths)).collect();
     let installed = |file: &str| library::path(paths, &record.library, file);
     let mut mounts = Vec::new();
     if record.intercept.preloaded {
@@ -171,17 +173,51 @@ fn claim_spec(claim: &ClaimUid, record: &ClaimRecord, paths: &StatePaths) -> Spe
     Spec::new(claim_kind(), devices, container_edits)
 }
 
-fn claim_device(share: &ClaimDeviceName, paths: &StatePaths) -> Device {
-    let name = share.to_string();
+fn claim_device(claim: &ClaimUid, record: &ClaimRecord, share: &ShareRecord, paths: &StatePaths) -> Device {
+    let id = share.id(claim);
+    let name = id.to_string();
     let inside = Path::new(SHARES_DIR).join(&name);
-    let container_edits = ContainerEdits {
+    let mut container_edits = ContainerEdits {
         env: vec![NO_LEGACY_DEVICES.to_owned()],
         mounts: vec![
-            Mount::bind_read_only(&paths.grant(share), &inside.join(GRANT_FILE)),
-            Mount::bind(&paths.ledger(share), &inside.join(LEDGER_FILE)),
+            Mount::bind_read_only(&paths.grant(&id), &inside.join(GRANT_FILE)),
+            Mount::bind(&paths.ledger(&id), &inside.join(LEDGER_FILE)),
         ],
         ..ContainerEdits::default()
     };
+    if share.mps {
+        container_edits.env.extend(mps_variables(share, record.context_bytes));
+        container_edits.mounts.extend(mps_mounts(share, paths));
+    }
     let name = name.parse().expect("invariant: UIDs, share ids and numbers make a CDI device name");
     Device { name, annotations: Default::default(), container_edits }
+}
+
+/// What makes processes clients of MPS, and holds them there (docs.nvidia.com/deploy/mps, "Environment Variables"). The daemon sees one GPU,
+/// which is number 0 to its clients whatever it is on the node. Nothing is said of who has no cap, so that MPS's own default holds.
+fn mps_variables(share: &ShareRecord, context_bytes: u64) -> Vec<String> {
+    // Of each process, with its context; what all of them take together the grant says, where contexts are charged or not.
+    let uncharged_bytes = if context_bytes == 0 { context_memory::MOST_UNCHARGED } else { 0 };
+    let memory_mib = share.memory_bytes.saturating_add(uncharged_bytes) >> 20;
+    let mut variables = vec![
+        format!("{}={}", mps::PIPE_DIRECTORY, mps::DIR),
+        format!("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0={memory_mib}M"),
+    ];
+    if share.compute == ComputeCap::Fixed && share.cores_percent > 0 {
+        variables.push(format!("{}={}", mps::ACTIVE_THREAD_PERCENTAGE, share.cores_percent));
+    }
+    if share.priority == ComputePriority::Low {
+        // Below normal; there is nothing above.
+        variables.push("CUDA_MPS_CLIENT_PRIORITY=1".to_owned());
+    }
+    variables
+}
+
+/// The daemon's pipes, and the memory that client and server share, which both look for in `/dev/shm`.
+fn mps_mounts(share: &ShareRecord, paths: &StatePaths) -> [Mount; 2] {
+    let daemon = MpsPaths::new(paths.root());
+    [
+        Mount::bind(&daemon.pipe(&share.gpu), Path::new(mps::DIR)),
+        Mount::bind(&daemon.shm(&share.gpu), Path::new("/dev/shm")),
+    ]
 }

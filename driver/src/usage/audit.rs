@@ -19,14 +19,10 @@ use super::{
     Ledgers, ShareUse,
     process::{HostProcess, ProcFs},
 };
-use crate::{events::NodeNews, metrics::Metrics, report::chain};
+use crate::{context_memory::MOST_UNCHARGED, events::NodeNews, metrics::Metrics, report::chain};
 
 /// Between rounds: soon enough to be of use, and a few calls to NVML per GPU in use.
 const EVERY: Duration = Duration::from_secs(30);
-
-/// What a process may hold beyond its slot: contexts and the code of kernels, which its grant need not charge, and for which a
-/// process that has taken nothing else has no slot. NVML has 0.3 to 0.6 GiB of them for one process of today's frameworks.
-const TOLERANCE_BYTES: u64 = 1 << 30;
 
 /// The audit of one node's GPUs in use.
 pub struct UsageAudit {
@@ -237,7 +233,7 @@ fn unaccounted(
         let (gpu, pid, held_bytes) = (gpu.clone(), held.pid, held.bytes);
         let finding = Unaccounted { gpu, pid, process, pod_uid, held_bytes, accounted_bytes };
         let may_be_found = accounted_bytes.is_some() || all_readable;
-        (may_be_found && finding.excess_bytes() > TOLERANCE_BYTES).then_some(finding)
+        (may_be_found && finding.excess_bytes() > MOST_UNCHARGED).then_some(finding)
     };
     processes.iter().filter_map(judge).collect()
 }

@@ -3,6 +3,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its part")]
 
 pub mod api;
+pub mod container;
 pub mod gpus;
 pub mod kubelet;
 pub mod mounts;

@@ -74,6 +74,7 @@ impl Node {
             intercept: Intercept::Preload,
             context_memory: Default::default(),
             memory_ratio: Default::default(),
+            mps: false,
             device_order: DeviceOrder::Index,
             mode: Mode::Managed,
             stock_drain: Duration::from_secs(600),

@@ -130,7 +130,7 @@ fn parameters_are_strict_and_name_their_field() {
         crate::report::chain(&error)
     };
     assert!(refused(json!({"speed": 1})).contains("speed"), "an unknown field");
-    assert!(refused(json!({"sharing": "MPS"})).contains("not supported in this version"));
+    assert!(refused(json!({"sharing": "TimeSlicing"})).contains("not supported in this version"));
     let foreign =
         json!({"source": "FromClaim", "opaque": {"driver": "other.example", "parameters": {"x": 1}}});
     check(&claim(json!([result()]), json!([foreign]))).expect("another driver's parameters are its own");
@@ -144,6 +144,16 @@ fn a_share_may_spill_if_its_parameters_say_so() {
     };
     assert!(spills(json!({"memory": {"oversubscribe": true}})));
     assert!(!spills(json!({"memory": {"oversubscribe": false}})) && !spills(json!({})));
+}
+
+#[test]
+fn a_claim_that_shares_by_mps_has_one_gpu_and_nothing_beside_it() {
+    let by_mps = || json!([config(json!({"sharing": "MPS"}))]);
+    let one = check(&claim(json!([result()]), by_mps())).expect("one GPU");
+    assert!(one.shares[0].mps);
+    assert!(!check(&claim(json!([result()]), json!([]))).expect("one GPU").shares[0].mps);
+    let error = check(&claim(json!([result(), result()]), by_mps())).expect_err("two").to_string();
+    assert!(error.contains("claims of exactly one GPU, and this one was allocated 2"), "{error}");
 }
 
 #[test]

@@ -44,6 +44,7 @@ fn share(index: usize, gpu: u8, memory_bytes: u64, cores_percent: u8) -> Allocat
         compute: ComputeCap::None,
         priority: ComputePriority::default(),
         oversubscribe: false,
+        mps: false,
     }
 }
 
@@ -96,6 +97,22 @@ fn shares_of_one_claim_on_one_gpu_add_up() {
     assert!(!error.is_transient(), "it will never fit");
     let apart = claim("a", vec![share(0, 0, 10 * GIB, 10), share(1, 1, 10 * GIB, 10)]);
     assert!(planned(&apart, &Journal::default()).is_ok());
+}
+
+#[test]
+fn a_gpu_is_shared_in_one_way_at_a_time() {
+    let by_mps = |uid: &str| claim(uid, vec![AllocatedShare { mps: true, ..share(0, 0, GIB, 10) }]);
+    let plain = |uid: &str| claim(uid, vec![share(0, 0, GIB, 10)]);
+    let refused = |claim: &AllocatedClaim, beside: AllocatedClaim| {
+        let error = planned(claim, &journal(&[beside])).expect_err("shared in another way");
+        assert!(error.is_transient(), "the other claim may go");
+        error.to_string()
+    };
+    assert!(refused(&by_mps("b"), plain("a")).contains("in use with sharing Intercept"));
+    assert!(refused(&plain("b"), by_mps("a")).contains("in use with sharing MPS"));
+    assert!(planned(&by_mps("b"), &journal(&[by_mps("a")])).is_ok());
+    let elsewhere = claim("a", vec![share(0, 1, GIB, 10)]);
+    assert!(planned(&by_mps("b"), &journal(&[elsewhere])).is_ok());
 }
 
 /// The same that may spill.

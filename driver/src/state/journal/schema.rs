@@ -88,6 +88,9 @@ pub struct ShareRecord {
     /// Whether its plain memory may spill to the host; of version 2. Left out where it may not.
     #[serde(default, skip_serializing_if = "is_false")]
     pub oversubscribe: bool,
+    /// Whether it shares the GPU by MPS; of version 2. Left out where it does not.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub mps: bool,
 }
 
 /// How a compute share is held; the journal's own words for what a grant says.
@@ -130,6 +133,10 @@ pub struct Taken {
     pub cores_percent: u32,
     /// Some of them may not spill to the host.
     pub is_fixed: bool,
+    /// Some of them share the GPU by MPS.
+    pub by_mps: bool,
+    /// Some of them do not.
+    pub by_intercept: bool,
 }
 
 impl Taken {
@@ -140,7 +147,17 @@ impl Taken {
             memory_bytes: sum.memory_bytes + u128::from(share.memory_bytes),
             cores_percent: sum.cores_percent + u32::from(share.cores_percent),
             is_fixed: sum.is_fixed || !share.oversubscribe,
+            by_mps: sum.by_mps || share.mps,
+            by_intercept: sum.by_intercept || !share.mps,
         })
+    }
+}
+
+impl ClaimRecord {
+    /// The GPU that it shares by MPS: a claim has no more than one, and nothing beside it.
+    #[must_use]
+    pub fn gpu_by_mps(&self) -> Option<&GpuUuid> {
+        self.shares.iter().find(|share| share.mps).map(|share| &share.gpu)
     }
 }
 
@@ -169,9 +186,16 @@ impl Journal {
         self.shares().filter(|share| !share.oversubscribe).map(|share| share.gpu.clone()).collect()
     }
 
+    /// GPUs that claims share by MPS, with the exception of one claim.
+    #[must_use]
+    pub fn gpus_by_mps(&self, except: Option<&ClaimUid>) -> BTreeSet<GpuUuid> {
+        let others = self.claims.iter().filter(|(uid, _)| Some(*uid) != except);
+        others.filter_map(|(_, record)| record.gpu_by_mps()).cloned().collect()
+    }
+
     /// The oldest version of the file that can say it.
     pub(super) fn version(&self) -> u32 {
-        if self.shares().any(|share| share.oversubscribe) { 2 } else { 1 }
+        if self.shares().any(|share| share.oversubscribe || share.mps) { 2 } else { 1 }
     }
 
     /// Memory in bytes that claims have on each GPU.

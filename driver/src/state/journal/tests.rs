@@ -22,6 +22,7 @@ fn record(gpu: &str, memory_bytes: u64, cores_percent: u8) -> ClaimRecord {
         compute: ComputeCap::None,
         priority: ComputePriority::default(),
         oversubscribe: false,
+        mps: false,
     };
     ClaimRecord {
         namespace: Namespace::new("ns").expect("a namespace"),
@@ -184,6 +185,25 @@ fn a_journal_is_written_in_the_oldest_version_that_can_say_it() {
 }
 
 #[test]
+fn gpus_that_claims_share_by_mps_are_known_and_drivers_of_before_leave_such_a_journal_alone() {
+    let mut journal = Journal::default();
+    journal.claims.insert(uid("a"), record(GPU, 10, 20));
+    assert_eq!((journal.version(), journal.gpus_by_mps(None).len()), (1, 0));
+    for name in ["b", "c"] {
+        let mut by_mps = record(GPU, 5, 30);
+        by_mps.shares[0].mps = true;
+        journal.claims.insert(uid(name), by_mps);
+    }
+    let gpu = tessera_api::names::GpuUuid::new(GPU).expect("a GPU UUID");
+    assert_eq!(journal.version(), 2);
+    assert!(journal.gpus_by_mps(Some(&uid("b"))).contains(&gpu), "the other one needs it still");
+    journal.claims.remove(&uid("c"));
+    assert!(journal.gpus_by_mps(Some(&uid("b"))).is_empty() && journal.gpus_by_mps(None).contains(&gpu));
+    let taken = journal.taken_by_others(&uid("new"), &gpu);
+    assert!(taken.by_mps && taken.by_intercept);
+}
+
+#[test]
 fn use_of_a_gpu_is_summed_over_the_other_claims() {
     let mut journal = Journal::default();
     journal.claims.insert(uid("a"), record(GPU, 10, 20));
@@ -193,8 +213,9 @@ fn use_of_a_gpu_is_summed_over_the_other_claims() {
 
     journal.claims.get_mut(&uid("b")).expect("there").shares[0].oversubscribe = true;
 
-    let of_b = Taken { memory_bytes: 5, cores_percent: 30, is_fixed: false };
-    let of_all = Taken { memory_bytes: 15, cores_percent: 50, is_fixed: true };
+    let of_b =
+        Taken { memory_bytes: 5, cores_percent: 30, is_fixed: false, by_mps: false, by_intercept: true };
+    let of_all = Taken { memory_bytes: 15, cores_percent: 50, is_fixed: true, ..of_b };
     assert_eq!(journal.taken_by_others(&uid("a"), &gpu), of_b);
     assert_eq!(journal.taken_by_others(&uid("new"), &gpu), of_all);
     assert_eq!(journal.memory_by_gpu()[&gpu], 15);

@@ -45,6 +45,7 @@ fn grant(share: &ClaimDeviceName, memory_limit_bytes: u64) -> Grant {
         cores_percent: 25,
         policy: ComputePolicy::None,
         oversubscribe: false,
+        mps: false,
         claim_uid: Text::new(share.claim().as_str()).expect("text"),
         id: Text::new(&share.to_string()).expect("text"),
         sequence: 0,
