@@ -51,6 +51,10 @@ pub struct Args {
     #[arg(long, env = "TESSERA_MPS_HEALTH_INTERVAL", value_name = "DURATION", default_value = "10s", value_parser = duration)]
     pub health_interval: Duration,
 
+    /// How long an answer may take.
+    #[arg(long, env = "TESSERA_MPS_ANSWER_TIMEOUT", value_name = "DURATION", default_value = "5s", value_parser = duration)]
+    pub answer_timeout: Duration,
+
     /// How long a daemon may take to its first answer, before it is killed and started again.
     #[arg(long, env = "TESSERA_MPS_START_TIMEOUT", value_name = "DURATION", default_value = "60s", value_parser = duration)]
     pub start_timeout: Duration,

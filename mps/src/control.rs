@@ -17,11 +17,8 @@ use tokio::{
 
 use crate::{enter::ENTER, layout::MpsPaths, remnants};
 
-/// How long an answer may take.
-const PATIENCE: Duration = Duration::from_secs(5);
-
-/// Answered by a daemon that serves; changes nothing. As dra-driver-nvidia-gpu asks:
-/// <https://github.com/kubernetes-sigs/dra-driver-nvidia-gpu/blob/main/templates/mps-control-daemon.tmpl.yaml>.
+/// Answered by a daemon that serves; changes nothing. NVIDIA's device plugin takes the exit code of the same question for its daemon's
+/// health (`AssertHealthy` in cmd/mps-control-daemon/mps/daemon.go of NVIDIA/k8s-device-plugin).
 pub(crate) const QUESTION: &str = "get_default_active_thread_percentage\n";
 /// Ends the daemon and its servers.
 pub(crate) const QUIT: &str = "quit\n";
@@ -41,8 +38,8 @@ pub(crate) enum ControlError {
         said: String,
     },
     /// It took too long.
-    #[error("the MPS control daemon did not answer within {} s", PATIENCE.as_secs())]
-    Silent,
+    #[error("the MPS control daemon did not answer within {0:?}")]
+    Silent(Duration),
 }
 
 /// How to run NVIDIA's program.
@@ -52,17 +49,19 @@ pub(crate) struct Control {
     pub(crate) program: OsString,
     pub(crate) driver_root: PathBuf,
     pub(crate) multi_user: bool,
+    /// How long an answer may take.
+    pub(crate) patience: Duration,
 }
 
 impl Control {
-    /// The daemon of a GPU, in the foreground.
-    pub(crate) fn daemon(&self, gpu: &GpuUuid) -> Command {
+    /// The daemon of a GPU, in the foreground. It and its servers have the mark.
+    pub(crate) fn daemon(&self, gpu: &GpuUuid, mark: &str) -> Command {
         let mut command = self.enter(gpu);
         command.arg("--shm").arg(self.paths.shm(gpu)).arg("--").arg(&self.program).arg("-f");
         if self.multi_user {
             command.arg("-M");
         }
-        command.env(remnants::MARK, self.paths.daemon(gpu)).stdin(Stdio::null()).process_group(0);
+        command.env(remnants::MARK, mark).stdin(Stdio::null()).process_group(0);
         command
     }
 
@@ -71,8 +70,8 @@ impl Control {
         let mut command = self.enter(gpu);
         command.arg("--").arg(&self.program).kill_on_drop(true);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let output = timeout(PATIENCE, converse(command.spawn()?, words)).await;
-        let Output { status, stdout, stderr } = output.map_err(|_| ControlError::Silent)??;
+        let output = timeout(self.patience, converse(command.spawn()?, words)).await;
+        let Output { status, stdout, stderr } = output.map_err(|_| ControlError::Silent(self.patience))??;
         if status.success() {
             return Ok(());
         }

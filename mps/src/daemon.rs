@@ -61,16 +61,25 @@ impl Daemon {
 }
 
 impl End {
-    /// In words.
-    pub(crate) fn reason(&self) -> String {
-        match &self.status {
+    /// Why it ended, in words: `killed` says why if the keeper has killed it. With its last words and the end of its log.
+    pub(crate) fn reason(&self, killed: Option<String>, log: &str) -> String {
+        let by_itself = match &self.status {
             Ok(status) if status.code() == Some(NOT_ENTERED.into()) && !self.said.is_empty() => {
-                self.said.clone()
+                // Its log is of earlier ones.
+                return self.said.clone();
             }
-            Ok(status) if self.said.is_empty() => format!("the daemon ended by itself ({status})"),
-            Ok(status) => format!("the daemon ended by itself ({status}): {}", self.said),
+            Ok(status) => format!("the daemon ended by itself ({status})"),
             Err(error) => format!("the daemon cannot be watched: {error}"),
+        };
+        let mut reason = killed.unwrap_or(by_itself);
+        // In the foreground, NVIDIA's daemon says what it logs.
+        if !self.said.lines().next_back().is_none_or(|last| log.contains(last)) {
+            reason += &format!("\nit said:\n{}", self.said);
         }
+        if !log.is_empty() {
+            reason += &format!("\ncontrol.log:\n{log}");
+        }
+        reason
     }
 }
 
@@ -99,7 +108,36 @@ async fn watch(mut child: Child, mut output: pipe::Receiver, kill: CancellationT
 async fn listen(output: &mut pipe::Receiver, said: &mut Vec<u8>) -> bool {
     let mut heard = [0; 512];
     let count = output.read(&mut heard).await.unwrap_or(0);
+    tracing::debug!(said = %String::from_utf8_lossy(&heard[..count]), "an MPS daemon speaks");
     said.extend_from_slice(&heard[..count]);
     said.drain(..said.len().saturating_sub(KEPT));
     count > 0
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
+    use super::*;
+
+    fn end(code: i32, said: &str) -> End {
+        End { status: Ok(ExitStatus::from_raw(code << 8)), said: said.to_owned() }
+    }
+
+    #[test]
+    fn a_reason_shows_last_words_and_log_but_nothing_twice() {
+        let reason = |said, log| end(1, said).reason(None, log);
+        assert_eq!(reason("", ""), "the daemon ended by itself (exit status: 1)");
+        let both = "the daemon ended by itself (exit status: 1)\nit said:\nno libcuda\ncontrol.log:\nstarted";
+        assert_eq!(reason("no libcuda", "started"), both);
+        let once = "the daemon ended by itself (exit status: 1)\ncontrol.log:\n[1] no GPU";
+        assert_eq!(reason("no GPU", "[1] no GPU"), once);
+    }
+
+    #[test]
+    fn one_that_was_killed_or_never_began_ends_for_that_reason() {
+        let killed = || Some("it was silent".to_owned());
+        assert_eq!(end(0, "").reason(killed(), ""), "it was silent");
+        assert_eq!(end(NOT_ENTERED.into(), "no such program").reason(None, "of before"), "no such program");
+    }
 }

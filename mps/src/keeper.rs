@@ -82,6 +82,8 @@ pub struct Settings {
     pub poll_interval: Duration,
     /// Between questions to a daemon that is ready.
     pub health_interval: Duration,
+    /// For an answer.
+    pub answer_timeout: Duration,
     /// For a daemon's first answer.
     pub start_timeout: Duration,
     /// For a daemon to quit.
@@ -212,6 +214,7 @@ impl Keeper {
             program: settings.mps_control.clone(),
             driver_root: settings.driver_root.clone(),
             multi_user: settings.multi_user,
+            patience: settings.answer_timeout,
         };
         let starts =
             |gpu: &GpuUuid| Status::read(&paths, gpu).ok().flatten().map_or(0, |status| status.starts);
@@ -282,6 +285,7 @@ impl Keeper {
 
     fn try_start(&self, gpu: &GpuUuid) -> Result<Daemon, StartError> {
         directory::make(&self.paths, gpu, self.settings.shm_size)?;
+        let mark = remnants::mark(&self.paths.daemon(gpu))?;
         if remnants::kill(&self.paths.daemon(gpu))? > 0 {
             return Err(StartError::Remnants);
         }
@@ -290,7 +294,7 @@ impl Keeper {
         let start = self.kept.get(gpu).map_or(0, |kept| kept.starts) + 1;
         let (events, of) = (self.events.clone(), gpu.clone());
         let ended = move |end| drop(events.send(Event { gpu: of, start, what: Happened::Ended(end) }));
-        Ok(Daemon::start(self.control.daemon(gpu), ended)?)
+        Ok(Daemon::start(self.control.daemon(gpu, &mark), ended)?)
     }
 
     fn ask(&mut self, gpu: &GpuUuid) {
@@ -429,18 +433,12 @@ impl Keeper {
                 tracing::info!(%gpu, "an MPS daemon has stopped with the keeper");
                 kept.phase = Phase::Down { until: Instant::now() };
             }
-            Phase::Killed { then: Then::Restart } => {
-                let failure = kept.failure.clone();
-                self.fail(gpu, self.with_log(gpu, failure));
+            phase => {
+                let killed = matches!(phase, Phase::Killed { .. }).then(|| kept.failure.clone());
+                let log = log_tail::read(&self.paths.log(gpu).join("control.log"));
+                self.fail(gpu, end.reason(killed, &log));
             }
-            _ => self.fail(gpu, self.with_log(gpu, end.reason())),
         }
-    }
-
-    /// A reason, and the last words of the daemon's log.
-    fn with_log(&self, gpu: &GpuUuid, reason: String) -> String {
-        let log = log_tail::read(&self.paths.log(gpu).join("control.log"));
-        if log.is_empty() { reason } else { format!("{reason}\ncontrol.log:\n{log}") }
     }
 
     /// Says that a daemon does not run, and has it started again after a while.

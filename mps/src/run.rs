@@ -34,6 +34,7 @@ fn settings(args: Args) -> Settings {
         shm_size,
         poll_interval,
         health_interval,
+        answer_timeout,
         start_timeout,
         stop_timeout,
         log_format: _,
@@ -47,6 +48,7 @@ fn settings(args: Args) -> Settings {
         shm_size,
         poll_interval,
         health_interval,
+        answer_timeout,
         start_timeout,
         stop_timeout,
     }

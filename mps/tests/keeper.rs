@@ -92,12 +92,16 @@ fn daemons_die_with_a_keeper_that_is_killed_and_the_next_starts_them_in_place() 
 #[test]
 fn what_an_earlier_daemon_has_left_running_is_killed_before_the_next_starts() {
     let Some(bench) = Bench::set_up("remnants") else { return };
-    let mut remnant = std::process::Command::new("sleep");
-    remnant.arg("1000").env("TESSERA_MPS_DAEMON", bench.paths.daemon(&gpu(1)));
-    let mut remnant = remnant.spawn().expect("started");
     bench.want(&[1]);
-    let _keeper = bench.keeper();
+    let keeper = bench.keeper();
     bench.ready(1);
+    // A server of its.
+    let mark = fs::read_to_string(bench.paths.daemon(&gpu(1)).join("mark")).expect("readable");
+    let mut remnant = std::process::Command::new("sleep");
+    let mut remnant = remnant.arg("1000").env("TESSERA_MPS_DAEMON", mark).spawn().expect("started");
+    keeper.kill();
+    let _keeper = bench.keeper();
+    bench.status(1, "is ready again", |status| status.state == State::Ready && status.starts == 2);
     assert!(!remnant.wait().expect("it has ended").success());
 }
 
@@ -183,6 +187,31 @@ fn a_daemon_that_never_answers_is_killed_and_never_ready() {
     assert!(again.starts == 2 && again.message.starts_with(reason), "{again:?}");
     assert!(again.message.contains("control.log:"), "{again:?}");
     // It does not quit either.
+    bench.want(&[]);
+    bench.gone(1);
+}
+
+#[test]
+fn a_daemon_that_does_not_answer_any_more_is_killed_and_started_again() {
+    let Some(bench) = Bench::set_up("becomes silent") else { return };
+    let _keeper = bench.keeper_with(|keeper| {
+        keeper.args(["--health-interval", "50ms", "--answer-timeout", "1s"]);
+    });
+    bench.want(&[1]);
+    bench.ready(1);
+    bench.daemon(1).suspend();
+    let failed = bench.status(1, "has failed", |status| status.state == State::Failed);
+    assert!(failed.message.starts_with("the daemon did not answer several times in a row"), "{failed:?}");
+    bench.status(1, "is ready again", |status| status.state == State::Ready && status.starts == 2);
+}
+
+#[test]
+fn a_keeper_that_may_not_mount_says_what_it_needs() {
+    let Some(bench) = Bench::set_up("no privileges") else { return };
+    let _keeper = bench.keeper_without_privileges();
+    bench.want(&[1]);
+    let failed = bench.status(1, "has failed", |status| status.state == State::Failed);
+    assert!(failed.message.contains("privileged: true"), "{failed:?}");
     bench.want(&[]);
     bench.gone(1);
 }

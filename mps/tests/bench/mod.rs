@@ -82,6 +82,13 @@ impl Bench {
         })
     }
 
+    /// A keeper that is root, as in a container that is not privileged.
+    pub(crate) fn keeper_without_privileges(&self) -> Keeper {
+        let mut command = Command::new("setpriv");
+        command.args(["--bounding-set", "-sys_admin", "--inh-caps", "-all", "--"]).arg(KEEPER);
+        self.run(command, |_| {})
+    }
+
     fn run(&self, mut command: Command, change: impl FnOnce(&mut Command)) -> Keeper {
         command.arg("--state-dir").arg(self.directory.path());
         command.args(["--poll-interval", "10ms"]);
@@ -170,6 +177,10 @@ pub(crate) struct Process(pub(crate) Pid);
 impl Process {
     pub(crate) fn kill(&self) {
         kill_process(self.0, Signal::KILL).expect("it is there");
+    }
+
+    pub(crate) fn suspend(&self) {
+        kill_process(self.0, Signal::STOP).expect("it is there");
     }
 
     /// Device and inode of a path, as the process sees it.
