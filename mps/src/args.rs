@@ -15,7 +15,7 @@ use crate::{enter::Enter, shm::ShmSize};
 #[command(name = "tessera-mps", version, disable_help_subcommand = true)]
 pub struct Args {
     /// Where tessera-driver says what is wanted (its --state-dir), and where the daemons' files are: on a tmpfs, at the same path on the
-    /// host, mounts propagating both ways. If --driver-root is not /, mount it at <driver-root><state-dir> as well.
+    /// host, mounts propagating both ways. If --driver-root is not /, mount it below that as well, at the same path.
     #[arg(long, env = "TESSERA_STATE_DIR", default_value = "/run/tessera")]
     pub state_dir: PathBuf,
 

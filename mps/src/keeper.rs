@@ -46,6 +46,7 @@ const RETRY: Duration = Duration::from_millis(200);
 /// How long a keeper that stops waits for what its daemons leave.
 const LAST_LOOK: Duration = Duration::from_secs(2);
 
+const LEFT: &str = "the daemon ended with the keeper before this one";
 const STOPPED: &str = "the keeper was stopped";
 const UNWANTED: &str = "the daemon quits: nobody wants it any more";
 
@@ -99,6 +100,8 @@ pub async fn keep(settings: Settings, stop: CancellationToken) -> Result<(), Kee
     let Some(_lock) = lock(&paths, settings.poll_interval, &stop).await? else { return Ok(()) };
     let (sender, mut events) = mpsc::unbounded_channel();
     let mut keeper = Keeper::new(settings, paths, sender)?;
+    // What an earlier keeper has said of its daemons, which died with it.
+    keeper.say_of_all(LEFT);
     let mut looks = interval(keeper.settings.poll_interval);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     while !(stop.is_cancelled() && keeper.is_idle()) {
@@ -468,11 +471,17 @@ impl Keeper {
         }
     }
 
-    /// Says of all that they do not run.
+    /// Waits for what is left of all, and says that they do not run.
     async fn leave(mut self) {
+        for gpu in self.kept.keys() {
+            remnants::end(&self.paths.daemon(gpu), LAST_LOOK).await;
+        }
+        self.say_of_all(STOPPED);
+    }
+
+    fn say_of_all(&mut self, failure: &str) {
         for gpu in self.kept.keys().cloned().collect::<Vec<_>>() {
-            remnants::end(&self.paths.daemon(&gpu), LAST_LOOK).await;
-            self.say(&gpu, State::Failed, STOPPED.to_owned());
+            self.say(&gpu, State::Failed, failure.to_owned());
         }
     }
 }

@@ -42,6 +42,24 @@ fn nothing_is_left_of_a_daemon_that_nobody_wants_and_it_can_be_wanted_again() {
 }
 
 #[test]
+fn who_wants_a_daemon_and_then_reads_that_it_is_ready_has_one() {
+    let Some(bench) = Bench::set_up("wanted again") else { return };
+    let _keeper = bench.keeper_with(|keeper| {
+        keeper.args(["--poll-interval", "1ms"]);
+    });
+    for looks in 0..25 {
+        bench.want(&[]);
+        // Nothing comes of these, but it is another moment each time that the keeper is caught at.
+        for _ in 0..looks * 5 {
+            let _ = Status::read(&bench.paths, &gpu(1));
+        }
+        bench.want(&[1]);
+        bench.ready(1);
+        assert!(bench.answers(1), "after {looks} looks");
+    }
+}
+
+#[test]
 fn names_that_are_no_gpus_are_ignored() {
     let Some(bench) = Bench::set_up("foreign names") else { return };
     bench.want(&[1]);
@@ -87,6 +105,20 @@ fn daemons_die_with_a_keeper_that_is_killed_and_the_next_starts_them_in_place() 
     eventually(|| !bench.paths.daemon(&gpu(2)).exists(), || "what was left is removed".to_owned());
     assert_eq!(inodes(), before);
     assert_eq!((bench.mounts(), bench.processes().len()), (vec![bench.paths.shm(&gpu(1))], 1));
+}
+
+#[test]
+fn what_a_killed_keeper_has_said_is_not_said_any_more() {
+    let Some(bench) = Bench::set_up("stale status") else { return };
+    let keeper = bench.keeper();
+    bench.want(&[1]);
+    bench.ready(1);
+    keeper.kill();
+    assert!(!keeper_is_alive(&bench.paths).expect("the lock can be looked at"));
+    let _keeper = bench.keeper_with(|keeper| {
+        keeper.env("TESSERA_MPS_CONTROL", "no-such-mps-control");
+    });
+    bench.status(1, "has failed", |status| status.state == State::Failed && status.starts == 2);
 }
 
 #[test]

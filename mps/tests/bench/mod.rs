@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeSet,
     fs,
+    io::Write as _,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
@@ -91,7 +92,7 @@ impl Bench {
 
     fn run(&self, mut command: Command, change: impl FnOnce(&mut Command)) -> Keeper {
         command.arg("--state-dir").arg(self.directory.path());
-        command.args(["--poll-interval", "10ms"]);
+        command.env("TESSERA_MPS_POLL_INTERVAL", "10ms");
         command.env("TESSERA_MPS_CONTROL", &*STAND_IN).stdin(Stdio::null());
         change(&mut command);
         Keeper(command.spawn().expect("the keeper starts"))
@@ -133,6 +134,16 @@ impl Bench {
         let file = self.paths.pipe(&gpu(of)).join("nvidia-cuda-mps-control.pid");
         let pid = fs::read_to_string(file).expect("a daemon that is ready says its PID");
         Process(Pid::from_raw(pid.trim().parse().expect("a PID")).expect("a PID"))
+    }
+
+    /// Whether the GPU's daemon answers a command.
+    pub(crate) fn answers(&self, of: u8) -> bool {
+        let mut command = Command::new(&*STAND_IN);
+        command.env("CUDA_MPS_PIPE_DIRECTORY", self.paths.pipe(&gpu(of)));
+        let mut command = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("started");
+        // It may be gone already: nobody answered.
+        let _ = command.stdin.take().expect("piped").write_all(b"get_server_list\n");
+        command.wait().expect("it ends").success()
     }
 
     /// Processes of daemons of this state directory.
