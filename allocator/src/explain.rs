@@ -178,8 +178,14 @@ impl OnNode<'_> {
         if !alternative.has_leave_for(device) {
             return (Reason::Oversubscribed, None);
         }
+        if !alternative.can_share(device) {
+            return (Reason::NoMps, None);
+        }
         if self.reach.exclusive[i] > 0 && alternative.request.admin != Some(true) {
             return (Reason::InUse, None);
+        }
+        if let Some(used) = alternative.agrees_on().and_then(|own| self.reach.differing(i, own)) {
+            return (Reason::SharingDiffers { used }, None);
         }
         if let Some(feature) = device.unsupported {
             return (Reason::Unsupported { feature: feature.to_owned() }, None);

@@ -31,6 +31,7 @@ pub use node::{
 };
 pub use pod::{PendingPod, PodClaim, PodUid, Scheduling};
 pub use topology::PoolTopology;
+pub(crate) use usage::differing;
 pub use usage::{DeviceResult, DeviceUse, Usage};
 
 use std::collections::BTreeMap;

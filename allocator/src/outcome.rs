@@ -124,4 +124,7 @@ pub enum NotSupported {
     /// An allocation mode of the future.
     #[error("this allocation mode")]
     Mode,
+    /// A way of sharing in which a claim has one GPU.
+    #[error("sharing: MPS for more than one GPU (one claim has one; a container can use one such claim)")]
+    MpsOfSeveral,
 }

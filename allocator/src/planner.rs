@@ -241,6 +241,7 @@ impl Planner {
             shared,
             consumed,
             admin: alternative.request.admin == Some(true),
+            sharing: alternative.sharing(),
             binding: device.binding.clone().filter(|_| features.binding_conditions),
         }
     }

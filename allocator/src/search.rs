@@ -315,7 +315,9 @@ impl<'a> Run<'a> {
                 return Err(Stop::Failed(at.claim, Failure::Capacity(error.clone())));
             }
         };
-        if !self.state.has_room(i, demand) || !answer.usable || !self.has_counters(i) || !self.joins(at, i) {
+        let agrees = self.state.agrees(i, alternative.agrees_on());
+        let has_room = self.state.has_room(i, demand);
+        if !has_room || !answer.usable || !agrees || !self.has_counters(i) || !self.joins(at, i) {
             return Ok(false);
         }
         if self.state.hold(at, i, self.search.interner, self.search.features).is_err() {
@@ -335,6 +337,7 @@ impl<'a> Run<'a> {
         if self.state.in_use(at.claim, i, is_admin)
             || !self.has_counters(i)
             || !answer.usable
+            || !self.state.agrees(i, alternative.agrees_on())
             || !self.joins(at, i)
         {
             return Ok(false);

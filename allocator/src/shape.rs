@@ -6,7 +6,7 @@ mod selection;
 
 use std::sync::Arc;
 
-use tessera_api::config::{ConfigEntry, GpuConfig, Percent, merged_config};
+use tessera_api::config::{ConfigEntry, GpuConfig, Percent, Sharing, merged_config};
 use tessera_api::names::RequestName;
 use tessera_api::names::capacity::MEMORY;
 use tessera_api::quantity::Quantity;
@@ -73,6 +73,7 @@ pub(crate) struct Resolved {
     memory_percent: Option<Percent>,
     /// Its memory may spill to the host.
     pub(crate) oversubscribe: bool,
+    pub(crate) sharing: Sharing,
 }
 
 /// What an alternative comes to on devices of one offer.
@@ -267,6 +268,21 @@ impl AlternativeShape {
         !device.oversubscribed || self.resolved.as_ref().is_ok_and(|resolved| resolved.oversubscribe)
     }
 
+    /// How its devices are shared with others.
+    pub(crate) fn sharing(&self) -> Sharing {
+        self.resolved.as_ref().map_or(Sharing::Intercept, |resolved| resolved.sharing)
+    }
+
+    /// How its devices have to be in use, if they are; none for those who administer them, who do not mind and do not count.
+    pub(crate) fn agrees_on(&self) -> Option<Sharing> {
+        (self.request.admin != Some(true)).then(|| self.sharing())
+    }
+
+    /// Whether the device can be shared as the claim says.
+    pub(crate) fn can_share(&self, device: &Device) -> bool {
+        device.mps || self.sharing() != Sharing::Mps
+    }
+
     /// What is asked of the device's capacities, a percentage of memory resolved on this very device.
     fn amounts(&self, device: &Device) -> std::borrow::Cow<'_, std::collections::BTreeMap<String, Quantity>> {
         let percent = self.resolved.as_ref().ok().and_then(|r| r.memory_percent);
@@ -297,7 +313,8 @@ impl AlternativeShape {
         };
         let tolerated = !features.taints || device.untolerated_taint(&self.request.tolerations).is_none();
         let gated = device.binding.is_some() && !features.binding_conditions;
-        let usable = device.is_ours() && self.has_leave_for(device) && tolerated && !gated;
+        let fitting = self.has_leave_for(device) && self.can_share(device);
+        let usable = device.is_ours() && fitting && tolerated && !gated;
         OfferAnswer { demand, usable }
     }
 }
@@ -336,6 +353,11 @@ fn resolve(
         return refuse(NotSupported::Mode);
     }
     let config = config(class, claim, &alternative.name)?;
+    let sharing = config.sharing.unwrap_or(Sharing::Intercept);
+    // A process of CUDA talks to one MPS control daemon, and each GPU that is shared so has its own.
+    if sharing == Sharing::Mps && (claim.requests.len() > 1 || alternative.mode != Mode::Exact(1)) {
+        return refuse(NotSupported::MpsOfSeveral);
+    }
     let choice = |chosen: Option<_>| chosen.map_or(policy, Policy::from);
     Ok(Resolved {
         class: Arc::clone(class),
@@ -345,6 +367,7 @@ fn resolve(
         wishes: Wishes::new(config.topology.as_deref().unwrap_or_default()),
         memory_percent: config.memory.percent,
         oversubscribe: config.memory.oversubscribe == Some(true),
+        sharing,
     })
 }
 

@@ -6,6 +6,7 @@ mod builders;
 use std::sync::Arc;
 
 use builders::*;
+use serde_json::json;
 use tessera_allocator::model::{Attribute, Mode, PendingPod, PodClaim, Scheduling, Selector};
 use tessera_allocator::{Plan, Planner, Policy, Settings};
 
@@ -204,6 +205,13 @@ fn requests_that_nobody_can_ever_serve_change_nothing_of_what_is_expected() {
     let usual = with(Vec::new());
     assert_eq!(with(vec![count(4_000_000_000)]), usual);
     assert_eq!(with(vec![count(u64::MAX)]), usual);
+    let by_mps = |claim: &PodClaim| {
+        let PodClaim::Pending(claim) = claim else { unreachable!() };
+        PodClaim::Pending(Arc::new(configured((**claim).clone(), json!({"sharing": "MPS"}))))
+    };
+    let mut strange = share("strange", 100, "1m");
+    strange.claims = strange.claims.iter().map(by_mps).collect();
+    assert_eq!(with(vec![strange]), usual, "no node shares so");
     let nowhere =
         Scheduling { node_selector: [("gpu".to_owned(), "none".to_owned())].into(), ..Scheduling::default() };
     let nowhere = PendingPod { scheduling: Arc::new(nowhere), ..share("strange", 100, "1m") };

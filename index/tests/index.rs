@@ -8,6 +8,7 @@ use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use serde_json::{Value, json};
 use tessera_allocator::model::{DeviceId, PodClaim, PodUid, PoolId};
 use tessera_allocator::{Cause, NotSupported, Settings, plan};
+use tessera_api::config::Sharing;
 use tessera_api::names::{ClaimUid, DeviceName, DriverName, NodeName, PoolName};
 use tessera_api::quantity::Quantity;
 use tessera_index::{Index, Obstacle, Scope};
@@ -29,6 +30,15 @@ impl Fed {
         fed.node("node-a", "8");
         fed.slice("node-a", 1, 1, json!([gpu("gpu-0")]));
         fed.class("gpu.tessera.dev", "device.driver == 'gpu.tessera.dev'");
+        fed
+    }
+
+    /// The same with a GPU that has these attributes.
+    fn with_attributes(attributes: Value) -> Self {
+        let mut fed = Self::with_gpu();
+        let mut published = gpu("gpu-0");
+        published["attributes"] = attributes;
+        fed.slice("node-a", 2, 1, json!([published]));
         fed
     }
 
@@ -620,6 +630,137 @@ fn a_device_that_publishes_more_memory_than_it_has_goes_only_to_claims_that_may_
         [json!({}), json!({"physicalMemory": {"string": "80Gi"}}), json!({"physical": {"string": "1"}})]
     {
         assert_eq!((plans(whole.clone(), &plain), plans(whole, &may_spill)), (1, 1));
+    }
+}
+
+/// A GpuConfig of ours as an allocation has it.
+fn config(source: &str, fields: Value) -> Value {
+    let mut parameters = json!({"apiVersion": "gpu.tessera.dev/v1alpha1", "kind": "GpuConfig"});
+    parameters.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    json!({"source": source, "opaque": {"driver": "gpu.tessera.dev", "parameters": parameters}})
+}
+
+#[test]
+fn an_allocation_tells_how_its_gpu_is_shared_by_the_configs_for_its_request() {
+    let by_mps = |source: &str| config(source, json!({"sharing": "MPS"}));
+    let of_request = |name: &str| {
+        let mut config = by_mps("FromClaim");
+        config["requests"] = json!([name]);
+        config
+    };
+    let foreign = json!({"source": "FromClaim", "opaque": {"driver": "other.example.com", "parameters": {"sharing": "MPS"}}});
+    let other_pool = || {
+        let mut claim = allocated(claim("c", "gpu.tessera.dev"), 1);
+        claim["status"]["allocation"]["devices"]["results"][0]["driver"] = "other.example.com".into();
+        claim
+    };
+    let sharing = |mut claim: Value, configs: Value| {
+        claim["status"]["allocation"]["devices"]["config"] = configs;
+        let object: ResourceClaim = read(claim);
+        let allocation = object.status.unwrap().allocation.unwrap();
+        tessera_index::convert::allocated("c", &allocation).unwrap().results[0].sharing
+    };
+    let of = |configs: Value| sharing(allocated(claim("c", "gpu.tessera.dev"), 1), configs);
+    for by_intercept in [
+        Value::Null,
+        json!([]),
+        json!([config("FromClaim", json!({}))]),
+        json!([by_mps("FromClass"), config("FromClaim", json!({"sharing": "Intercept"}))]),
+        json!([of_request("another")]),
+        json!([foreign]),
+        // The driver refuses these.
+        json!([config("FromClaim", json!({"sharing": "Mps"}))]),
+        json!([config("FromClaim", json!({"sharing": "TimeSlicing"}))]),
+        json!([by_mps("FromClaim"), config("FromClaim", json!({"speed": 1}))]),
+        json!([by_mps("FromClass"), config("FromClaim", json!({"memory": {"oversubscribe": true}}))]),
+    ] {
+        assert_eq!(of(by_intercept.clone()), Sharing::Intercept, "{by_intercept}");
+    }
+    for by_mps in [
+        json!([by_mps("FromClass")]),
+        json!([by_mps("FromClaim")]),
+        json!([of_request("gpu")]),
+        json!([config("FromClass", json!({"sharing": "Intercept"})), by_mps("FromClaim"), foreign]),
+    ] {
+        assert_eq!(of(by_mps.clone()), Sharing::Mps, "{by_mps}");
+    }
+    assert_eq!(sharing(other_pool(), json!([by_mps("FromClaim")])), Sharing::Intercept);
+}
+
+#[test]
+fn a_gpu_that_is_shared_by_mps_is_left_to_claims_that_share_it_so_until_the_last_of_them_is_gone() {
+    let spec_of = |name: &str, fields: Value| {
+        let mut claim = claim(name, "gpu.tessera.dev");
+        claim["spec"]["devices"]["requests"][0]["exactly"]["capacity"] =
+            json!({"requests": {"memory": "1Gi"}});
+        claim["spec"]["devices"]["config"] = json!([config("FromClaim", fields)]);
+        claim["spec"]["devices"]["config"][0].as_object_mut().unwrap().remove("source");
+        claim
+    };
+    let mut fed = Fed::with_attributes(json!({"mps": {"bool": true}}));
+    fed.claim(spec_of("plain", json!({})));
+    fed.pod(pod("p-plain", &["plain"]));
+    fed.claim(spec_of("by-mps", json!({"sharing": "MPS"})));
+    fed.pod(pod("p-by-mps", &["by-mps"]));
+    let holder = spec_of("holder", json!({"sharing": "MPS"}));
+    let mut held = allocated(holder.clone(), 1);
+    held["status"]["allocation"]["devices"]["config"] =
+        json!([config("FromClaim", json!({"sharing": "MPS"}))]);
+    let placed = |fed: &mut Fed| {
+        let pending = fed.index.work().pending;
+        let one_by_one =
+            pending.iter().map(|pod| fed.index.plan(std::slice::from_ref(pod), Settings::default()));
+        let decisions: Vec<_> = one_by_one.flat_map(|plan| plan.decisions).collect();
+        assert!(!fed.index.audit().drifted);
+        decisions.iter().map(|decision| decision.pod.as_str().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(placed(&mut fed), ["uid-p-by-mps", "uid-p-plain"]);
+    fed.claim(held);
+    assert_eq!(placed(&mut fed), ["uid-p-by-mps"]);
+    fed.claim(holder);
+    assert_eq!(placed(&mut fed), ["uid-p-by-mps", "uid-p-plain"]);
+}
+
+#[test]
+fn a_decision_by_mps_is_seen_as_it_was_made() {
+    let mut fed = Fed::with_attributes(json!({"mps": {"bool": true}}));
+    let mut by_mps = claim("c", "gpu.tessera.dev");
+    by_mps["spec"]["devices"]["config"] = json!([config("", json!({"sharing": "MPS"}))]);
+    let object = fed.claim(by_mps);
+    fed.pod(pod("p", &["c"]));
+    let pending = fed.index.work().pending;
+    let plan = fed.index.plan(&pending, Settings::default());
+    let allotment = &plan.decisions[0].claims[0];
+    let at = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(k8s_openapi::jiff::Timestamp::UNIX_EPOCH);
+    let share = || tessera_api::names::ShareId::new("1f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77").unwrap();
+    let written =
+        tessera_index::convert::allocation(allotment, &object, &fed.index.class_objects(), at, share);
+    let read_back = tessera_index::convert::allocated("c", &written).unwrap();
+    // Or both would be booked, what was assumed beside what is seen.
+    assert_eq!(read_back.results, allotment.results);
+    assert_eq!(read_back.results[0].sharing, Sharing::Mps);
+}
+
+#[test]
+fn a_device_that_says_so_goes_to_claims_that_share_by_mps() {
+    let mut by_mps = claim("c", "gpu.tessera.dev");
+    by_mps["spec"]["devices"]["config"] = json!([config("", json!({"sharing": "MPS"}))]);
+    let plans = |attributes: Value| {
+        let mut fed = Fed::with_attributes(attributes);
+        fed.claim(by_mps.clone());
+        fed.pod(pod("p", &["c"]));
+        plan(&fed.index.snapshot(), &fed.index.work().pending, Settings::default()).decisions.len()
+    };
+    for yes in [json!({"mps": {"bool": true}}), json!({"gpu.tessera.dev/mps": {"bool": true}})] {
+        assert_eq!(plans(yes), 1);
+    }
+    for no in [
+        json!({}),
+        json!({"mps": {"bool": false}}),
+        json!({"mps": {"string": "true"}}),
+        json!({"other.example.com/mps": {"bool": true}}),
+    ] {
+        assert_eq!(plans(no), 0);
     }
 }
 

@@ -76,6 +76,8 @@ fn class(failure: &Failure) -> &'static str {
             NotSupported::Selector => "selectorUnsupported",
             NotSupported::NoClass => "classMissing",
             NotSupported::Mode => "modeUnsupported",
+            // Upstream has no say in it.
+            NotSupported::MpsOfSeveral => "configuration",
         },
         Failure::Request(_) => "configuration",
         Failure::Selector(SelectorError::Compile { .. } | SelectorError::Unsupported { .. }) => "celCompile",

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use tessera_api::config::Sharing;
 use tessera_api::quantity::Quantity;
 
 use super::pools::{BadNodeSelector, NodePool, PoolState, chosen};
 use super::{CompiledDevice, CompiledSlice, Interner, OfferId, Places};
 use crate::features::Features;
-use crate::model::{CounterUse, Device, DeviceId, DeviceUse, Node, NodeChoice, Slice, Usage};
+use crate::model::{CounterUse, Device, DeviceId, DeviceUse, Node, NodeChoice, Slice, Usage, differing};
 
 /// Devices that a node might use, of all complete pools, and what is taken of them. Lists of the same length go together:
 /// candidate `i` is described by element `i` of each.
@@ -20,6 +21,8 @@ pub(crate) struct Reach {
     pub(crate) exclusive: Vec<u32>,
     /// How many shares there are of each.
     pub(crate) shares: Vec<u32>,
+    /// How many of both are shared by MPS.
+    by_mps: Vec<u32>,
     /// What is left of each capacity of each candidate, in nanounits; below zero where too much was given out.
     pub(crate) left: Vec<i128>,
     /// Where a candidate's part of `left` begins; one more at the end.
@@ -119,6 +122,7 @@ impl Reach {
                 let used = if usage.is_empty() { None } else { usage.of(&candidate.id()) };
                 self.exclusive.push(used.map_or(0, |u| u.exclusive));
                 self.shares.push(used.map_or(0, |u| u.shares));
+                self.by_mps.push(used.map_or(0, |u| u.by_mps));
                 self.left.extend_from_slice(&interner.offer(offer).capacity);
                 let from = *self.offset.last().unwrap_or(&0) as usize;
                 if let Some(used) = used {
@@ -186,6 +190,7 @@ impl Reach {
             let was_allocated = self.exclusive[i] > 0 || self.shares[i] > 0;
             self.exclusive[i] = used.map_or(0, |u| u.exclusive);
             self.shares[i] = used.map_or(0, |u| u.shares);
+            self.by_mps[i] = used.map_or(0, |u| u.by_mps);
             let device = Arc::clone(self.candidates[i].device());
             let left = &mut self.left[self.offset[i] as usize..self.offset[i + 1] as usize];
             for (left, capacity) in left.iter_mut().zip(device.capacity.values()) {
@@ -200,6 +205,11 @@ impl Reach {
             is_known = true;
         }
         is_known
+    }
+
+    /// How others share the candidate, if that is not `own`.
+    pub(crate) fn differing(&self, i: usize, own: Sharing) -> Option<Sharing> {
+        differing(self.exclusive[i] + self.shares[i], self.by_mps[i], own)
     }
 
     /// What is left of the candidate's capacities, in the order of their names.

@@ -123,6 +123,8 @@ pub struct Device {
     pub foreign: bool,
     /// It publishes more memory than it has: only for claims whose memory may spill to the host.
     pub oversubscribed: bool,
+    /// Claims can share it by MPS.
+    pub mps: bool,
     /// What it takes of the counter sets of its pool.
     pub consumes: Vec<CounterUse>,
     /// `bindingConditions` and `bindingFailureConditions`, where the former are given.
@@ -271,6 +273,7 @@ impl Device {
             binds_to_node: false,
             foreign: false,
             oversubscribed: false,
+            mps: false,
             consumes: Vec::new(),
             binding: None,
             unsupported: None,
@@ -291,6 +294,7 @@ impl Device {
         self.shared == other.shared
             && self.foreign == other.foreign
             && self.oversubscribed == other.oversubscribed
+            && self.mps == other.mps
             && self.unsupported == other.unsupported
             && self.binds_to_node == other.binds_to_node
             && self.binding == other.binding

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use tessera_api::config::Sharing;
 use tessera_api::names::RequestName;
 use tessera_api::quantity::Quantity;
 
@@ -21,6 +22,8 @@ pub struct DeviceResult {
     pub consumed: BTreeMap<String, Quantity>,
     /// Granted for administration: takes nothing from anybody.
     pub admin: bool,
+    /// What keeps it from the others on the device, and them from it.
+    pub sharing: Sharing,
     /// What has to be so before the pod can be bound.
     pub binding: Option<Arc<Binding>>,
 }
@@ -32,6 +35,8 @@ pub struct DeviceUse {
     pub exclusive: u32,
     /// Shares of it.
     pub shares: u32,
+    /// How many of both are shared by MPS; the others are by Intercept.
+    pub by_mps: u32,
     /// Sum over the shares.
     pub consumed: BTreeMap<String, Quantity>,
 }
@@ -45,8 +50,17 @@ impl DeviceUse {
         twice || self.consumed.iter().any(over)
     }
 
+    /// How its users share it; none where there are none, or some in one way and some in the other.
+    pub fn sharing(&self) -> Option<Sharing> {
+        let users = self.exclusive + self.shares;
+        [Sharing::Intercept, Sharing::Mps]
+            .into_iter()
+            .find(|own| users > 0 && differing(users, self.by_mps, *own).is_none())
+    }
+
     /// Adds a grant of the device that takes something.
     pub(crate) fn add(&mut self, result: &DeviceResult) {
+        self.by_mps += u32::from(result.sharing == Sharing::Mps);
         if !result.shared {
             self.exclusive += 1;
             return;
@@ -62,6 +76,15 @@ impl DeviceUse {
 
     fn is_nothing(&self) -> bool {
         self.exclusive == 0 && self.shares == 0
+    }
+}
+
+/// How some of so many users of a device share it, so many of them by MPS, if that is not how `own` would be shared: the two
+/// ways know nothing of each other. Where somebody has brought both together, nobody else gets in between.
+pub(crate) fn differing(users: u32, by_mps: u32, own: Sharing) -> Option<Sharing> {
+    match own {
+        Sharing::Mps => (users > by_mps).then_some(Sharing::Intercept),
+        Sharing::Intercept | Sharing::TimeSlicing => (by_mps > 0).then_some(Sharing::Mps),
     }
 }
 
@@ -87,6 +110,7 @@ impl Usage {
         let devices = Arc::make_mut(&mut self.devices);
         for result in results.iter().filter(|r| !r.admin) {
             let Some(used) = devices.get_mut(&result.device) else { continue };
+            used.by_mps = used.by_mps.saturating_sub(u32::from(result.sharing == Sharing::Mps));
             if result.shared {
                 used.shares = used.shares.saturating_sub(1);
                 for (name, amount) in &result.consumed {
@@ -145,8 +169,13 @@ mod tests {
             shared: true,
             consumed: [amount("memory", memory), amount("cores", cores)].into(),
             admin: false,
+            sharing: Sharing::Intercept,
             binding: None,
         }
+    }
+
+    fn by_mps() -> DeviceResult {
+        DeviceResult { sharing: Sharing::Mps, ..share(1, 0) }
     }
 
     #[test]
@@ -154,9 +183,26 @@ mod tests {
         let mut running = Usage::default();
         running.add(&[share(1, 0)]);
         running.add(&[share(2, 0)]);
+        running.add(&[by_mps()]);
         running.remove(&[share(2, 0)]);
+        running.remove(&[by_mps()]);
         let mut fresh = Usage::default();
         fresh.add(&[share(1, 0)]);
         assert_eq!(running, fresh);
+    }
+
+    #[test]
+    fn a_device_says_how_it_is_shared_as_long_as_all_of_its_users_agree() {
+        let sharing = |results: &[DeviceResult]| {
+            let mut usage = Usage::default();
+            usage.add(results);
+            usage.of(&share(0, 0).device).and_then(DeviceUse::sharing)
+        };
+        let whole_by_mps = DeviceResult { shared: false, ..by_mps() };
+        let admin_by_mps = DeviceResult { admin: true, ..by_mps() };
+        assert_eq!(sharing(&[]), None);
+        assert_eq!(sharing(&[share(0, 0), share(1, 0), admin_by_mps]), Some(Sharing::Intercept));
+        assert_eq!(sharing(&[by_mps(), whole_by_mps]), Some(Sharing::Mps));
+        assert_eq!(sharing(&[by_mps(), share(1, 0)]), None);
     }
 }

@@ -167,7 +167,8 @@ impl Accepted {
 
 /// How much of a device of an offer that has been met is asked for; none where it cannot be given.
 fn of_device(asked: &AlternativeShape, offer: OfferId, whole: &[i128], device: &Device) -> Option<GpuMilli> {
-    match &asked.on(offer).filter(|_| asked.has_leave_for(device))?.demand {
+    let may_have = asked.has_leave_for(device) && asked.can_share(device);
+    match &asked.on(offer).filter(|_| may_have)?.demand {
         OfferDemand::Takes(demand, true) if device.shared => Some(share(demand, whole)),
         OfferDemand::Takes(_, true) => Some(GpuMilli::WHOLE),
         _ => None,

@@ -202,7 +202,8 @@ impl Run<'_> {
             self.verdicts[place * count + i] == Verdict::Selected && answer.is_some_and(|a| {
                 a.usable
                     && matches!(&a.demand, OfferDemand::Takes(demand, _) if self.state.has_room(i, demand))
-            }) && (is_admin || !self.state.in_use(0, i, false)) && self.has_counters(i)
+            }) && (is_admin || !self.state.in_use(0, i, false))
+                && self.state.agrees(i, alternative.agrees_on()) && self.has_counters(i)
         })
     }
 

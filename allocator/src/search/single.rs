@@ -80,7 +80,8 @@ impl Search<'_> {
             OfferDemand::Never => false,
             OfferDemand::Error(error) => return Err(Failure::Capacity(error.clone())),
         };
-        Ok(has_room && answer.usable && has_counters(reach, i, self.features))
+        let agrees = alternative.agrees_on().is_none_or(|own| reach.differing(i, own).is_none());
+        Ok(has_room && answer.usable && agrees && has_counters(reach, i, self.features))
     }
 }
 

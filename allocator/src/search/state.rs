@@ -1,9 +1,12 @@
 //! What the search has taken so far.
 
+use tessera_api::config::Sharing;
+
 use super::held::Held;
 use super::{At, Chosen};
 use crate::cluster::{Interner, Reach};
 use crate::features::Features;
+use crate::model::differing;
 use crate::shape::Shape;
 
 /// What is taken of each candidate, on top of what allocated claims take.
@@ -16,6 +19,8 @@ pub(super) struct State<'a> {
     holders: Vec<u128>,
     /// Shares that this search has taken.
     shares: Vec<u32>,
+    /// How often this search has taken it to be shared by Intercept, and by MPS; not counting those who administer it.
+    ways: Vec<[u32; 2]>,
     /// As [`Reach::counters_left`].
     counters_left: Vec<i128>,
     /// Per pool: more of some counter is taken than there is, so that upstream hands out nothing that draws on counters.
@@ -36,6 +41,7 @@ impl<'a> State<'a> {
             left: reach.left.clone(),
             holders: vec![0; count],
             shares: vec![0; count],
+            ways: vec![[0; 2]; count],
             counters_left: reach.counters_left.clone(),
             overdrawn: (0..pools).map(|pool| overdrawn(pool as u32)).collect(),
             held: Vec::new(),
@@ -100,6 +106,14 @@ impl<'a> State<'a> {
         self.holders[i] != 0 || self.reach.exclusive[i] > 0
     }
 
+    /// Whether nobody shares the candidate in another way than `own`; whatever is said if there is none.
+    pub(super) fn agrees(&self, i: usize, own: Option<Sharing>) -> bool {
+        let [by_intercept, by_mps] = self.ways[i];
+        own.is_none_or(|own| {
+            differing(by_intercept + by_mps, by_mps, own).or(self.reach.differing(i, own)).is_none()
+        })
+    }
+
     pub(super) fn has_room(&self, i: usize, demand: &[i128]) -> bool {
         demand.iter().zip(self.left_of(i)).all(|(wanted, left)| wanted <= left)
     }
@@ -157,6 +171,9 @@ impl<'a> State<'a> {
         features: &Features,
     ) {
         self.chosen[claim].push(chosen);
+        if let Some(way) = self.way(claim, chosen) {
+            self.ways[i][way] += 1;
+        }
         if !self.charges_nothing(i, features) {
             self.charge(i, 1);
         }
@@ -171,7 +188,10 @@ impl<'a> State<'a> {
 
     /// Takes back what was taken last.
     pub(super) fn give_back(&mut self, claim: usize, i: usize, demand: &[i128], features: &Features) {
-        self.chosen[claim].pop();
+        let chosen = self.chosen[claim].pop();
+        if let Some(way) = chosen.and_then(|chosen| self.way(claim, chosen)) {
+            self.ways[i][way] -= 1;
+        }
         if self.is_shared(i, features) {
             let range = self.range(i);
             self.left[range].iter_mut().zip(demand).for_each(|(left, amount)| *left += amount);
@@ -182,6 +202,12 @@ impl<'a> State<'a> {
         if !self.charges_nothing(i, features) {
             self.charge(i, -1);
         }
+    }
+
+    /// Which of the ways of sharing a device it is that was chosen.
+    fn way(&self, claim: usize, chosen: Chosen) -> Option<usize> {
+        let place = self.shape.claims[claim].alternatives(chosen.request).start + chosen.alternative;
+        self.shape.alternatives[place].agrees_on().map(|own| usize::from(own == Sharing::Mps))
     }
 
     fn charge(&mut self, i: usize, sign: i128) {
@@ -213,9 +239,10 @@ impl<'a> State<'a> {
     }
 
     /// What distinguishes the candidate from others of its kind now, besides what is left of it.
-    pub(super) fn marks(&self, i: usize) -> (u128, bool, bool) {
+    pub(super) fn marks(&self, i: usize) -> (u128, [bool; 4]) {
         let is_shared = self.shares[i] > 0 || self.reach.shares[i] > 0;
-        (self.holders[i], self.reach.exclusive[i] > 0, is_shared)
+        let [no_intercept, no_mps] = [Sharing::Intercept, Sharing::Mps].map(|own| !self.agrees(i, Some(own)));
+        (self.holders[i], [self.reach.exclusive[i] > 0, is_shared, no_intercept, no_mps])
     }
 
     pub(super) fn counter_left(&self, counter: u32) -> i128 {

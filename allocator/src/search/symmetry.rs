@@ -114,8 +114,9 @@ impl Symmetry {
     }
 
     fn device_hash(&self, state: &State<'_>, i: usize) -> Hash {
-        let (holders, in_use, shared) = state.marks(i);
-        let marks = mix(mix(u128::from(self.kinds[i]), holders), u128::from(in_use) * 2 + u128::from(shared));
+        let (holders, marks) = state.marks(i);
+        let marks = marks.into_iter().fold(0, |marks, mark| marks * 2 + u128::from(mark));
+        let marks = mix(mix(u128::from(self.kinds[i]), holders), marks);
         state.left_of(i).iter().fold(marks, |hash, left| mix(hash, left.cast_unsigned()))
     }
 

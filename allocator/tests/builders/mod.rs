@@ -9,6 +9,7 @@ use tessera_allocator::model::{
     DeviceResult, Mode, Node, NodeChoice, PendingPod, PodClaim, PodUid, PoolId, Request, RequestPolicy,
     Scheduling, Selector, Slice, Snapshot, Taint, TaintEffect, ValidRange,
 };
+use tessera_api::config::Sharing;
 use tessera_api::names::{
     ClaimName, ClaimUid, DeviceClassName, DeviceName, DriverName, Namespace, NodeName, PodName, PoolName,
     RequestName,
@@ -126,6 +127,7 @@ pub(crate) fn share(node: &str, device: &str, memory: &str, cores: &str) -> Devi
             ("cores".to_owned(), quantity(cores)),
         ]),
         admin: false,
+        sharing: Sharing::Intercept,
         binding: None,
     }
 }

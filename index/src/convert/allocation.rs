@@ -7,7 +7,8 @@ use k8s_openapi::api::resource::v1 as api;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tessera_allocator::Allotment;
 use tessera_allocator::model::{Binding, DeviceId, DeviceResult, NodeSelector, PoolId};
-use tessera_api::names::{DeviceName, DriverName, PoolName, RequestName, ShareId};
+use tessera_api::config::{Sharing, effective_config};
+use tessera_api::names::{DRIVER_NAME, DeviceName, DriverName, PoolName, RequestName, ShareId};
 use tessera_api::quantity::Quantity;
 
 use super::selector::{node_selector, to_api};
@@ -29,14 +30,16 @@ pub struct AllocatedClaim {
 pub fn allocated(claim: &str, allocation: &api::AllocationResult) -> Result<AllocatedClaim, ConvertError> {
     let subject = Subject { kind: "ResourceClaim", name: claim };
     let results = allocation.devices.iter().flat_map(|d| d.results.iter().flatten());
+    let configs = allocation.devices.as_ref().and_then(|d| d.config.as_deref()).unwrap_or_default();
     Ok(AllocatedClaim {
-        results: results.map(|r| result(r, subject)).collect::<Result<_, _>>()?,
+        results: results.map(|r| result(r, configs, subject)).collect::<Result<_, _>>()?,
         nodes: allocation.node_selector.as_ref().map(node_selector),
     })
 }
 
 fn result(
     result: &api::DeviceRequestAllocationResult,
+    configs: &[api::DeviceAllocationConfiguration],
     subject: Subject<'_>,
 ) -> Result<DeviceResult, ConvertError> {
     let path = |field: &str| format!("status.allocation.devices.results[].{field}");
@@ -48,8 +51,10 @@ fn result(
         let amount = Quantity::try_from(amount).map_err(subject.field(path("consumedCapacity")))?;
         Ok((name.clone(), amount))
     });
+    let request = RequestName::new(&result.request).map_err(subject.field(path("request")))?;
     Ok(DeviceResult {
-        request: RequestName::new(&result.request).map_err(subject.field(path("request")))?,
+        sharing: sharing(&pool.driver, configs, &request),
+        request,
         device: DeviceId {
             pool,
             device: DeviceName::new(&result.device).map_err(subject.field(path("device")))?,
@@ -62,6 +67,23 @@ fn result(
             Arc::new(Binding { conditions: conditions.clone(), failure_conditions })
         }),
     })
+}
+
+/// How the devices of a request are shared. What the configs come to may be nothing that there is: then the driver refuses the
+/// claim, which never comes to share them.
+fn sharing(
+    driver: &DriverName,
+    configs: &[api::DeviceAllocationConfiguration],
+    request: &RequestName,
+) -> Sharing {
+    let is_ours = |config: &api::DeviceAllocationConfiguration| {
+        config.opaque.as_ref().is_some_and(|opaque| opaque.driver == DRIVER_NAME)
+    };
+    // Most claims have none, and every claim that changes comes by here.
+    if driver.as_str() != DRIVER_NAME || !configs.iter().any(is_ours) {
+        return Sharing::Intercept;
+    }
+    effective_config(configs, request).map_or(Sharing::Intercept, |config| config.sharing)
 }
 
 /// Writes the allocation of a decision: results in the order decided, configurations of the classes, then those of the

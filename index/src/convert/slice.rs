@@ -39,7 +39,8 @@ pub fn slice(object: &api::ResourceSlice, fence: Fence) -> Result<Slice, Convert
     let driver = DriverName::new(&spec.driver).map_err(subject.field("spec.driver"))?;
     let convert = |device| {
         let device = self::device(device, fence, subject)?;
-        Ok(Arc::new(Device { oversubscribed: is_oversubscribed(&device, &driver), ..device }))
+        let (oversubscribed, mps) = (is_oversubscribed(&device, &driver), shares_by_mps(&device, &driver));
+        Ok(Arc::new(Device { oversubscribed, mps, ..device }))
     };
     Ok(Slice {
         name: object.metadata.name.clone().ok_or_else(|| subject.missing("metadata.name"))?,
@@ -152,6 +153,12 @@ fn is_oversubscribed(device: &Device, driver: &DriverName) -> bool {
         Some(_) => Quantity::default(),
     };
     device.capacity.get(names::capacity::MEMORY).is_some_and(|memory| memory.value > physical)
+}
+
+/// Whether it says that claims can share it by MPS.
+fn shares_by_mps(device: &Device, driver: &DriverName) -> bool {
+    let qualified = format!("{DRIVER_NAME}/{}", names::attribute::MPS);
+    device.attribute(driver, &qualified) == Some(&Attribute::Bool(true))
 }
 
 fn is_fence(taint: &Taint) -> bool {

@@ -13,6 +13,7 @@ use tessera_allocator::model::{
     Request, Requirement, Scheduling, Selector, SelectorOperator, Slice, Usage,
 };
 use tessera_allocator::{Features, Planner, Policy, Settings};
+use tessera_api::config::Sharing;
 use tessera_api::names::{
     ClaimName, ClaimUid, DRIVER_NAME, DeviceClassName, DeviceName, DriverName, Namespace, NodeName, PodName,
     PoolName, RequestName, attribute, capacity,
@@ -172,6 +173,7 @@ impl Engine {
             shared: true,
             consumed: cores(demand.gpu_milli),
             admin: false,
+            sharing: Sharing::Intercept,
             binding: None,
         };
         placement.gpus.iter().map(result).collect()
