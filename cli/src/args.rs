@@ -70,7 +70,7 @@ Examples:
   kubectl tessera tree -o json | jq '.nodes[].gpus[] | select(.shares == []) | .device'
 
 A GPU's STATE has its taints, and Unhealthy, NotManaged (no fence: kube-scheduler allocates it), NotPublished (held, but in no
-ResourceSlice any more), Oversubscribed (of the memory that is shown a part is the host's) or Overcommitted. A share's STATE has Whole (the GPU is its alone) or ClaimGone (deleted under its pod).")]
+ResourceSlice any more), Oversubscribed (of the memory that is shown a part is the host's) or Overcommitted. A share's STATE has Whole (the GPU is its alone), ClaimGone (deleted under its pod) or MPS (shared by it).")]
     Tree(TreeArgs),
     /// Say why a pod or claim waits, or where its devices are.
     #[command(after_help = "\

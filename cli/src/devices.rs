@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use tessera_allocator::model::DeviceResult;
+use tessera_api::config::Sharing;
 use tessera_api::quantity::Quantity;
 
 /// One device that a request has, or would have.
@@ -23,6 +24,9 @@ pub struct Given {
     /// Granted for administration: takes nothing from anybody.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub admin: bool,
+    /// What keeps it from the others, where that is not the library in each process: `MPS`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sharing: Option<&'static str>,
     /// What a share takes of each capacity.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub amounts: BTreeMap<String, Quantity>,
@@ -37,9 +41,15 @@ impl From<&DeviceResult> for Given {
             device: result.device.device.to_string(),
             whole: !result.shared,
             admin: result.admin,
+            sharing: way(result),
             amounts: result.consumed.clone(),
         }
     }
+}
+
+/// How the device is shared, where that is not how it mostly is.
+pub(crate) fn way(result: &DeviceResult) -> Option<&'static str> {
+    (result.sharing != Sharing::Intercept).then(|| result.sharing.word())
 }
 
 impl Given {
@@ -61,7 +71,11 @@ impl Given {
         // Memory first: it is what is short most often.
         amounts.sort_by_key(|(name, _)| (name.as_str() != tessera_api::names::capacity::MEMORY, *name));
         let amounts: Vec<String> = amounts.iter().map(|(name, amount)| format!("{name} {amount}")).collect();
-        if amounts.is_empty() { "a share of nothing".to_owned() } else { amounts.join(", ") }
+        let amounts = if amounts.is_empty() { "a share of nothing".to_owned() } else { amounts.join(", ") };
+        match self.sharing {
+            Some(way) => format!("{amounts}, by {way}"),
+            None => amounts,
+        }
     }
 }
 

@@ -13,6 +13,8 @@ use tessera_api::names::{DRIVER_NAME, Namespace, attribute, capacity};
 use tessera_api::quantity::Quantity;
 use tessera_index::{Holding, Index};
 
+use crate::devices::way;
+
 /// What to show.
 #[derive(Debug, Clone, Default)]
 pub struct Filter {
@@ -87,6 +89,9 @@ pub struct Share {
     /// For administration: takes nothing from anybody.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub admin: bool,
+    /// What keeps it from the others, where that is not the library in each process: `MPS`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sharing: Option<&'static str>,
     /// Device memory; all of it where it is the whole GPU.
     pub memory: Quantity,
     /// Percent of its compute.
@@ -250,6 +255,7 @@ fn gpu(
             request: result.request.to_string(),
             whole: !result.shared && !result.admin,
             admin: result.admin,
+            sharing: way(result),
             memory: of(capacity::MEMORY),
             cores: of(capacity::CORES),
             claim_gone: holding.gone,

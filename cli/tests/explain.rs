@@ -163,6 +163,22 @@ fn a_pod_that_would_fit_but_for_older_ones_is_told_that() {
 }
 
 #[test]
+fn a_pod_that_waits_for_a_gpu_in_use_by_mps_is_told_so_and_the_one_that_has_it_too() {
+    let mut stage = Stage::new();
+    for (pod, node, mark) in
+        [("a", "node-a", "aa"), ("b", "node-a", "ab"), ("c", "node-b", "ba"), ("d", "node-b", "bb")]
+    {
+        stage.tenant(pod, node, &device(mark), "19Gi", "0");
+        stage.shared_by(&format!("{pod}-gpu"), "MPS");
+    }
+    stage.claim("trainer-gpu", share("30Gi", "0"));
+    stage.pod("trainer", &["trainer-gpu"]);
+    let (waits, has) = (text(&pod(&stage, "trainer")), text(&pod(&stage, "a")));
+    assert!(waits.contains("in use with sharing MPS"), "{waits}");
+    assert!(has.contains("has gpu: gpu-1f0c2daa: memory 19Gi, by MPS\n"), "{has}");
+}
+
+#[test]
 fn a_bound_pod_is_shown_with_its_devices() {
     let report = pod(&full(), "a");
     assert_eq!(report.state, PodState::Bound);

@@ -85,6 +85,21 @@ fn a_gpu_that_publishes_more_memory_than_it_has_is_called_so() {
 }
 
 #[test]
+fn a_share_by_mps_is_called_so() {
+    let mut stage = Stage::new();
+    stage.tenant("trainer", "node-a", &device("aa"), "19Gi", "25");
+    stage.shared_by("trainer-gpu", "MPS");
+    stage.tenant("server", "node-a", &device("ab"), "40Gi", "0");
+    let seen = look(&stage, &Filter::default());
+    let sharing = seen.nodes[0].gpus.iter().flat_map(|gpu| &gpu.shares).map(|share| share.sharing);
+    assert_eq!(sharing.collect::<Vec<_>>(), [Some("MPS"), None]);
+    let claims = tree::claims(&seen, true);
+    let states: Vec<&str> =
+        claims.lines().skip(1).filter_map(|line| line.split_whitespace().last()).collect();
+    assert_eq!(states, ["0", "MPS"], "{claims}");
+}
+
+#[test]
 fn a_slice_that_is_missing_a_node_that_is_gone_and_a_gpu_without_a_fence_are_told() {
     let mut stage = Stage::new();
     stage.snapshot.resource_slices[0].spec.pool.resource_slice_count = 2;

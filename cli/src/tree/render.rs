@@ -108,7 +108,8 @@ fn pods(share: &Share) -> String {
 
 fn share_state(share: &Share) -> String {
     let all = [("Whole", share.whole), ("Admin", share.admin), ("ClaimGone", share.claim_gone)];
-    all.into_iter().filter(|(_, is_so)| *is_so).map(|(name, _)| name).collect::<Vec<_>>().join(",")
+    let states = all.into_iter().filter(|(_, is_so)| *is_so).map(|(name, _)| name);
+    states.chain(share.sharing).collect::<Vec<_>>().join(",")
 }
 
 fn sum(tree: &Tree) -> String {

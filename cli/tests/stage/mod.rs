@@ -131,6 +131,18 @@ impl Stage {
         *claim = read(object);
     }
 
+    /// The claim's allocation says how its device is shared.
+    pub(crate) fn shared_by(&mut self, claim: &str, sharing: &str) {
+        let claims = &mut self.snapshot.resource_claims;
+        let claim = claims.iter_mut().find(|known| known.metadata.name.as_deref() == Some(claim)).unwrap();
+        let mut object = serde_json::to_value(&*claim).unwrap();
+        object["status"]["allocation"]["devices"]["config"] = json!([{"source": "FromClaim", "opaque": {
+            "driver": "gpu.tessera.dev",
+            "parameters": {"apiVersion": "gpu.tessera.dev/v1alpha1", "kind": "GpuConfig", "sharing": sharing},
+        }}]);
+        *claim = read(object);
+    }
+
     /// A pod that waits, with the claims of those names.
     pub(crate) fn pod(&mut self, name: &str, claims: &[&str]) -> &mut k8s_openapi::api::core::v1::Pod {
         let made = self.stamp();
