@@ -40,6 +40,8 @@ check_refused "an unknown place for the interceptor" --set driver.intercept=kern
 check_refused "an amount without a unit" --set-string driver.contextMemory=512
 check_refused "less memory than there is" --set driver.memoryPercent=99
 check_refused "more memory than there is where kube-scheduler allocates" --set mode=stock --set driver.memoryPercent=200
+check_refused "MPS where kube-scheduler allocates" --set mode=stock --set mps.enabled=true
+check_refused "shared memory of an unknown unit" --set-string mps.shmSize=8GB
 check_refused "an unknown order of devices" --set driver.deviceOrder=random
 check_refused "an unknown way with other allocators" --set driver.otherAllocators=warn
 check_refused "a class with two selectors" --set deviceClasses.h100.architecture=Hopper

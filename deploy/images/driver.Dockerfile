@@ -1,4 +1,4 @@
-# The image tessera-driver: the node agent, and the library that it puts into containers. Build it from the repository's
+# The image tessera-driver: the node agent, the library that it puts into containers, and the keeper of MPS control daemons. Build it from the repository's
 # root:
 #
 #   docker build --file deploy/images/driver.Dockerfile --tag ghcr.io/tessera-gpu/tessera-driver:0.1.0 .
@@ -8,9 +8,9 @@ FROM docker.io/library/rust:1.95-bookworm AS build
 WORKDIR /src
 COPY . .
 RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/src/target \
-    cargo build --locked --release --package tessera-driver \
+    cargo build --locked --release --package tessera-driver --package tessera-mps \
     && cargo build --locked --profile intercept --package tessera-intercept --package tessera-intercept-cuda --package tessera-intercept-nvml \
-    && install -D target/release/tessera-driver /out/usr/local/bin/tessera-driver \
+    && install -D --target-directory /out/usr/local/bin target/release/tessera-driver target/release/tessera-mps \
     && install -D --mode 644 --target-directory /out/usr/local/lib/tessera target/intercept/libtessera_intercept.so \
         target/intercept/libtessera_intercept_cuda.so target/intercept/libtessera_intercept_nvml.so
 
