@@ -7,7 +7,7 @@ target := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 
 # What runs as a process of its own in the demo and in the tests.
 programs := tessera-driver tessera-controller tessera-probe tessera-fake-world tessera-fake-nvml tessera-fake-cuda \
-            tessera-fake-clock tessera-simcluster tessera-cli
+            tessera-mps tessera-fake-mps-control tessera-fake-clock tessera-simcluster tessera-cli
 
 # Built with fault points, the programs lie where those that ship do, until the next build without: so that one comes after.
 fault_points := --package=tessera-driver --package=tessera-controller \

@@ -6,7 +6,7 @@
 #                        more with fault points, as tessera/driver:fault-points and tessera/controller:fault-points
 #   images.sh load       import what tessera built into both nodes
 #
-# The same content as deploy/images/*.Dockerfile: a C runtime, the binary, and for the driver the interceptor. The C
+# The same content as deploy/images/*.Dockerfile: a C runtime, the binary, and for the driver the interceptor and tessera-mps. The C
 # runtime is this machine's own (Debian's or Ubuntu's libc6 and libgcc-s1), the one cargo has just linked against.
 set -euo pipefail
 
@@ -17,7 +17,8 @@ source "$here/lib/cluster.sh"
 images=$rundir/images
 intercept_directory=/usr/local/lib/tessera
 
-cargo_packages=(tessera-driver tessera-controller tessera-probe tessera-fake-world tessera-fake-nvml tessera-fake-cuda)
+cargo_packages=(tessera-driver tessera-mps tessera-controller tessera-probe tessera-fake-world tessera-fake-nvml tessera-fake-cuda
+  tessera-fake-mps-control)
 
 build_pause() {
   local layer=$work/pause
@@ -85,6 +86,8 @@ build_tessera() {
   install -D --mode 644 --target-directory "$layer$intercept_directory" \
     "$(dirname "$cargo_output")/intercept/"libtessera_intercept{,_cuda,_nvml}.so
   strip --strip-unneeded "$layer$intercept_directory/"libtessera_intercept{,_cuda,_nvml}.so
+  install -D "$cargo_output/tessera-mps" "$layer/usr/local/bin/tessera-mps"
+  strip --strip-debug "$layer/usr/local/bin/tessera-mps"
   driver_images "$base" "$layer"
   controller_images "$base" "$work/controller"
   program_image probe tessera/probe:e2e \

@@ -85,6 +85,7 @@ install_gpus() { # worker, world
   files=$(mktemp -d)
   "$cargo_output/tessera-fake-world" driver-root "$description" "$cargo_output/libnvidia_ml.so" "$cargo_output/libcuda.so" \
     "$files$node_driver_root"
+  "$here/control-daemon.sh" "$cargo_output/fake-mps-control" "$files$node_driver_root"
   "$cargo_output/tessera-fake-world" sysfs "$description" "$files$node_sysfs_root"
   tar --create --directory "$files" . | docker exec --interactive "$1" tar --extract --directory /
   docker cp "$cargo_output/tessera-fake-world" "$1:/usr/local/bin/tessera-fake-world"
@@ -111,7 +112,7 @@ main() {
   command -v docker >/dev/null || fail "docker is missing: make e2e needs none"
   command -v helm >/dev/null && command -v kubectl >/dev/null || PATH=$("$here/build.sh"):$PATH
   (cd "$repository" && cargo build --locked --profile "$cargo_profile" --package tessera-fake-world \
-    --package tessera-fake-nvml --package tessera-fake-cuda --package tessera-cli)
+    --package tessera-fake-nvml --package tessera-fake-cuda --package tessera-fake-mps-control --package tessera-cli)
   trap finish EXIT
   cluster_configuration | kind create cluster --name "$TESSERA_KIND_CLUSTER" --kubeconfig "$kubeconfig" --config - \
     ${KIND_IMAGE:+--image "$KIND_IMAGE"}

@@ -75,7 +75,7 @@ build_tests() {
     --message-format json-render-diagnostics | jq --raw-output 'select(.executable and .target.name == "cluster").executable')
   rm -rf "$programs"
   install -D "$test" "$programs/deps/cluster"
-  install --target-directory "$programs" "$cargo_output"/{kubectl-tessera,tessera-fake-world,libnvidia_ml.so,libcuda.so}
+  install --target-directory "$programs" "$cargo_output"/{kubectl-tessera,tessera-fake-world,fake-mps-control,libnvidia_ml.so,libcuda.so}
 }
 
 run_tests() {

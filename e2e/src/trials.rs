@@ -22,6 +22,7 @@ mod host_pid;
 mod intercept_modes;
 mod lost_claims;
 mod misplaced;
+mod mps;
 mod neighbour;
 mod node;
 mod other_allocator;
@@ -200,6 +201,7 @@ pub fn on_real_cluster(cluster: &Cluster) -> Vec<Trial<'static>> {
         trial!(cluster, "helm-uninstall", release::removed),
         trial!(cluster, "stock-mode", stock::there_and_back),
         trial!(cluster, "oversubscription", oversubscription::there_and_back),
+        trial!(cluster, "mps", mps::there_and_back),
         trial!(cluster, "control-plane-restarts", control_plane::restarted),
         trial!(cluster, "node-deleted", node::deleted),
         trial!(cluster, "driver-two-instances", driver_update::two_instances),

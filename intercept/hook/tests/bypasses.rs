@@ -39,7 +39,7 @@ Not run here, by how they work:
   object '/usr/local/lib/tessera/libtessera_intercept.so' from /etc/ld.so.preload cannot be preloaded (wrong ELF class: ELFCLASS64): ignored.`); the
   program runs, and ends as it does alone. Not in mode `proxy`. NVIDIA's driver of 32 bits is not among what a container gets; one in the image escapes.
 - **Setuid programs**: the loader preloads what `/etc/ld.so.preload` names into them too, and leaves out what the environment names. The library
-  reads no environment. They are held.
+  reads no environment, but for the variables of MPS where a grant is by MPS (ADR 90). They are held.
 - **`cuGetExportTable` and `nvmlInternalGetExportTable`** hand out tables of functions that are documented nowhere. They pass: NVIDIA's own libraries need
   them. Whoever knows what is in there escapes in every mode.
 
