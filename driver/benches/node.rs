@@ -33,8 +33,8 @@ use tessera_cdi::SpecStore;
 use tessera_driver::{
     base_spec::{BaseSpec, DriverRoot},
     intercept::Intercept,
-    mps::Mps,
     inventory::HardwareState,
+    mps::Mps,
     prepare::{Node, claim::AllocatedClaim, execute::Executor},
     state::{
         StatePaths,
