@@ -53,7 +53,7 @@ pub enum Reason {
     NotManaged,
     /// It publishes more memory than it has, which the claim does not say that it can do with.
     Oversubscribed,
-    /// Its node has no MPS control daemons, by which the claim is to share it.
+    /// The claim is to share it by MPS, and its node runs no control daemons, or it or its driver is too old.
     NoMps,
     /// It uses something of the API that this version cannot account for.
     Unsupported {
@@ -234,7 +234,9 @@ impl fmt::Display for Reason {
             Self::Oversubscribed => {
                 f.write_str("memory is oversubscribed; the claim must say memory.oversubscribe: true")
             }
-            Self::NoMps => f.write_str("its node does not share by MPS (mps.enabled of the chart)"),
+            Self::NoMps => {
+                f.write_str("it is not shared by MPS (mps.enabled of the chart; from Volta and CUDA 12.3 on)")
+            }
             Self::Unsupported { feature } => write!(f, "{feature} is not supported in this version"),
             Self::NoSuchCapacity { capacity } => write!(f, "no capacity named {capacity}"),
             Self::AgainstPolicy { capacity } => write!(f, "this amount of {capacity} is not given out"),

@@ -343,6 +343,9 @@ impl Node {
         let ratio = self.memory_ratio;
         let mut record = match plan(claim, inventory, ratio, journal.journal(), &self.library.hash)? {
             Decision::Repeat(record) => {
+                self.mps.want(journal.journal(), None).map_err(MpsError::from)?;
+                // For another pod that shares the claim, perhaps, and begins now.
+                self.mps.check(&record)?;
                 self.executor.execute(&steps(&claim.uid, &record, &self.paths)?)?;
                 return Ok(answer(&claim.uid, &record));
             }
@@ -351,7 +354,7 @@ impl Node {
                 ClaimRecord { intercept: self.stand()?, context_bytes, ..record }
             }
         };
-        // Found under the lock, a claim that was only started is what a dead instance left.
+        // Found under the lock, a claim that was only started is what a dead instance left, or waits for its MPS control daemon.
         if let Some(left) = journal.get(&claim.uid) {
             self.executor.undo(&undo_steps(&claim.uid, left))?;
         }
@@ -406,6 +409,7 @@ impl Node {
         let Some(record) = journal.get(claim).filter(|record| record.state == State::Completed) else {
             return Ok(None);
         };
+        self.mps.want(journal.journal(), None).map_err(MpsError::from)?;
         self.executor.execute(&steps(claim, record, &self.paths)?)?;
         Ok(Some(answer(claim, record)))
     }

@@ -296,7 +296,7 @@ async fn a_newer_driver_s_journal_is_refused() {
     fs::write(node.paths().journal(), content).expect("written");
 
     let error = node.start_with(node.settings(), Arc::new(node.mounts.clone())).await.expect_err("refused");
-    assert!(format!("{error:#}").contains("has version 99, this driver knows 2"), "{error:#}");
+    assert!(format!("{error:#}").contains("has version 99, this driver knows 3"), "{error:#}");
     assert_eq!(fs::read_to_string(node.paths().journal()).expect("still there"), content);
     assert!(!node.path("kubelet").exists(), "it never registered");
 }

@@ -65,9 +65,11 @@ fn ranged(value: Quantity, default: Quantity, min: Quantity, step: Quantity) -> 
     }
 }
 
-/// Volta and later: only there a client of MPS has an address space, a limit on memory and a share of the GPU of its own.
+/// Volta and later: only there a client of MPS has an address space, a limit on memory and a share of the GPU of its own. CUDA 12.3 and
+/// later: from then on the CUDA driver says whether a process is one (`CU_DEVICE_ATTRIBUTE_MPS_ENABLED`).
 fn shares_by_mps(gpu: &Gpu) -> bool {
-    gpu.cuda_compute_capability.major >= 7
+    let cuda = (gpu.cuda_driver_version.major, gpu.cuda_driver_version.minor);
+    gpu.cuda_compute_capability.major >= 7 && cuda >= (12, 3)
 }
 
 fn attributes(

@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use proptest::prelude::*;
 
 use super::*;
-use crate::gpu::{ComputeCapability, Gpu, Health, Inventory, Link, LinkKind, PcieLevel};
+use crate::gpu::{ComputeCapability, CudaVersion, Gpu, Health, Inventory, Link, LinkKind, PcieLevel};
 use crate::machines::{all_pairs, dgx1v, dgx1v_links, gpu, h100_8, nvlink, unlinked, uuid};
 use crate::names::{
     DeviceName, DriverName, GpuUuid, MANAGED_TAINT_KEY, NodeName, TOPOLOGY_ANNOTATION, UNHEALTHY_TAINT_KEY,
@@ -171,14 +171,16 @@ fn a_gpu_whose_memory_cannot_spill_is_published_with_what_it_has() {
 }
 
 #[test]
-fn gpus_from_volta_on_say_that_they_can_be_shared_by_mps_where_the_node_can() {
-    let old = Gpu { cuda_compute_capability: ComputeCapability { major: 6, minor: 1 }, ..gpu(0) };
+fn gpus_from_volta_on_say_that_they_can_be_shared_by_mps_where_driver_and_node_can() {
     let says = |gpu: Gpu, mps| {
         let inventory = Inventory::new(vec![gpu], Vec::new(), Vec::new());
         let slice = one(inventory, &SliceOptions { mps, ..options() });
         devices(&slice)[0].attributes.as_ref().expect("attributes").get("mps").and_then(|mps| mps.bool)
     };
-    assert_eq!((says(gpu(0), true), says(gpu(0), false), says(old, true)), (Some(true), None, None));
+    let pascal = Gpu { cuda_compute_capability: ComputeCapability { major: 6, minor: 1 }, ..gpu(0) };
+    let with_cuda = |major, minor| Gpu { cuda_driver_version: CudaVersion { major, minor }, ..gpu(0) };
+    assert_eq!((says(gpu(0), true), says(gpu(0), false), says(pascal, true)), (Some(true), None, None));
+    assert_eq!((says(with_cuda(12, 3), true), says(with_cuda(12, 2), true)), (Some(true), None));
 }
 
 #[test]

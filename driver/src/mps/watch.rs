@@ -1,6 +1,10 @@
 //! Watches over the control daemons that claims need, for metrics and for the operator.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use tessera_api::{labels::event, names::GpuUuid};
 use tessera_mps::{State, Status};
@@ -57,15 +61,26 @@ impl MpsWatch {
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,
+                // A daemon that is given up and wanted again soon after is another one.
+                changed = self.journal.changed() => match changed {
+                    Ok(()) => drop(self.forget()),
+                    Err(_) => return,
+                },
                 _ = ticks.tick() => self.round(),
             }
         }
     }
 
+    /// Forgets what nobody shares by MPS any more; answers what somebody does.
+    fn forget(&mut self) -> BTreeSet<GpuUuid> {
+        let gpus = self.journal.borrow_and_update().gpus_by_mps(None);
+        self.seen.retain(|gpu, _| gpus.contains(gpu));
+        gpus
+    }
+
     /// One look at each.
     pub fn round(&mut self) {
-        let gpus = self.journal.borrow().gpus_by_mps(None);
-        self.seen.retain(|gpu, _| gpus.contains(gpu));
+        let gpus = self.forget();
         let has_keeper = gpus.is_empty() || self.mps.has_keeper();
         let mut daemons = BTreeMap::new();
         for gpu in gpus {
@@ -78,7 +93,10 @@ impl MpsWatch {
                     ..status
                 },
             });
-            let Some(status) = status else { continue };
+            let Some(status) = status else {
+                daemons.insert(gpu, (false, 0));
+                continue;
+            };
             let seen = self.seen.entry(gpu.clone()).or_default();
             if let Some(note) = seen.look(&gpu, &status) {
                 tracing::warn!("{note}");

@@ -28,6 +28,8 @@ use crate::{
 pub struct Repaired {
     /// Claims that a dead process had begun: taken back.
     pub rolled_back: Vec<ClaimUid>,
+    /// Claims that another instance has begun and goes on with: left as they are.
+    pub waiting: Vec<ClaimUid>,
     /// Claims that are prepared: their files are all there now.
     pub kept: Vec<ClaimUid>,
     /// Grants, ledgers and CDI specs of claims that are not prepared: removed.
@@ -57,6 +59,8 @@ impl Node {
         let claims: Vec<(ClaimUid, ClaimRecord)> = journal.journal().claims.clone().into_iter().collect();
         for (claim, record) in claims {
             match record.state {
+                // Of the other instance of an update, which waits for the claim's MPS control daemon.
+                State::Started if attempts::is_under_way(&self.paths, &claim) => repaired.waiting.push(claim),
                 State::Started => match self.executor.undo(&undo_steps(&claim, &record)) {
                     Ok(()) => {
                         journal.remove(&claim)?;

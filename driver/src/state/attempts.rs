@@ -109,6 +109,12 @@ pub fn sweep(paths: &StatePaths, _: &LockedJournal<'_>) -> Result<BTreeSet<Strin
     Ok(swept)
 }
 
+/// Whether somebody is at an attempt to prepare `claim`, once those that are over have been swept.
+#[must_use]
+pub fn is_under_way(paths: &StatePaths, claim: &ClaimUid) -> bool {
+    paths.asked().join(claim.as_str()).exists()
+}
+
 fn open(paths: &StatePaths, path: &PathBuf) -> Result<File, AttemptError> {
     let open = || File::options().create(true).truncate(false).write(true).open(path);
     match open() {
@@ -166,6 +172,7 @@ mod tests {
         let swept = sweep(&paths, &journal.lock().expect("locked")).expect("swept");
         assert_eq!(swept, BTreeSet::from(["dead".to_owned()]));
         assert!(living.stands().expect("looked at"));
+        assert!(is_under_way(&paths, &uid("living")) && !is_under_way(&paths, &uid("dead")));
         assert!(!paths.asked().join("dead").exists());
     }
 }

@@ -32,7 +32,7 @@ pub(super) async fn there_and_back(bench: Bench) -> TrialOutcome {
     templates(&bench).await?;
     // Nobody shares by MPS before it is installed, and whoever wants to is told.
     bench.holder("first", "by-mps").await?;
-    told_of(&bench, "first", &["its node does not share by MPS (mps.enabled of the chart)"]).await?;
+    told_of(&bench, "first", &["it is not shared by MPS (mps.enabled of the chart"]).await?;
 
     helm.upgrade(&["mps.enabled=true"]).await?;
     DriverInstances::of(&bench.client).run_with("--mps").await?;

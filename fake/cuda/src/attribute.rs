@@ -6,6 +6,7 @@ use std::ffi::c_int;
 use tessera_fake_world::Gpu;
 
 use crate::abi::Answer;
+use crate::driver;
 use crate::mps;
 use crate::status::Status;
 
@@ -52,6 +53,7 @@ pub(crate) fn of(gpu: &Gpu, attribute: c_int) -> Answer<c_int> {
         102 | 115 => 1,
         106 => 32,
         // Whether it is shared by MPS.
+        133 if driver::cuda_number()? < 12_030 => return Err(Status::InvalidValue),
         133 => c_int::from(mps::on(gpu).is_some()),
         // No NUMA node of its own, none nearby that it knows.
         131 | 134 => -1,

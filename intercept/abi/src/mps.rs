@@ -14,6 +14,9 @@ pub const PIPE_DIRECTORY: &str = "CUDA_MPS_PIPE_DIRECTORY";
 /// The variable that says which percent of the GPU's compute a client can have at most; a number above 0.
 pub const ACTIVE_THREAD_PERCENTAGE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
 
+/// The variable that lets a client change its percentage from context to context.
+pub const PARTITION_BY_CONTEXT: &str = "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING";
+
 /// Whether these values of [`PIPE_DIRECTORY`] and [`ACTIVE_THREAD_PERCENTAGE`] make a client that has no more than so many percent.
 /// 100 needs no limit.
 #[must_use]

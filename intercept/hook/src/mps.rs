@@ -6,7 +6,9 @@
 use core::ffi::{CStr, c_char, c_int};
 use core::ptr;
 
-use tessera_intercept_abi::mps::{ACTIVE_THREAD_PERCENTAGE, PIPE_DIRECTORY, makes_client};
+use tessera_intercept_abi::mps::{
+    ACTIVE_THREAD_PERCENTAGE, PARTITION_BY_CONTEXT, PIPE_DIRECTORY, makes_client,
+};
 
 use crate::cuda;
 use crate::root;
@@ -18,18 +20,21 @@ unsafe extern "C" {
 /// Finds out whether the process is a client on that GPU, and has it noted.
 #[cold]
 pub(crate) fn find_out(gpu: usize, device: c_int) {
-    /// `CU_DEVICE_ATTRIBUTE_MPS_ENABLED`, since CUDA 12.2; drivers from before do not say.
+    /// `CU_DEVICE_ATTRIBUTE_MPS_ENABLED`, since CUDA 12.3. Of a driver that does not say, nobody is a client.
     const MPS_ENABLED: c_int = 133;
-    let is_off = cuda::device_attribute(device, MPS_ENABLED) == Some(0);
-    let [pipe_directory, percentage] = [PIPE_DIRECTORY, ACTIVE_THREAD_PERCENTAGE].map(variable);
-    let is_client = |percent| !is_off && makes_client(pipe_directory, percentage, percent);
+    let is_on = cuda::device_attribute(device, MPS_ENABLED) == Some(1);
+    let [pipe_directory, percentage, by_context] =
+        [PIPE_DIRECTORY, ACTIVE_THREAD_PERCENTAGE, PARTITION_BY_CONTEXT].map(variable);
+    // Then the percentage may be another one for the next context.
+    let is_constant = by_context.is_none_or(|value| value == b"0");
+    let is_client = |percent| is_on && is_constant && makes_client(pipe_directory, percentage, percent);
     root::with_state(|state| state.note_mps(gpu, is_client));
 }
 
 /// The value of a variable of this process. Not by `getenv`, which may be the program's own.
 fn variable(name: &str) -> Option<&'static [u8]> {
-    // SAFETY: libc's list, ended by NULL. A program that changes it beside other threads that read it may crash in libc's `getenv` as
-    // here; the driver has done the same when it began.
+    // SAFETY: libc's list, ended by NULL. A program must not change it beside threads that read it, and its CUDA libraries do, by `getenv`,
+    // at times of their own; so it is no worse off with one more who reads, once.
     let mut at = unsafe { ptr::read_volatile(&raw const environ) };
     loop {
         // SAFETY: as above; each entry is NULL or a terminated text.

@@ -123,7 +123,7 @@ impl Share {
     /// How its part of the GPU's time is held, and how much that is, now.
     pub(crate) fn compute(&mut self) -> (ComputePolicy, Rate) {
         self.limit();
-        (self.policy(), self.cores())
+        (self.grant.policy, self.cores())
     }
 
     /// Whether it matters, and is not known yet, whether this process shares the GPU by MPS.
@@ -131,25 +131,30 @@ impl Share {
         self.grant.mps && self.held_by_mps.is_none()
     }
 
-    /// Notes whether MPS holds this process to that percent.
-    pub(crate) fn note_mps(&mut self, is_client: impl Fn(u32) -> bool) {
-        let percent = match (self.grant.policy, self.grant.cores_percent) {
+    /// The percent of the GPU that it lets a client of MPS have.
+    pub(crate) fn percent_by_mps(&self) -> u32 {
+        match (self.grant.policy, self.grant.cores_percent) {
             (ComputePolicy::None, _) | (_, 0) => 100,
             (_, percent) => percent,
-        };
-        self.held_by_mps = Some(is_client(percent));
+        }
     }
 
-    /// What is left to be held here. A process that is no client, or gave itself more, is held as if there were no MPS.
-    fn policy(&self) -> ComputePolicy {
-        if self.grant.mps && self.held_by_mps == Some(true) { ComputePolicy::None } else { self.grant.policy }
+    /// Notes whether MPS holds this process.
+    pub(crate) fn note_mps(&mut self, is_client: bool) {
+        self.held_by_mps = Some(is_client);
+    }
+
+    /// Whether MPS holds this process. One that is no client, or gave itself more, is held as if there were no MPS.
+    pub(crate) fn is_by_mps(&self) -> bool {
+        self.grant.mps && self.held_by_mps == Some(true)
     }
 
     /// What holds for launches by it alone.
     pub(crate) fn terms(&mut self) -> Option<Terms> {
         let (policy, share) = self.compute();
         let slot = self.account().ok()?.slot();
-        Some(Terms { ledger: self.ledger, slot, published: grants::published(self.page), policy, share })
+        let (published, by_mps) = (grants::published(self.page), self.is_by_mps());
+        Some(Terms { ledger: self.ledger, slot, published, policy, share, by_mps })
     }
 
     /// This process's part; begins it, if the ledger is in order.
@@ -182,7 +187,7 @@ impl Share {
         let published = self.published(now_ns);
         Burial {
             now_ns,
-            rate: rate_of(self.policy(), self.cores(), published),
+            rate: rate_of(self.grant.policy, self.cores(), published),
             crowd: published.map_or(Crowd::NOBODY, |published| published.others),
         }
     }

@@ -303,9 +303,12 @@ impl State {
         self.shares(gpu).iter().any(Share::wonders_about_mps)
     }
 
-    /// Notes of each share of a GPU whether MPS holds this process to its percent.
+    /// Notes whether MPS holds this process on a GPU to the percent that its shares let it have together.
     pub(crate) fn note_mps(&mut self, gpu: usize, is_client: impl Fn(u32) -> bool) {
-        self.shares(gpu).iter_mut().for_each(|share| share.note_mps(&is_client));
+        let shares = self.shares(gpu);
+        let percent = shares.iter().map(Share::percent_by_mps).fold(0, u32::saturating_add);
+        let is_client = is_client(percent);
+        shares.iter_mut().for_each(|share| share.note_mps(is_client));
     }
 
     /// What holds for launches on a GPU: on the ledger of the share whose name comes first, which is the same in every process. `None`
@@ -317,7 +320,7 @@ impl State {
         let others = shares.iter_mut().enumerate().filter(|(at, _)| *at != first);
         Some(others.fold(terms, |terms, (_, share)| {
             let (policy, cores) = share.compute();
-            terms.and(policy, cores)
+            terms.and(policy, cores, share.is_by_mps())
         }))
     }
 

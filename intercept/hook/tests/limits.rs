@@ -93,7 +93,7 @@ fn a_grant_that_is_not_understood_gives_nothing() {
     for (id, at, byte, why) in [
         ("version", grant_offset::ABI_VERSION, 2, "another ABI version"),
         ("magic", grant_offset::MAGIC, 0, "no grant"),
-        ("flags", grant_offset::FLAGS, 2, "a feature that is not known"),
+        ("flags", grant_offset::FLAGS, 4, "a feature that is not known"),
         ("changing", grant_offset::SEQUENCE, 1, "a change that never ends"),
         ("id", grant_offset::ID, b'x', "the grant of another share"),
     ] {

@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 
 use container::{GIB, Node, NodeShare, can_contain, control_daemon, program};
 use serde_json::Value;
-use tessera_intercept_abi::mps::{ACTIVE_THREAD_PERCENTAGE, DIR, PIPE_DIRECTORY};
+use tessera_intercept_abi::mps::{ACTIVE_THREAD_PERCENTAGE, DIR, PARTITION_BY_CONTEXT, PIPE_DIRECTORY};
 use tessera_intercept_abi::{ComputePolicy, Grant};
+use tessera_intercept_symbols::Version;
 
 /// A control daemon of the node's first GPU.
 struct Daemon {
@@ -96,6 +97,7 @@ fn who_is_no_client_or_gave_itself_more_is_held_by_the_library() {
         ("no-percentage", &[(PIPE_DIRECTORY, DIR)]),
         ("more", &[(PIPE_DIRECTORY, DIR), (ACTIVE_THREAD_PERCENTAGE, "26")]),
         ("elsewhere", &[(PIPE_DIRECTORY, "/tmp/nvidia-mps"), quarter]),
+        ("by-context", &[(PIPE_DIRECTORY, DIR), quarter, (PARTITION_BY_CONTEXT, "1")]),
     ] {
         let parts = parts(&node, &daemon, id, variables);
         assert!((0.24..0.26).contains(&parts[1]), "{id}: {parts:?}");
@@ -109,6 +111,47 @@ fn who_is_no_client_or_gave_itself_more_is_held_by_the_library() {
     let lines = container.start(&program, &["plain", "spin_for_1ms", "1000", "1000", "2"]).all("gpu");
     let part = lines[1]["gpu"].as_f64().expect("a number");
     assert!((0.24..0.26).contains(&part), "{lines:?}");
+}
+
+#[test]
+fn a_driver_that_cannot_say_who_is_a_client_has_none() {
+    if !can_contain("a_driver_that_cannot_say_who_is_a_client_has_none") {
+        return;
+    }
+    let node = Node::with_paused_clock_and_cuda(Version(12020));
+    let daemon = Daemon::start(&node);
+    let variables = [(PIPE_DIRECTORY, DIR), (ACTIVE_THREAD_PERCENTAGE, "25")];
+    let parts = parts(&node, &daemon, "claim-0", &variables);
+    assert!((0.24..0.26).contains(&parts[1]), "{parts:?}");
+}
+
+#[test]
+fn several_clients_of_one_share_have_together_what_one_would_have() {
+    if !can_contain("several_clients_of_one_share_have_together_what_one_would_have") {
+        return;
+    }
+    let node = Node::in_real_time();
+    let daemon = Daemon::start(&node);
+    let program = program("compute", false, node.path());
+    let variables = [(PIPE_DIRECTORY, DIR), (ACTIVE_THREAD_PERCENTAGE, "25")];
+    let sum = |id: &str, policy: ComputePolicy| {
+        let granted = Grant { policy, ..share(&node, &format!("{id}-fixed")).grant };
+        let id = tessera_intercept_abi::Text::new(id).expect("short");
+        let share = node.share_of(Grant { id, ..granted });
+        let container = node.contain(&[&share]).by_mps(&daemon.pipes, &variables);
+        let arguments = ["plain", "spin_for_1ms", "1000", "1000", "4"];
+        let mut running = [0; 3].map(|_| container.start(&program, &arguments));
+        let parts = running.each_mut().map(|running| {
+            let windows = running.all("gpu");
+            windows[1..].iter().map(|line| line["gpu"].as_f64().expect("a number")).sum::<f64>() / 3.0
+        });
+        parts.iter().sum::<f64>()
+    };
+    // A busy machine makes it less, never more.
+    let held = sum("held", ComputePolicy::Fixed);
+    assert!(held < 1.1, "{held} of the time that one process could have");
+    let free = sum("free", ComputePolicy::None);
+    assert!(free > 1.3 * held, "{free} where nothing is held, {held} where it is");
 }
 
 #[test]

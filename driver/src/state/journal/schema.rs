@@ -53,7 +53,8 @@ fn is_false(is_so: &bool) -> bool {
 /// How far a claim is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum State {
-    /// Steps may have been taken. Whoever finds this under the lock finds what a dead process left.
+    /// Steps may have been taken. Whoever finds this under the lock finds what a dead process left, or a claim whose attempt waits for
+    /// its MPS control daemon.
     Started,
     /// All steps were taken.
     Completed,
@@ -88,7 +89,7 @@ pub struct ShareRecord {
     /// Whether its plain memory may spill to the host; of version 2. Left out where it may not.
     #[serde(default, skip_serializing_if = "is_false")]
     pub oversubscribe: bool,
-    /// Whether it shares the GPU by MPS; of version 2. Left out where it does not.
+    /// Whether it shares the GPU by MPS; of version 3. Left out where it does not.
     #[serde(default, skip_serializing_if = "is_false")]
     pub mps: bool,
 }
@@ -195,7 +196,12 @@ impl Journal {
 
     /// The oldest version of the file that can say it.
     pub(super) fn version(&self) -> u32 {
-        if self.shares().any(|share| share.oversubscribe || share.mps) { 2 } else { 1 }
+        let has = |feature: fn(&ShareRecord) -> bool| self.shares().any(feature);
+        match (has(|share| share.mps), has(|share| share.oversubscribe)) {
+            (true, _) => 3,
+            (false, true) => 2,
+            (false, false) => 1,
+        }
     }
 
     /// Memory in bytes that claims have on each GPU.

@@ -21,7 +21,7 @@ use crate::state::{
 
 /// The newest version that is read. What is written is the oldest that can say it, so that an older driver reads it where it can, and
 /// where it cannot leaves everything alone: one that it finds unreadable it rebuilds, without the claims that it does not understand.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// Why the journal cannot be used.
 #[derive(Debug, thiserror::Error)]

@@ -154,12 +154,12 @@ fn a_journal_that_another_instance_has_rebuilt_is_not_replaced() {
 fn a_newer_journal_is_refused_with_its_version_and_left_alone() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("journal.json");
-    let content = r#"{"version":3,"claims":"anything"}"#;
+    let content = r#"{"version":4,"claims":"anything"}"#;
     fs::write(&path, content).expect("written");
 
     let error = store(&directory).lock().expect_err("newer");
-    assert!(matches!(error, JournalError::Newer { found: 3, .. }), "{error}");
-    assert!(error.to_string().contains("version 3"), "{error}");
+    assert!(matches!(error, JournalError::Newer { found: 4, .. }), "{error}");
+    assert!(error.to_string().contains("version 4"), "{error}");
     assert_eq!(fs::read_to_string(&path).expect("the file"), content);
 }
 
@@ -195,7 +195,7 @@ fn gpus_that_claims_share_by_mps_are_known_and_drivers_of_before_leave_such_a_jo
         journal.claims.insert(uid(name), by_mps);
     }
     let gpu = tessera_api::names::GpuUuid::new(GPU).expect("a GPU UUID");
-    assert_eq!(journal.version(), 2);
+    assert_eq!(journal.version(), 3);
     assert!(journal.gpus_by_mps(Some(&uid("b"))).contains(&gpu), "the other one needs it still");
     journal.claims.remove(&uid("c"));
     assert!(journal.gpus_by_mps(Some(&uid("b"))).is_empty() && journal.gpus_by_mps(None).contains(&gpu));

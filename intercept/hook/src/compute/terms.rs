@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use tessera_intercept_abi::ledger::SLOT_LIVE;
-use tessera_intercept_abi::{ComputePolicy, LedgerPage, PublishedPage};
+use tessera_intercept_abi::{ComputePolicy, ComputeSlot, LedgerPage, PublishedPage};
 use tessera_intercept_limiter::compute::{Published, Rate, Surroundings, Till, Waiting};
 
 use crate::sys;
@@ -24,23 +24,25 @@ pub(crate) struct Terms {
     pub(crate) policy: ComputePolicy,
     /// Of all of them together.
     pub(crate) share: Rate,
+    /// MPS holds this process, by all of them.
+    pub(crate) by_mps: bool,
 }
 
 impl Terms {
     /// With another grant on the same GPU: they add up.
-    pub(crate) fn and(self, policy: ComputePolicy, share: Rate) -> Self {
+    pub(crate) fn and(self, policy: ComputePolicy, share: Rate, by_mps: bool) -> Self {
         let policy = match (self.policy, policy) {
             (ComputePolicy::None, _) | (_, ComputePolicy::None) => ComputePolicy::None,
             (ComputePolicy::Balance, _) | (_, ComputePolicy::Balance) => ComputePolicy::Balance,
             (ComputePolicy::Fixed, ComputePolicy::Fixed) => ComputePolicy::Fixed,
         };
         let share = Rate::new(self.share.hundredths().saturating_add(share.hundredths()));
-        Self { policy, share, ..self }
+        Self { policy, share, by_mps: self.by_mps && by_mps, ..self }
     }
 
     /// As the meter wants it.
     pub(super) fn around<'a>(&self, till: &'a Till, siblings: u64, now: u64) -> Option<Surroundings<'a>> {
-        Some(Surroundings {
+        let around = Surroundings {
             till,
             page: &self.ledger.compute,
             slot: &self.ledger.slot.get(self.slot)?.compute,
@@ -50,14 +52,17 @@ impl Terms {
             policy: if self.share == Rate::FULL { ComputePolicy::None } else { self.policy },
             share: self.share,
             slice_ns: SLICE_NS,
-        })
+        };
+        Some(if self.by_mps { beside_mps(around) } else { around })
     }
 
     /// How many of the container's other processes have work, of those below that slot.
     pub(super) fn siblings(&self, reach: usize, now: u64) -> u64 {
         let slots = self.ledger.slot.iter().take(reach).enumerate().filter(|(at, _)| *at != self.slot);
         let live = slots.filter(|(_, slot)| slot.state.load(Ordering::Relaxed) == SLOT_LIVE);
-        live.filter(|(_, slot)| slot.compute.is_busy(now)).count() as u64
+        // Beside MPS who waits is one of those who share the time of one, and would go on at once if it were not.
+        let waits = |slot: &ComputeSlot| self.by_mps && slot.waiting_since_ns.load(Ordering::Relaxed) != 0;
+        live.filter(|(_, slot)| slot.compute.is_busy(now) || waits(&slot.compute)).count() as u64
     }
 
     /// The slot behind the last that is anybody's.
@@ -84,4 +89,13 @@ impl Terms {
     pub(super) fn wake(&self) {
         sys::wake_shared(&self.ledger.compute.wake);
     }
+}
+
+/// MPS lets each process have as much as the container: one alone needs nobody else to hold it, and several are held so that together
+/// they have the time of one. Their kernels run at the same time as everybody's: what one has taken nobody else had a part in.
+fn beside_mps(around: Surroundings<'_>) -> Surroundings<'_> {
+    let policy = if around.siblings == 0 { ComputePolicy::None } else { around.policy };
+    // All of the time, and yet a limit: the whole of it would be none.
+    let share = Rate::new(Rate::FULL.hundredths() - 1);
+    Surroundings { siblings: 0, published: None, policy, share, ..around }
 }

@@ -304,6 +304,13 @@ pub(crate) struct NodeShare {
 const GRANT: usize = 0;
 const LEDGER: usize = 1;
 
+/// Eight H100 with a driver for that version of CUDA.
+fn world_of(version: Version) -> String {
+    let (theirs, world) = ("cuda: \"13.0\"", shipped::H100_8_NVSWITCH);
+    assert!(world.contains(theirs), "the world is for another version");
+    world.replace(theirs, &format!("cuda: \"{version}\""))
+}
+
 impl Node {
     /// A node with eight H100.
     pub(crate) fn new() -> Self {
@@ -312,9 +319,7 @@ impl Node {
 
     /// The same with a driver for that version of CUDA.
     pub(crate) fn with_cuda(version: Version) -> Self {
-        let (theirs, world) = ("cuda: \"13.0\"", shipped::H100_8_NVSWITCH);
-        assert!(world.contains(theirs), "the world is for another version");
-        Self::with_world(&world.replace(theirs, &format!("cuda: \"{version}\"")))
+        Self::with_world(&world_of(version))
     }
 
     /// The same with GPUs whose managed memory does not move while kernels run.
@@ -334,6 +339,12 @@ impl Node {
     pub(crate) fn with_paused_clock() -> Self {
         let clock = artifact::paused_clock().expect("the clock builds");
         Self { clock: Some(clock), ..Self::in_real_time() }
+    }
+
+    /// The same with a driver for that version of CUDA.
+    pub(crate) fn with_paused_clock_and_cuda(version: Version) -> Self {
+        let clock = artifact::paused_clock().expect("the clock builds");
+        Self { clock: Some(clock), ..Self::at_scale(&world_of(version), 1.0) }
     }
 
     fn with_world(world: &str) -> Self {
