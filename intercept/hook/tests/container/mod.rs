@@ -191,6 +191,17 @@ impl Driver {
         Self::Machine(files.map(|entry| entry.path()).filter(is_device).collect())
     }
 
+    /// What a container has in `/etc` for programs that nobody made for tests, when `/etc` is a copy at `$etc` that is not mounted yet.
+    fn known(&self) -> &str {
+        match self {
+            Self::Fake => "",
+            Self::Machine(_) => {
+                "for known in alternatives passwd group; do\n\
+                 [ ! -e \"/etc/$known\" ] || cp --archive --no-preserve=ownership \"/etc/$known\" \"$etc/\"\ndone\n"
+            }
+        }
+    }
+
     /// What a container has in `/dev` for it.
     fn devices(&self) -> &[PathBuf] {
         match self {
@@ -373,6 +384,11 @@ impl Node {
         self.directory.path()
     }
 
+    /// A program on the machine itself.
+    pub(crate) fn on_the_machine(&self, program: &str) -> Command {
+        self.machine.command(program)
+    }
+
     /// UUID of the first GPU.
     pub(crate) fn first_uuid(&self) -> &str {
         &self.uuids[0]
@@ -465,7 +481,7 @@ impl Node {
 
     /// A container that the library is not in.
     pub(crate) fn without_the_library(&self) -> Container<'_> {
-        Container { node: self, script: "exec \"$@\"".to_owned() }
+        Container { node: self, script: LAST.to_owned() }
     }
 
     /// A container with those shares.
@@ -506,6 +522,7 @@ impl Node {
         script.push_str("mount --rbind \"$dev\" /dev\n");
         // The library gets into every program as it does in a pod: by /etc/ld.so.preload.
         script.push_str("etc=$(mktemp -d -p /dev)\ncp /etc/ld.so.cache \"$etc/\"\n");
+        script.push_str(self.driver.known());
         script.push_str(&mode.script());
         script.push_str("mount --bind \"$etc\" /etc\n");
         script.push_str(&glibc::script());
@@ -618,13 +635,33 @@ pub(crate) struct Container<'a> {
 
 impl Container<'_> {
     /// The same as the driver makes it for a claim that shares by MPS: with the pipes of a daemon, and those variables.
-    pub(crate) fn by_mps(mut self, pipes: &Path, variables: &[(&str, &str)]) -> Self {
-        self.script.truncate(self.script.len() - LAST.len());
-        writeln!(self.script, "mkdir {0}; mount --bind {1} {0}", mps::DIR, pipes.display())
-            .expect("a string");
+    pub(crate) fn by_mps(self, pipes: &Path, variables: &[(&str, &str)]) -> Self {
+        let mut more = format!("mkdir {0}; mount --bind {1} {0}\n", mps::DIR, pipes.display());
         for (name, value) in variables {
-            writeln!(self.script, "export {name}={value}").expect("a string");
+            writeln!(more, "export {name}={value}").expect("a string");
         }
+        self.and(&more)
+    }
+
+    /// The same with that directory of the node as the memory that its programs share.
+    pub(crate) fn with_shared_memory(self, directory: &Path) -> Self {
+        self.and(&format!("mount --bind {} /dev/shm\n", directory.display()))
+    }
+
+    /// The same with proxies in the place of those two files, which are the driver's, as the driver's CDI spec mounts them.
+    pub(crate) fn by_proxies(self, driver: &[PathBuf; 2]) -> Self {
+        self.and(&mode::mounted(driver))
+    }
+
+    /// The same, whose program is ended after so many seconds.
+    pub(crate) fn for_at_most(self, seconds: u32) -> Self {
+        self.and(&format!("set -- timeout {seconds} \"$@\"\n"))
+    }
+
+    /// The same after those lines.
+    fn and(mut self, more: &str) -> Self {
+        self.script.truncate(self.script.len() - LAST.len());
+        self.script.push_str(more);
         self.script.push_str(LAST);
         self
     }
@@ -684,6 +721,13 @@ pub(crate) fn lines_of(output: &Output) -> Vec<Value> {
     let lines: Vec<Value> = text.lines().map(parse).collect();
     assert!(!lines.is_empty(), "the program says something: {} {error}", output.status);
     lines
+}
+
+/// The last line that a program said, of errors if there is one.
+pub(crate) fn last_words(output: &Output) -> String {
+    let text = [&output.stderr, &output.stdout].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+    let last = text.iter().find_map(|text| text.trim().lines().next_back());
+    last.map_or_else(|| output.status.to_string(), str::to_owned)
 }
 
 /// A running container.

@@ -75,6 +75,27 @@ impl Mode {
     }
 }
 
+/// Puts the proxies over the driver's own files in a container that is otherwise ready, and the real ones at their private place. What
+/// else is in the directory where that lies stays: images have Python there.
+pub(super) fn mounted(driver: &[PathBuf; 2]) -> String {
+    let mut script = format!(
+        "shadowed=$(mktemp -d -p /dev)\n\
+         mount --rbind /usr/local/lib \"$shadowed\"\n\
+         mount -t tmpfs tmpfs /usr/local/lib\n\
+         find \"$shadowed\" -mindepth 1 -maxdepth 1 -exec ln -s -t /usr/local/lib {{}} +\n\
+         mkdir -p {REAL}\n"
+    );
+    for (real, [name, proxy]) in driver.iter().zip(proxies()) {
+        let [real, name, proxy] = [real, name, proxy].map(|path| path.display());
+        writeln!(
+            script,
+            "touch {REAL}/{name}; mount --bind {real} {REAL}/{name}; mount --bind {proxy} {real}"
+        )
+        .expect("a string");
+    }
+    script
+}
+
 /// The library as it is built for HAMi's variables; in a directory of its own, since its name is that of the usual one.
 pub(crate) fn built_for_hami() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
