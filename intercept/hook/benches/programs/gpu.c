@@ -4,14 +4,20 @@
  *   gpu used                     memory in use on GPU 0, by NVML
  *   gpu context                  what a context, a module and a launch take of GPU 0, by NVML
  *   gpu calibrate                rounds of the kernel that take a millisecond, when nobody else uses the GPU
- *   gpu fill                     takes memory until it is refused, says what it sees then, and waits
+ *   gpu fill [managed]           takes memory until it is refused, says what it sees then, and waits
+ *   gpu beyond BYTES             takes that much, which is more than the GPU has, writes all of it and reads it back
  *   gpu run ROUNDS MS WINDOWS    kernels of a millisecond, as many as it gets: a line for each window
+ *   gpu small ROUNDS MS WINDOWS  the same of one block each, which leave most of the GPU to others
+ *   gpu latency N                a short launch and the wait for it, N times, in ns: median and 99th percentile
+ *   gpu count N                  N launches, for a profiler to count
+ *   gpu processors               multiprocessors of GPU 0, as CUDA says
  *   gpu launch N                 one launch, and one replay of a graph of 20, in ns: medians of 31 batches of N; kernels in 2 s
  *   gpu memory N                 one allocation and its free, in ns: median of 31 batches of N
  *   gpu agree BARE AT SHIFT      what ledger and driver say after each kind of allocation (both.h has the arguments)
  */
-#include <time.h>
 #include "both.h"
+#include <limits.h>
+#include <time.h>
 
 /* The body of both kernels: a chain of dependent multiplications, so that GPU time is what it takes, and not time that passes
  * while another's kernels run. What it ends with decides whether it is written: nothing of it can be left out. */
@@ -44,10 +50,13 @@ static int compare(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-static double median(double *each) {
-    qsort(each, BATCHES, sizeof *each, compare);
-    return each[BATCHES / 2];
+/* The value that so much of all are below, in sorted ones. */
+static double part(double *each, size_t count, double part) {
+    qsort(each, count, sizeof *each, compare);
+    return each[(size_t)((double)(count - 1) * part + 0.5)];
 }
+
+static double median(double *each) { return part(each, BATCHES, 0.5); }
 
 static void *nvml(void) {
     static void *handle;
@@ -98,7 +107,15 @@ static void launch(void) {
 
 static void synchronize(void) { ok(CU(cuStreamSynchronize, stream), "synchronize"); }
 
+/* The file that the loader has a function of the driver from. */
+static const char *file_of(void *function, char *path) {
+    Dl_info info;
+    if (!dladdr(function, &info) || !realpath(info.dli_fname, path)) ok(1, "the driver's file");
+    return path;
+}
+
 static int who(void) {
+    char cuda_file[PATH_MAX], nvml_file[PATH_MAX];
     char name[96] = "", version[80] = "", uuid[64];
     int cuda, result;
     size_t free_now, total;
@@ -111,7 +128,10 @@ static int who(void) {
     uuid_of_gpu(uuid);
     int (*driver_version)(char *, unsigned) = must(dlsym(nvml(), "nvmlSystemGetDriverVersion"), "nvmlSystemGetDriverVersion");
     ok(driver_version(version, sizeof version), "driver's version");
-    say("{\"name\":\"%s\",\"uuid\":\"%s\",\"cuda\":%d,\"driver\":\"%s\",\"total\":%zu}", name, uuid, cuda, version, total);
+    file_of(must(dlsym(driver(), "cuInit"), "cuInit"), cuda_file);
+    file_of(must(dlsym(nvml(), "nvmlInit_v2"), "nvmlInit_v2"), nvml_file);
+    say("{\"name\":\"%s\",\"uuid\":\"%s\",\"cuda\":%d,\"driver\":\"%s\",\"total\":%zu,\"libcuda\":\"%s\",\"libnvml\":\"%s\"}",
+        name, uuid, cuda, version, total, cuda_file, nvml_file);
     return 0;
 }
 
@@ -145,12 +165,17 @@ static void calibrate(void) {
     say("{\"rounds\":%lu,\"ms\":%f}", rounds, (double)ms);
 }
 
-static void fill(void) {
+/* Managed memory is attached to all streams, as by default. */
+static int take(int managed, uint64_t *pointer, size_t bytes) {
+    return managed ? CU(cuMemAllocManaged, pointer, bytes, 1u) : CU(cuMemAlloc_v2, pointer, bytes);
+}
+
+static void fill(int managed) {
     size_t piece = 256 * MIB, taken = 0, free_now, total;
     uint64_t pointer;
     begin();
     for (int result; piece >= MIB;) {
-        result = CU(cuMemAlloc_v2, &pointer, piece);
+        result = take(managed, &pointer, piece);
         if (!result) taken += piece;
         else if (result == 2) piece /= 2;
         else ok(result, "allocation");
@@ -160,8 +185,50 @@ static void fill(void) {
     pause();
 }
 
+enum { PIECE = 16 << 20, WORDS = PIECE / 4 };
+
+/* No two words of memory beyond the GPU's are to be taken for each other. */
+static uint32_t mark(uint64_t piece) { return (uint32_t)(piece * 2654435761u + 1); }
+
+/* Where the host may look at it: memory that may leave the GPU is managed. */
+static volatile uint32_t *word_of(uint64_t memory, uint64_t piece) { return (volatile uint32_t *)(memory + piece * PIECE); }
+
+/* The GPU writes all, then writes the first half over the second; all of it is brought to the host and compared. */
+static uint64_t wrong_by_gpu(uint64_t memory, uint64_t pieces, uint64_t *checked) {
+    uint32_t *words = must(malloc(PIECE), "memory of the host");
+    uint64_t wrong = 0, half = pieces / 2;
+    for (uint64_t at = 0; at < pieces; at++) ok(CU(cuMemsetD32_v2, memory + at * PIECE, mark(at), (size_t)WORDS), "fill");
+    for (uint64_t at = 0; at < half; at++)
+        ok(CU(cuMemcpyDtoD_v2, memory + (half + at) * PIECE, memory + at * PIECE, (size_t)PIECE), "copy on the GPU");
+    for (uint64_t at = 0; at < pieces; at++) {
+        uint32_t wanted = mark(at >= half && at < 2 * half ? at - half : at);
+        ok(CU(cuMemcpyDtoH_v2, words, memory + at * PIECE, (size_t)PIECE), "copy to the host");
+        for (int word = 0; word < WORDS; word++, ++*checked) wrong += words[word] != wanted;
+    }
+    return wrong;
+}
+
+/* A word of each piece, by the host alone. */
+static uint64_t wrong_by_host(uint64_t memory, uint64_t pieces, uint64_t *checked) {
+    uint64_t wrong = 0;
+    for (uint64_t at = 0; at < pieces; at++) *word_of(memory, at) = mark(at);
+    for (uint64_t at = 0; at < pieces; at++, ++*checked) wrong += *word_of(memory, at) != mark(at);
+    return wrong;
+}
+
+static void beyond(size_t bytes) {
+    uint64_t memory, checked = 0, pieces = bytes / PIECE, wrong;
+    begin();
+    ok(CU(cuMemAlloc_v2, &memory, bytes), "more than the GPU has");
+    /* The fake driver's GPU writes nothing. */
+    ok(CU(cuMemsetD32_v2, memory, mark(0), (size_t)1), "fill");
+    ok(CU(cuCtxSynchronize), "synchronize");
+    int gpu = *word_of(memory, 0) == mark(0);
+    wrong = gpu ? wrong_by_gpu(memory, pieces, &checked) : wrong_by_host(memory, pieces, &checked);
+    say("{\"taken\":%zu,\"gpu\":%d,\"checked\":%lu,\"wrong\":%lu}", bytes, gpu, checked, wrong);
+}
+
 static void run(uint64_t window, int windows) {
-    load("spin_for_1ms");
     for (; windows; windows--) {
         uint64_t from = now(), launches = 0;
         for (; now() - from < window; launches++) {
@@ -210,6 +277,28 @@ static void launches(int count) {
     record_graph();
     double graph = batches(replay, count / NODES + 1);
     say("{\"launch\":%f,\"graph\":%f,\"replayed\":%lu}", one, graph, replayed());
+}
+
+static void latency(size_t count) {
+    double *each = must(calloc(count, sizeof *each), "memory of the host");
+    load("spin_for_1us");
+    launch();
+    synchronize();
+    for (size_t at = 0; at < count; at++) {
+        uint64_t from = now();
+        launch();
+        synchronize();
+        each[at] = (double)(now() - from);
+    }
+    double middle = part(each, count, 0.5);
+    say("{\"p50\":%f,\"p99\":%f}", middle, part(each, count, 0.99));
+}
+
+static void count_launches(int count) {
+    load("spin_for_1us");
+    for (int at = 0; at < count; at++) launch();
+    synchronize();
+    say("{\"launched\":%d}", count);
 }
 
 static void pair(void) {
@@ -317,8 +406,14 @@ int main(int count, char **arguments) {
     else if (!strcmp(what, "used")) ok(CU(cuInit, 0), "init"), say("{\"used\":%lu}", nvml_used());
     else if (!strcmp(what, "context")) context();
     else if (!strcmp(what, "calibrate")) calibrate();
-    else if (!strcmp(what, "fill")) fill();
-    else if (!strcmp(what, "run")) {
+    else if (!strcmp(what, "fill")) fill(count > 2 && !strcmp(arguments[2], "managed"));
+    else if (!strcmp(what, "beyond")) beyond((size_t)number(arguments, count, 2));
+    else if (!strcmp(what, "latency")) latency((size_t)number(arguments, count, 2));
+    else if (!strcmp(what, "count")) count_launches((int)number(arguments, count, 2));
+    else if (!strcmp(what, "processors")) load("spin_for_1us"), say("{\"processors\":%d}", processors);
+    else if (!strcmp(what, "run") || !strcmp(what, "small")) {
+        load("spin_for_1ms");
+        if (!strcmp(what, "small")) processors = 1;
         rounds = (uint64_t)number(arguments, count, 2);
         run((uint64_t)number(arguments, count, 3) * 1000000, (int)number(arguments, count, 4));
     } else if (!strcmp(what, "launch")) {
