@@ -1,16 +1,50 @@
 //! That `make bench-gpu` has a figure for each of its rows, on a node with the fake driver: a machine with a GPU may be at hand once.
 
 mod container;
-#[path = "../benches/gpu/rows.rs"]
+#[path = "../benches/gpu/rows/mod.rs"]
 mod rows;
-#[path = "../benches/gpu/torch.rs"]
-mod torch;
 
-use container::{Node, can_contain};
-use rows::{Effort, NO_GPU, find, look, waiting};
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use container::{Node, can_contain, control_daemon};
+use rows::{Effort, NO_GPU, Programs, Row, find, look, waiting};
+use rows::{proxy, python, smi};
 
 /// Enough to see whether there are figures.
 const EFFORT: Effort = Effort { window_ms: 200, windows: 1, batch: 20, turns: 1 };
+
+/// The table that the rows go into.
+const DOCUMENT: &str = include_str!("../../../docs/measurements/gpu.md");
+
+/// What `nvidia-smi` prints, as NVIDIA's manual has it.
+const SAMPLES: &str = "2024/05/14 09:21:32.912, 0\n\
+                       2024/05/14 09:21:33.012, 20\n\
+                       2024/05/14 09:21:33.512, 26\n\
+                       2024/05/14 09:21:34.013, 31\n\
+                       2024/05/14 09:21:34.614, 33\n\
+                       2024/05/14 09:21:35.015, 99\n\
+                       2024/05/14 09:21:35.1";
+
+/// Stands in for `nvidia-smi`: samples until it is killed, or memory.
+fn sampler(directory: &Path) -> PathBuf {
+    let (program, samples) = (directory.join("nvidia-smi"), directory.join("samples"));
+    fs::write(&samples, SAMPLES).expect("written");
+    let script = format!(
+        "#!/bin/sh\ncase \"$*\" in\n*--loop-ms=100*) cat {}; exec tail -f /dev/null;;\n*) echo '20252, 0';;\nesac\n",
+        samples.display()
+    );
+    fs::write(&program, script).expect("written");
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("set");
+    program
+}
+
+/// Whether a row needs a program that no stand-in takes the place of, and says so.
+fn lacks_a_program(row: &Row) -> bool {
+    ["no `python3` in PATH", "no `ncu` in PATH"].contains(&row.found.as_str())
+}
 
 #[test]
 fn every_row_of_the_gpu_bench_has_a_figure() {
@@ -20,7 +54,12 @@ fn every_row_of_the_gpu_bench_has_a_figure() {
     let node = Node::in_real_time();
     let gpu = look(&node).expect("the fake one");
     assert!(gpu.name.contains("H100") && !gpu.driver.is_empty() && !gpu.cuda.is_empty());
-    let found = find(&node, &gpu, EFFORT);
+    let programs = Programs {
+        mps_control: Some(control_daemon().to_owned()),
+        smi: Some(sampler(node.path())),
+        ..Programs::default()
+    };
+    let found = find(&node, &gpu, EFFORT, &programs);
     let waiting = waiting();
     assert!(waiting.iter().all(|row| row.found == NO_GPU));
     assert!(
@@ -31,13 +70,30 @@ fn every_row_of_the_gpu_bench_has_a_figure() {
     );
     for row in &found {
         let has_figure = row.found.starts_with(|first: char| first.is_ascii_digit() || first == '-');
-        assert!(has_figure || row.what.starts_with("PyTorch"), "{}: {}", row.what, row.found);
+        assert!(has_figure || lacks_a_program(row), "{}: {}", row.what, row.found);
     }
+    assert_eq!(
+        found.iter().filter(|row| lacks_a_program(row)).count(),
+        9,
+        "PyTorch's, Triton's, NCCL's, ncu's"
+    );
     // What does not depend on how busy the machine is.
-    for what in ["filled to the cap", "the same, as the program sees it", "what the ledger has"] {
+    for what in [
+        "filled to the cap, on",
+        "filled to the cap with managed memory",
+        "the same, as the program sees it",
+        "what the ledger has",
+        "as a proxy: filled to the cap",
+        "as a proxy: the same",
+        "as a proxy: `nvidia-smi`",
+        "MPS: multiprocessors",
+        "MPS: asked after a daemon",
+    ] {
         let row = found.iter().find(|row| row.what.starts_with(what)).expect("a row");
         assert!(row.found.ends_with(": met"), "{}: {}", row.what, row.found);
     }
+    let beyond = found.iter().find(|row| row.what.starts_with("1.2 times")).expect("a row");
+    assert!(beyond.found.contains(", 0 of "), "no word is wrong: {}", beyond.found);
 }
 
 #[test]
@@ -50,5 +106,69 @@ fn a_machine_without_a_gpu_is_told_apart() {
     match look(&node) {
         Err(reason) => assert!(!reason.is_empty()),
         Ok(gpu) => assert!(!gpu.driver.is_empty()),
+    }
+}
+
+#[test]
+fn the_document_has_the_rows_of_the_gpu_bench_in_their_order() {
+    let rows = DOCUMENT.lines().filter(|line| line.starts_with("| "));
+    let rows: Vec<_> = rows.filter(|line| !line.starts_with("| |")).collect();
+    let wanted: Vec<_> = waiting().iter().map(|row| format!("| {} | {} |", row.what, row.goal)).collect();
+    assert_eq!(rows.len(), wanted.len());
+    for (row, wanted) in rows.iter().zip(&wanted) {
+        assert!(row.starts_with(wanted), "{row} is to begin as {wanted}");
+    }
+}
+
+#[test]
+fn only_seconds_that_were_sampled_from_beginning_to_end_count() {
+    let means = smi::means_of_seconds(SAMPLES);
+    assert_eq!(means, [23.0, 32.0]);
+    assert!((smi::mean_absolute_error(&means, 25.0) - 4.5).abs() < 1e-9);
+}
+
+#[test]
+fn a_gpu_that_does_not_say_how_busy_it_is_has_no_seconds() {
+    for said in
+        ["", "No devices were found\n", "2024/05/14 09:21:33.512, [N/A]\n", "2024/05/14 09:21:33.512, 3"]
+    {
+        assert!(smi::means_of_seconds(said).is_empty(), "{said}");
+    }
+}
+
+#[test]
+fn memory_by_nvidia_smi_is_two_numbers_of_mib() {
+    assert_eq!(smi::total_and_used("20389, 20388\n"), Some([20389.0, 20388.0]));
+    assert_eq!(smi::total_and_used("[Insufficient Permissions], 1\n"), None);
+}
+
+#[test]
+fn a_profile_has_a_line_for_each_kernel_and_others() {
+    let profile = "==PROF== Connected to process 4242 (/tmp/gpu)\n\
+                   ==PROF== Profiling \"spin_for_1us\" - 0: 0%....50%....100% - 1 pass\n\
+                   {\"launched\":2}\n\
+                   \"ID\",\"Process ID\",\"Kernel Name\",\"Metric Name\",\"Metric Value\"\n\
+                   \"0\",\"4242\",\"spin_for_1us\",\"gpu__time_duration.sum\",\"3,456\"\n\
+                   \"1\",\"4242\",\"spin_for_1us\",\"gpu__time_duration.sum\",\"3,424\"\n";
+    assert_eq!(proxy::profiled(profile), 2);
+    let refused = "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance Counters\n";
+    assert_eq!(proxy::profiled(refused), 0);
+}
+
+#[test]
+fn the_scripts_for_python_are_python() {
+    let Some(python) = Programs::of_this_machine().python else {
+        eprintln!("SKIPPED: the_scripts_for_python_are_python: {}", rows::absent("python3"));
+        return;
+    };
+    let directory = tempfile::TempDir::new().expect("a directory");
+    for script in [&python::TORCH, &python::TRITON, &python::NCCL] {
+        for (name, text) in [(script.name, script.text), ("test.py", script.test)] {
+            let path = directory.path().join(name);
+            fs::write(&path, text).expect("written");
+            let tried =
+                Command::new(&python).args(["-m", "py_compile"]).arg(&path).output().expect("it runs");
+            assert!(tried.status.success(), "{name}: {}", String::from_utf8_lossy(&tried.stderr));
+        }
     }
 }

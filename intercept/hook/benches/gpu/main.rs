@@ -6,9 +6,8 @@
 #[path = "../../tests/container/mod.rs"]
 mod container;
 mod rows;
-mod torch;
 
-use rows::{Effort, Gpu, Row};
+use rows::{Effort, Gpu, Programs, Row};
 
 const EFFORT: Effort = Effort { window_ms: 1_000, windows: 5, batch: 400, turns: 3 };
 
@@ -20,7 +19,7 @@ fn main() {
         }
         Ok((node, gpu)) => {
             println!("{}, driver {}, CUDA {}\n", gpu.name, gpu.driver, gpu.cuda);
-            print(&rows::find(&node, &gpu, EFFORT));
+            print(&rows::find(&node, &gpu, EFFORT, &Programs::of_this_machine()));
         }
     }
 }

@@ -1,23 +1,36 @@
 //! What is found on a GPU: the rows of a table, each with its goal.
 //!
-//! Programs (`benches/programs/gpu.c`) run in containers with and without the library, as the tests' programs do; the driver is the
-//! node's.
+//! Programs (`benches/programs/gpu.c`, and scripts beside this) run in containers with and without the library, as the tests'
+//! programs do; the driver is the node's.
+
+mod memory;
+mod mps;
+mod neighbours;
+mod overheads;
+mod programs;
+pub(crate) mod proxy;
+pub(crate) mod python;
+pub(crate) mod smi;
+mod time;
 
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::mpsc::{Sender, channel};
-use std::thread;
+use std::path::PathBuf;
 
 use serde_json::Value;
 use tessera_intercept_abi::{ComputePolicy, GpuUuid, Grant, Text};
 
-use crate::container::{self, Container, MIB, Node, NodeShare, Running, arbitrate};
-use crate::torch;
+use crate::container::{self, Container, MIB, Mode, Node, NodeShare, Running};
+
+pub(crate) use programs::{Programs, absent};
 
 /// What is waited for while none was found.
 pub(crate) const NO_GPU: &str = "waits for a GPU";
 
 /// What a row has whose programs did not get to their end: nobody knows a driver before it was tried, and other rows go on.
 const FAILED: &str = "**failed**: see standard error";
+
+/// Seconds after which a program is given up that is not ours, or waits for one.
+const PATIENCE: u32 = 300;
 
 /// How long is measured.
 #[derive(Clone, Copy)]
@@ -39,6 +52,8 @@ pub(crate) struct Gpu {
     pub(crate) cuda: String,
     uuid: GpuUuid,
     total_bytes: u64,
+    /// The driver's own files: CUDA's and NVML's library.
+    libraries: [PathBuf; 2],
 }
 
 /// A line of the table.
@@ -54,48 +69,26 @@ struct Kind {
     find: fn(&Rig<'_>) -> Vec<String>,
 }
 
-const KINDS: [Kind; 7] = [
-    Kind {
-        rows: &[
-            ("a context, of a program that has done nothing", ""),
-            ("the same after a module and a launch: what a grant should charge", ""),
-        ],
-        find: contexts,
-    },
-    Kind {
-        rows: &[
-            ("filled to the cap, on the GPU itself", "99 to 100 % of the cap"),
-            ("the same, as the program sees it", "agree"),
-        ],
-        find: fill,
-    },
-    Kind {
-        rows: &[
-            ("cap of 10 %", "within 3 points, 95 % of it at least"),
-            ("cap of 25 %", "within 3 points, 95 % of it at least"),
-            ("cap of 50 %", "within 3 points, 95 % of it at least"),
-            ("cap of 90 %", "within 3 points, 95 % of it at least"),
-        ],
-        find: caps,
-    },
-    Kind { rows: &[("two containers of 30 and 70 %", "ratio of 2.1 to 2.6")], find: tenants },
-    Kind {
-        rows: &[
-            ("launch", "2 % more at most"),
-            ("replay of a graph of 20", "2 % more at most"),
-            ("kernels of replayed graphs in 2 s", "99 % at least"),
-            ("alloc + free of 2 MiB", ""),
-        ],
-        find: overheads,
-    },
-    Kind {
-        rows: &[(
-            "what the ledger has and the driver not, at most, over pools, `cuMemCreate`, graphs",
-            "2 MiB either way",
-        )],
-        find: agreement,
-    },
-    Kind { rows: &torch::ROWS, find: torch::find },
+const KINDS: [Kind; 19] = [
+    memory::CONTEXTS,
+    memory::FILL,
+    memory::MANAGED,
+    memory::AGREEMENT,
+    memory::BEYOND,
+    time::CAPS,
+    time::SAMPLED,
+    neighbours::TENANTS,
+    neighbours::LATENCY,
+    overheads::OVERHEADS,
+    python::PYTORCH,
+    proxy::PROXY,
+    proxy::PYTORCH,
+    proxy::TRITON,
+    proxy::NCCL,
+    proxy::NVIDIA_SMI,
+    proxy::PROFILER,
+    mps::CLIENTS,
+    mps::NOBODY,
 ];
 
 /// All rows, empty.
@@ -104,8 +97,8 @@ pub(crate) fn waiting() -> Vec<Row> {
 }
 
 /// All rows, of a node's first GPU.
-pub(crate) fn find(node: &Node, gpu: &Gpu, effort: Effort) -> Vec<Row> {
-    let rig = Rig::new(node, gpu, effort);
+pub(crate) fn find(node: &Node, gpu: &Gpu, effort: Effort, programs: &Programs) -> Vec<Row> {
+    let rig = Rig::new(node, gpu, effort, programs);
     let find = |kind: &Kind| {
         let found = panic::catch_unwind(AssertUnwindSafe(|| (kind.find)(&rig)));
         kind.fill(found.unwrap_or_else(|_| kind.rows.iter().map(|_| FAILED.to_owned()).collect()))
@@ -140,15 +133,18 @@ pub(crate) fn look(node: &Node) -> Result<Gpu, String> {
         cuda: format!("{}.{}", version / 1000, version % 1000 / 10),
         uuid: text("uuid").parse().map_err(|error| format!("UUID of the GPU: {error}"))?,
         total_bytes: number(said, "total") as u64,
+        libraries: ["libcuda", "libnvml"].map(|library| text(library).into()),
     })
 }
 
 /// A node with a GPU, and what measurements have in common.
-pub(crate) struct Rig<'a> {
-    pub(crate) node: &'a Node,
+struct Rig<'a> {
+    node: &'a Node,
     gpu: &'a Gpu,
-    pub(crate) effort: Effort,
-    program: std::path::PathBuf,
+    effort: Effort,
+    programs: &'a Programs,
+    /// `benches/programs/gpu.c`.
+    program: PathBuf,
     /// What a program that works takes beside what it asks for.
     context_bytes: u64,
     /// Rounds of the kernel that take a millisecond.
@@ -156,9 +152,9 @@ pub(crate) struct Rig<'a> {
 }
 
 impl<'a> Rig<'a> {
-    fn new(node: &'a Node, gpu: &'a Gpu, effort: Effort) -> Self {
+    fn new(node: &'a Node, gpu: &'a Gpu, effort: Effort, programs: &'a Programs) -> Self {
         let program = container::bench_program("gpu", node.path());
-        let mut rig = Self { node, gpu, effort, program, context_bytes: 0, rounds: String::new() };
+        let mut rig = Self { node, gpu, effort, programs, program, context_bytes: 0, rounds: String::new() };
         rig.context_bytes = number(&rig.bare(&["context"]), "worked") as u64;
         rig.rounds = number(&rig.bare(&["calibrate"]), "rounds").to_string();
         rig
@@ -173,9 +169,18 @@ impl<'a> Rig<'a> {
         container::lines_of(&container.run(&self.program, arguments)).pop().expect("a line")
     }
 
+    /// Memory in use on the GPU, by NVML.
+    fn used(&self) -> f64 {
+        number(&self.bare(&["used"]), "used")
+    }
+
     /// A share of a part of the GPU's memory, and of so many percent of its time.
-    pub(crate) fn share(&self, id: &str, memory_limit_bytes: u64, percent: u32) -> NodeShare {
-        self.node.share_of(Grant {
+    fn share(&self, id: &str, memory_limit_bytes: u64, percent: u32) -> NodeShare {
+        self.node.share_of(self.grant(id, memory_limit_bytes, percent))
+    }
+
+    fn grant(&self, id: &str, memory_limit_bytes: u64, percent: u32) -> Grant {
+        Grant {
             gpu_uuid: self.gpu.uuid,
             memory_limit_bytes,
             context_bytes: self.context_bytes,
@@ -186,23 +191,42 @@ impl<'a> Rig<'a> {
             claim_uid: Text::new("0b5f5c1e-9a61-4a0f-8d8c-52b0f2a6c7f1").expect("short"),
             id: Text::new(id).expect("short"),
             sequence: 0,
-        })
+        }
+    }
+
+    /// A container with a share, and with the interceptor where it is to stand.
+    fn contain(&self, mode: Mode, share: &NodeShare) -> Container<'_> {
+        match mode {
+            Mode::Proxy => self.node.contain_in(Mode::Bare, &[share]).by_proxies(&self.gpu.libraries),
+            other => self.node.contain_in(other, &[share]),
+        }
     }
 
     /// A quarter of the GPU's memory, in whole MiB.
-    pub(crate) fn quarter(&self) -> u64 {
+    fn quarter(&self) -> u64 {
         self.gpu.total_bytes / 4 / MIB * MIB
     }
 
     /// Starts kernels of a millisecond in a container.
     fn start(&self, container: &Container<'_>, windows: u32) -> Running {
+        self.start_kernels("run", container, windows)
+    }
+
+    fn start_kernels(&self, which: &str, container: &Container<'_>, windows: u32) -> Running {
         let [window, windows] = [self.effort.window_ms, windows].map(|number| number.to_string());
-        container.start(&self.program, &["run", &self.rounds, &window, &windows])
+        container.start(&self.program, &[which, &self.rounds, &window, &windows])
+    }
+
+    /// The part of the GPU's time that a container gets, after the first window.
+    fn part(&self, container: &Container<'_>) -> f64 {
+        let windows = self.effort.windows;
+        part(&mut self.start(container, windows + 1), windows)
     }
 
     /// The medians of a program's fields without and with the library, in turn.
-    pub(crate) fn in_turn<const N: usize>(
+    fn in_turn<const N: usize>(
         &self,
+        mode: Mode,
         fields: [&str; N],
         mut run: impl FnMut(&Container<'_>) -> Value,
     ) -> [[f64; 2]; N] {
@@ -210,7 +234,7 @@ impl<'a> Rig<'a> {
         let mut found = fields.map(|_| [Vec::new(), Vec::new()]);
         for _ in 0..self.effort.turns {
             for (at, container) in
-                [self.node.without_the_library(), self.node.contain(&[&share])].iter().enumerate()
+                [self.node.without_the_library(), self.contain(mode, &share)].iter().enumerate()
             {
                 let said = run(container);
                 for (found, field) in found.iter_mut().zip(fields) {
@@ -223,8 +247,14 @@ impl<'a> Rig<'a> {
 }
 
 /// A number that a program said.
-pub(crate) fn number(said: &Value, field: &str) -> f64 {
+fn number(said: &Value, field: &str) -> f64 {
     said[field].as_f64().unwrap_or_else(|| panic!("a number `{field}` in {said}"))
+}
+
+/// The part of the GPU's time that running kernels had in windows after the next one.
+fn part(running: &mut Running, windows: u32) -> f64 {
+    let parts: Vec<_> = (0..=windows).map(|_| number(&running.with("gpu"), "gpu")).skip(1).collect();
+    parts.iter().sum::<f64>() / f64::from(windows)
 }
 
 fn median(mut numbers: Vec<f64>) -> f64 {
@@ -233,120 +263,15 @@ fn median(mut numbers: Vec<f64>) -> f64 {
 }
 
 /// A figure, and whether the goal is met.
-pub(crate) fn judged(figure: &str, met: bool) -> String {
+fn judged(figure: &str, met: bool) -> String {
     format!("{figure}: {}", if met { "met" } else { "**missed**" })
+}
+
+/// A part of something in percent.
+fn percent(part: f64) -> String {
+    format!("{:.1} %", part * 100.0)
 }
 
 fn mib(bytes: f64) -> String {
     format!("{:.0} MiB", bytes / MIB as f64)
-}
-
-/// Time without and with the library, in nanoseconds.
-fn times([none, with]: [f64; 2]) -> String {
-    format!("{none:.0} ns, with the library {with:.0} ns (+{:.1} %)", (with / none - 1.0) * 100.0)
-}
-
-fn contexts(rig: &Rig<'_>) -> Vec<String> {
-    let said = rig.bare(&["context"]);
-    ["context", "worked"].map(|field| mib(number(&said, field))).into()
-}
-
-fn fill(rig: &Rig<'_>) -> Vec<String> {
-    let cap = rig.quarter();
-    let share = rig.share("fill", cap, 100);
-    let used = || number(&rig.bare(&["used"]), "used");
-    let before = used();
-    let mut filled = rig.node.contain(&[&share]).start(&rig.program, &["fill"]);
-    let said = filled.with("taken");
-    let (held, ledger) = (used() - before, share.ledger(|ledger| ledger.used_bytes()) as f64);
-    let (part, [by_cuda, by_nvml]) =
-        (held / cap as f64, ["cudaUsed", "nvmlUsed"].map(|field| number(&said, field)));
-    let seen = format!(
-        "{} by `cuMemGetInfo`, {} by NVML, {} in the ledger",
-        mib(by_cuda),
-        mib(by_nvml),
-        mib(ledger)
-    );
-    vec![
-        judged(&format!("{:.2} % of {}", part * 100.0, mib(cap as f64)), (0.99..=1.0).contains(&part)),
-        judged(&seen, by_cuda == by_nvml && by_nvml == ledger),
-    ]
-}
-
-/// The part of the GPU's time that a container gets in windows of its own.
-fn part(running: &mut Running, windows: u32) -> f64 {
-    let parts: Vec<_> = (0..=windows).map(|_| number(&running.with("gpu"), "gpu")).skip(1).collect();
-    parts.iter().sum::<f64>() / f64::from(windows)
-}
-
-/// Runs something while the driver's part in sharing time is done for two shares.
-fn arbitrated<T>(shares: &[NodeShare; 2], run: impl FnOnce() -> T) -> T {
-    let (stop, stopped): (Sender<()>, _) = channel();
-    thread::scope(move |scope| {
-        // Dropped in any case, or the other would be waited for.
-        let _stop = stop;
-        scope.spawn(move || arbitrate(shares, &stopped));
-        run()
-    })
-}
-
-fn caps(rig: &Rig<'_>) -> Vec<String> {
-    [10, 25, 50, 90].map(|percent| cap(rig, percent)).into()
-}
-
-fn cap(rig: &Rig<'_>, percent: u32) -> String {
-    let windows = rig.effort.windows;
-    let share = |id: &str, percent| rig.share(&format!("{id}-{percent}"), rig.quarter(), percent);
-    let alone = share("alone", percent);
-    let alone = part(&mut rig.start(&rig.node.contain(&[&alone]), windows + 1), windows);
-    let shares = [share("beside", percent), share("neighbour", 100)];
-    let (beside, neighbour) = arbitrated(&shares, || {
-        // It goes on for longer than it is looked at.
-        let mut neighbour = rig.start(&rig.node.contain(&[&shares[1]]), 1_000);
-        neighbour.with("gpu");
-        let beside = part(&mut rig.start(&rig.node.contain(&[&shares[0]]), windows + 1), windows);
-        (beside, number(&neighbour.with("gpu"), "gpu"))
-    });
-    let wanted = f64::from(percent) / 100.0;
-    let [alone_percent, beside, neighbour] = [alone, beside, neighbour].map(|part| part * 100.0);
-    let figure = format!(
-        "{alone_percent:.1} % alone; {beside:.1} % beside a neighbour without a cap, which had {neighbour:.1} %"
-    );
-    judged(&figure, (alone - wanted).abs() <= 0.03 && alone >= 0.95 * wanted)
-}
-
-fn tenants(rig: &Rig<'_>) -> Vec<String> {
-    let shares = [30, 70].map(|percent| rig.share(&format!("tenant-{percent}"), rig.quarter(), percent));
-    let windows = rig.effort.windows;
-    let [less, more] = arbitrated(&shares, || {
-        let mut both = shares.each_ref().map(|share| rig.start(&rig.node.contain(&[share]), windows + 1));
-        both.each_mut().map(|running| part(running, windows))
-    });
-    let ratio = more / less;
-    let figure = format!("{:.1} and {:.1} %, ratio {ratio:.2}", less * 100.0, more * 100.0);
-    vec![judged(&figure, (2.1..=2.6).contains(&ratio))]
-}
-
-fn overheads(rig: &Rig<'_>) -> Vec<String> {
-    let batch = rig.effort.batch.to_string();
-    let [launch, graph, replayed] =
-        rig.in_turn(["launch", "graph", "replayed"], |container| rig.run(container, &["launch", &batch]));
-    let [pair] = rig.in_turn(["pair"], |container| rig.run(container, &["memory", &batch]));
-    let within = |[none, with]: [f64; 2]| judged(&times([none, with]), with <= none * 1.02);
-    let throughput = replayed[1] / replayed[0];
-    let replays =
-        format!("{:.0}, with the library {:.0} ({:.1} %)", replayed[0], replayed[1], throughput * 100.0);
-    vec![within(launch), within(graph), judged(&replays, throughput >= 0.99), times(pair)]
-}
-
-fn agreement(rig: &Rig<'_>) -> Vec<String> {
-    let share = rig.share("claim-0", rig.quarter(), 100);
-    let [bare, total_at, shift] = &rig.node.to_compare();
-    let arguments = ["agree", bare, total_at, shift];
-    let steps = container::lines_of(&rig.node.contain(&[&share]).run(&rig.program, &arguments));
-    let apart = |step: &Value| number(step, "ledger") - number(step, "driver");
-    let worst =
-        steps.iter().max_by(|one, other| apart(one).abs().total_cmp(&apart(other).abs())).expect("steps");
-    let figure = format!("{} of {} steps, {worst}", mib(apart(worst)), steps.len());
-    vec![judged(&figure, apart(worst).abs() <= 2.0 * MIB as f64)]
 }

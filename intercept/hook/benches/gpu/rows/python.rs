@@ -1,51 +1,175 @@
-//! PyTorch, where `python3` has it.
+//! PyTorch, and what stands on it, where `python3` has it.
 
+use std::fs;
 use std::process::Command;
 
 use serde_json::Value;
 
-use crate::container::{self, Container};
-use crate::rows::{Rig, judged, number};
+use super::memory::{AGREE, FULL, full};
+use super::overheads::{AS_MUCH, work};
+use super::programs::PYTHON;
+use super::{FAILED, Kind, MIB, PATIENCE, Rig, absent, judged, mib, number};
+use crate::container::{self, Container, Mode, NodeShare};
 
-/// What is found of it.
-pub(crate) const ROWS: [(&str, &str); 2] = [
-    ("PyTorch: allocated until refused", "no more than the cap"),
-    ("PyTorch: products of matrices of 4096", "99 % at least"),
-];
-
-/// What a program without PyTorch answers.
-const ABSENT: &str = "no PyTorch for `python3` with CUDA here";
-
-const PROGRAM: &str = include_str!("torch.py");
-
-/// Both rows.
-pub(crate) fn find(rig: &Rig<'_>) -> Vec<String> {
-    let test = "import torch, sys; sys.exit(not torch.cuda.is_available())";
-    // Without the node's containers: what is asked is whether the machine has it.
-    let has_it =
-        Command::new("python3").args(["-c", test]).output().is_ok_and(|output| output.status.success());
-    if has_it { measure(rig) } else { ROWS.map(|_| ABSENT.to_owned()).into() }
+/// A program beside these files, under another name: in a directory of its modules' names it would import itself.
+pub(crate) struct Script {
+    pub(crate) name: &'static str,
+    pub(crate) text: &'static str,
+    /// Whether this machine can run it.
+    pub(crate) test: &'static str,
+    /// What it can not, otherwise.
+    lacks: &'static str,
 }
 
-fn run(container: &Container<'_>, what: &str) -> Value {
-    container::lines_of(&container.run("python3", &["-c", PROGRAM, what])).pop().expect("a line")
+pub(crate) const TORCH: Script = Script {
+    name: "bench_torch.py",
+    text: include_str!("../torch.py"),
+    test: "import torch, sys; sys.exit(not torch.cuda.is_available())",
+    lacks: "no PyTorch for `python3` with CUDA here",
+};
+
+pub(crate) const TRITON: Script = Script {
+    name: "bench_triton.py",
+    text: include_str!("../triton.py"),
+    test: "import torch, triton, sys; sys.exit(not torch.cuda.is_available())",
+    lacks: "no Triton for `python3` with CUDA here",
+};
+
+pub(crate) const NCCL: Script = Script {
+    name: "bench_nccl.py",
+    text: include_str!("../nccl.py"),
+    test: "import torch, torch.distributed as d, sys; \
+           sys.exit(not (torch.cuda.is_available() and d.is_available() and d.is_nccl_available()))",
+    lacks: "no PyTorch with NCCL for `python3` here",
+};
+
+pub(super) const PYTORCH: Kind = Kind {
+    rows: &[
+        ("PyTorch: a context, after a product of matrices", ""),
+        ("PyTorch: filled until refused, on the GPU itself", FULL),
+        ("PyTorch: the same by `mem_get_info`, NVML and `nvidia-smi` in the container", AGREE),
+        ("PyTorch: products of matrices of 4096", AS_MUCH),
+    ],
+    find: |rig| pytorch(rig, Mode::Preload, preloaded),
+};
+
+impl Script {
+    /// Why it cannot run here. Without the node's containers: what is asked is what the machine has.
+    fn lacks(&self, rig: &Rig<'_>) -> Option<String> {
+        let Some(python) = &rig.programs.python else { return Some(absent(PYTHON)) };
+        let tried = Command::new(python).args(["-c", self.test]).output();
+        let can = tried.is_ok_and(|output| output.status.success());
+        (!can).then(|| self.lacks.to_owned())
+    }
+
+    /// What `timeout` runs in a container. What it compiles is kept for nobody.
+    fn arguments(&self, rig: &Rig<'_>, arguments: &[&str]) -> Vec<String> {
+        let path = rig.node.path().join(self.name);
+        fs::write(&path, self.text).expect("written");
+        let cache = tempfile::TempDir::new_in(rig.node.path()).expect("a directory").keep();
+        let set = format!("TRITON_CACHE_DIR={}", cache.display());
+        let first =
+            [PATIENCE.to_string(), "env".to_owned(), set, PYTHON.to_owned(), path.display().to_string()];
+        first.into_iter().chain(arguments.iter().map(|&argument| argument.to_owned())).collect()
+    }
+
+    /// Runs it to its end; its last line.
+    fn run(&self, rig: &Rig<'_>, container: &Container<'_>, arguments: &[&str]) -> Result<Value, String> {
+        let arguments = self.arguments(rig, arguments);
+        let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
+        let output = container.run("timeout", &arguments);
+        let said = String::from_utf8_lossy(&output.stdout);
+        let line = said.lines().next_back().and_then(|line| serde_json::from_str(line).ok());
+        line.filter(|_| output.status.success()).ok_or_else(|| container::last_words(&output))
+    }
 }
 
-fn measure(rig: &Rig<'_>) -> Vec<String> {
-    let cap = rig.quarter();
-    let share = rig.share("torch", cap, 100);
-    let said = run(&rig.node.contain(&[&share]), "fill");
-    let (reserved, seen) = (number(&said, "reserved"), number(&said, "total"));
-    let percent = reserved / cap as f64 * 100.0;
-    let [[none, with]] = rig.in_turn(["products"], |container| run(container, "products"));
-    vec![
-        judged(
-            &format!("{percent:.1} % of the cap, which it sees as {seen:.0} bytes"),
-            reserved <= cap as f64 && seen == cap as f64,
-        ),
-        judged(
-            &format!("{none:.0} in 3 s, with the library {with:.0} ({:.1} %)", with / none * 100.0),
-            with >= 0.99 * none,
-        ),
-    ]
+/// All rows of a way to stand, or for each what PyTorch lacks.
+pub(super) fn pytorch<const N: usize>(
+    rig: &Rig<'_>,
+    mode: Mode,
+    rows: fn(&Filled, String) -> [String; N],
+) -> Vec<String> {
+    match TORCH.lacks(rig) {
+        Some(lacks) => vec![lacks; N],
+        None => rows(&Filled::find(rig, mode), products(rig, mode)).into(),
+    }
+}
+
+fn preloaded(filled: &Filled, products: String) -> [String; 4] {
+    [mib(filled.context), full(filled.held, filled.cap), filled.as_seen(), products]
+}
+
+pub(super) fn in_the_drivers_place(filled: &Filled, products: String) -> [String; 2] {
+    [full(filled.held, filled.cap), products]
+}
+
+/// PyTorch in a container that it has filled.
+pub(super) struct Filled {
+    cap: f64,
+    /// What it took before, beside its tensors.
+    context: f64,
+    /// On the GPU, beside what was there before.
+    held: f64,
+    said: Value,
+}
+
+impl Filled {
+    fn find(rig: &Rig<'_>, mode: Mode) -> Self {
+        let cap = rig.quarter();
+        let [empty, full] = ["empty", "full"].map(|id| rig.share(&format!("torch-{id}-{mode:?}"), cap, 100));
+        let (context, said) = Self::hold(rig, mode, &empty, "context");
+        let context = context - number(&said, "reserved");
+        let (held, said) = Self::hold(rig, mode, &full, "fill");
+        Self { cap: cap as f64, context, held, said }
+    }
+
+    /// What the GPU has more in use while the program waits, and what it said.
+    fn hold(rig: &Rig<'_>, mode: Mode, share: &NodeShare, what: &str) -> (f64, Value) {
+        let before = rig.used();
+        let arguments = TORCH.arguments(rig, &[what, &rig.gpu.uuid.to_string()]);
+        let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
+        let mut running = rig.contain(mode, share).start("timeout", &arguments);
+        let said = running.with("reserved");
+        (rig.used() - before, said)
+    }
+
+    /// `nvidia-smi` rounds to MiB, and is not everywhere.
+    fn as_seen(&self) -> String {
+        let [by_torch, by_nvml, total] =
+            ["torchUsed", "nvmlUsed", "total"].map(|field| number(&self.said, field));
+        let smi = self.said["smi"].as_str();
+        let by_smi: Option<f64> = smi.and_then(|text| text.trim().parse().ok());
+        let smi_agrees = by_smi.is_none_or(|mib| (mib - by_nvml / MIB as f64).abs() <= 1.0);
+        let seen = by_smi
+            .map_or_else(|| "no `nvidia-smi`".to_owned(), |mib| format!("{mib:.0} MiB by `nvidia-smi`"));
+        let figure = format!("{} by `mem_get_info`, {} by NVML, {seen}", mib(by_torch), mib(by_nvml));
+        judged(&figure, by_torch == by_nvml && smi_agrees && total == self.cap)
+    }
+}
+
+fn products(rig: &Rig<'_>, mode: Mode) -> String {
+    let run = |container: &Container<'_>| TORCH.run(rig, container, &["products"]).expect("products");
+    let [products] = rig.in_turn(mode, ["products"], run);
+    work(products)
+}
+
+/// What a script finds with proxies that is to be right, once it was without them.
+pub(super) fn is_right(rig: &Rig<'_>, script: &Script) -> String {
+    if let Some(lacks) = script.lacks(rig) {
+        return lacks;
+    }
+    if let Err(said) = script.run(rig, &rig.node.without_the_library(), &[]) {
+        return format!("fails here without the library, too: `{said}`");
+    }
+    let share = rig.share(script.name, rig.quarter(), 100);
+    match script.run(rig, &rig.contain(Mode::Proxy, &share), &[]) {
+        Ok(said) => {
+            judged(&format!("{} of {} right", said["right"], said["of"]), said["right"] == said["of"])
+        }
+        Err(said) => {
+            eprintln!("{}: {said}", script.name);
+            FAILED.to_owned()
+        }
+    }
 }

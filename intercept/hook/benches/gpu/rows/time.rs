@@ -1,0 +1,96 @@
+//! How much of the GPU's time a container gets.
+
+use std::sync::mpsc::{Sender, channel};
+use std::thread;
+
+use super::programs::SMI;
+use super::{Kind, Rig, absent, judged, number, percent, smi};
+use crate::container::{Mode, NodeShare, arbitrate};
+
+/// The goal of caps.
+pub(super) const NEAR: &str = "within 3 points, 95 % of it at least";
+
+pub(super) const CAPS: Kind = Kind {
+    rows: &[
+        ("cap of 10 %", NEAR),
+        ("cap of 25 %", NEAR),
+        ("cap of 50 %", NEAR),
+        ("cap of 75 %", NEAR),
+        ("cap of 90 %", NEAR),
+    ],
+    find: |rig| [10, 25, 50, 75, 90].map(|percent| cap(rig, percent)).into(),
+};
+
+pub(super) const SAMPLED: Kind = Kind {
+    rows: &[
+        (
+            "cap of 25 %, sampled by `nvidia-smi`",
+            "mean absolute error of 3 points at most, 95 % of the cap at least",
+        ),
+        (
+            "cap of 50 %, sampled by `nvidia-smi`",
+            "mean absolute error of 3 points at most, 95 % of the cap at least",
+        ),
+        (
+            "cap of 75 %, sampled by `nvidia-smi`",
+            "mean absolute error of 3 points at most, 95 % of the cap at least",
+        ),
+    ],
+    find: |rig| [25, 50, 75].map(|percent| sampled(rig, percent)).into(),
+};
+
+/// Whether so much is got of a cap as should be.
+pub(super) fn is_near(part: f64, cap: u32) -> bool {
+    let wanted = f64::from(cap) / 100.0;
+    (part - wanted).abs() <= 0.03 && part >= 0.95 * wanted
+}
+
+/// Runs something while the driver's part in sharing time is done for two shares.
+pub(super) fn arbitrated<T>(shares: &[NodeShare; 2], run: impl FnOnce() -> T) -> T {
+    let (stop, stopped): (Sender<()>, _) = channel();
+    thread::scope(move |scope| {
+        // Dropped in any case, or the other would be waited for.
+        let _stop = stop;
+        scope.spawn(move || arbitrate(shares, &stopped));
+        run()
+    })
+}
+
+fn cap(rig: &Rig<'_>, cap: u32) -> String {
+    let share = |id: &str, percent| rig.share(&format!("{id}-{cap}"), rig.quarter(), percent);
+    let alone = rig.part(&rig.contain(Mode::Preload, &share("alone", cap)));
+    let shares = [share("beside", cap), share("neighbour", 100)];
+    let (beside, neighbour) = arbitrated(&shares, || {
+        // It goes on for longer than it is looked at.
+        let mut neighbour = rig.start(&rig.contain(Mode::Preload, &shares[1]), 1_000);
+        neighbour.with("gpu");
+        let beside = rig.part(&rig.contain(Mode::Preload, &shares[0]));
+        (beside, number(&neighbour.with("gpu"), "gpu"))
+    });
+    let [all, beside, neighbour] = [alone, beside, neighbour].map(percent);
+    let figure = format!("{all} alone; {beside} beside a neighbour without a cap, which had {neighbour}");
+    judged(&figure, is_near(alone, cap))
+}
+
+/// From outside of the container, for twice as long as kernels are counted elsewhere: the sampler has to begin first.
+fn sampled(rig: &Rig<'_>, cap: u32) -> String {
+    let Some(program) = &rig.programs.smi else { return absent(SMI) };
+    let windows = 2 * rig.effort.windows;
+    let share = rig.share(&format!("sampled-{cap}"), rig.quarter(), cap);
+    let mut running = rig.start(&rig.contain(Mode::Preload, &share), windows + 2);
+    // The tokens that there are in the beginning.
+    running.with("gpu");
+    let (part, said) = smi::sampled(program, rig, || super::part(&mut running, windows));
+    let means = smi::means_of_seconds(&said);
+    if means.is_empty() {
+        return format!("**failed**: `{SMI}` says `{}`", said.lines().last().unwrap_or_default());
+    }
+    let error = smi::mean_absolute_error(&means, cap.into());
+    let mean = means.iter().sum::<f64>() / means.len() as f64;
+    let figure = format!(
+        "{mean:.1} % in {} windows, mean absolute error {error:.1} points; {} by its kernels",
+        means.len(),
+        percent(part)
+    );
+    judged(&figure, error <= 3.0 && part >= 0.95 * f64::from(cap) / 100.0)
+}
