@@ -170,8 +170,14 @@ impl Driver {
         let (news_sender, news) = mpsc::unbounded_channel();
         let stop = CancellationToken::new();
         let processes = ProcFs::new(settings.proc);
-        let usage =
-            UsageAudit::new(ledgers, Arc::clone(&gpus), processes, Arc::clone(&metrics), news_sender.clone());
+        let usage = UsageAudit::new(
+            ledgers,
+            Arc::clone(&gpus),
+            processes,
+            Arc::clone(&metrics),
+            news_sender.clone(),
+            mps.clone(),
+        );
         tokio::spawn(usage.run(stop.clone()));
         let mps_watch = MpsWatch::new(mps, journal.watch(), Arc::clone(&metrics), news_sender.clone());
         tokio::spawn(mps_watch.run(stop.clone()));

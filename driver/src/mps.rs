@@ -14,7 +14,7 @@ pub mod watch;
 use std::io;
 
 use tessera_api::names::{ClaimUid, GpuUuid};
-use tessera_mps::{MpsPaths, State, Status, keeper_is_alive, status::StatusError, want};
+use tessera_mps::{MpsPaths, State, Status, keeper_is_alive, keeper_pid, status::StatusError, want};
 
 use crate::state::{
     StatePaths,
@@ -114,6 +114,12 @@ impl Mps {
     #[must_use]
     pub fn status(&self, gpu: &GpuUuid) -> Option<Status> {
         Status::read(&self.paths, gpu).ok().flatten()
+    }
+
+    /// The process that runs the daemons; none where nobody does.
+    #[must_use]
+    pub fn keeper_pid(&self) -> Option<u32> {
+        keeper_pid(&self.paths).ok().flatten()
     }
 
     /// Whether anybody runs the daemons.

@@ -24,6 +24,7 @@ use tessera_intercept_abi::{
     LedgerPage, SlotPage,
     ledger::{HEADER_LEN, LOCK_OFFSET, SLOT_LEN, SLOT_LIVE, Total},
 };
+use tessera_mps::{MpsPaths, lock::KeeperLock};
 
 const MIB: u64 = 1 << 20;
 
@@ -322,5 +323,26 @@ async fn a_process_of_a_pod_that_no_ledger_has_is_told_of_once() {
         tokio::task::yield_now().await;
     }
     assert_eq!(told(&node).len(), 2);
+    driver.stop().await;
+}
+
+#[tokio::test]
+async fn processes_of_the_pod_that_runs_mps_daemons_are_nobody_s_to_account_for() {
+    const KEEPER_POD: &str = "2e1d3c4f-0b52-4d4c-9f66-1e7a3c2b5d88";
+    let node = Node::with_gpus(1);
+    let driver = with_share(&node).await;
+    let _lock = KeeperLock::take(&MpsPaths::new(node.paths().root())).expect("a lock").expect("nobody else");
+    let of_keeper = format!("/kubepods/besteffort/pod{KEEPER_POD}/77aa");
+    for (pid, cgroup) in [(std::process::id(), &of_keeper), (101, &of_keeper), (102, &of_pod())] {
+        show(&node, pid, cgroup);
+    }
+    node.machine.hold(0, &[holds(101, 5000), holds(102, 5000)]);
+    audit().await;
+    while value(&driver, "tessera_gpu_unaccounted_processes") != ["1"] {
+        audit().await;
+        tokio::task::yield_now().await;
+    }
+    node.api.wait_for("an event", |_| (told(&node).len() == 1).then_some(())).await;
+    assert!(told(&node)[0].contains("process 102"), "{:?}", told(&node));
     driver.stop().await;
 }

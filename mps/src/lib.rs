@@ -46,6 +46,6 @@ pub mod status;
 pub mod wanted;
 
 pub use layout::MpsPaths;
-pub use lock::keeper_is_alive;
+pub use lock::{keeper_is_alive, keeper_pid};
 pub use status::{State, Status};
 pub use wanted::want;

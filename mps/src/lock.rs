@@ -3,6 +3,7 @@
 use std::{
     fs::{self, File},
     io,
+    os::unix::fs::FileExt,
 };
 
 use rustix::{fs::FlockOperation, io::Errno};
@@ -23,7 +24,12 @@ impl KeeperLock {
     pub fn take(paths: &MpsPaths) -> io::Result<Option<Self>> {
         fs::create_dir_all(paths.root())?;
         let file = File::options().write(true).create(true).truncate(false).open(paths.lock())?;
-        Ok(locked(&file, FlockOperation::NonBlockingLockExclusive)?.then_some(Self { _file: file }))
+        if !locked(&file, FlockOperation::NonBlockingLockExclusive)? {
+            return Ok(None);
+        }
+        file.set_len(0)?;
+        file.write_all_at(std::process::id().to_string().as_bytes(), 0)?;
+        Ok(Some(Self { _file: file }))
     }
 }
 
@@ -37,6 +43,17 @@ pub fn keeper_is_alive(paths: &MpsPaths) -> io::Result<bool> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(error),
     }
+}
+
+/// The keeper's PID, as the keeper counts; `None` where there is no keeper, or it has not said yet.
+///
+/// # Errors
+/// The file is there and cannot be read or locked.
+pub fn keeper_pid(paths: &MpsPaths) -> io::Result<Option<u32>> {
+    if !keeper_is_alive(paths)? {
+        return Ok(None);
+    }
+    Ok(fs::read_to_string(paths.lock())?.parse().ok())
 }
 
 fn locked(file: &File, operation: FlockOperation) -> io::Result<bool> {
@@ -58,8 +75,10 @@ mod tests {
         assert!(!keeper_is_alive(&paths).expect("nobody was ever there"));
         let keeper = KeeperLock::take(&paths).expect("lockable").expect("free");
         assert!(keeper_is_alive(&paths).expect("readable"));
+        assert_eq!(keeper_pid(&paths).expect("readable"), Some(std::process::id()));
         assert!(KeeperLock::take(&paths).expect("lockable").is_none(), "there is one");
         drop(keeper);
         assert!(!keeper_is_alive(&paths).expect("readable"));
+        assert_eq!(keeper_pid(&paths).expect("readable"), None);
     }
 }

@@ -19,7 +19,7 @@ use super::{
     Ledgers, ShareUse,
     process::{HostProcess, ProcFs},
 };
-use crate::{context_memory::MOST_UNCHARGED, events::NodeNews, metrics::Metrics, report::chain};
+use crate::{context_memory::MOST_UNCHARGED, events::NodeNews, metrics::Metrics, mps::Mps, report::chain};
 
 /// Between rounds: soon enough to be of use, and a few calls to NVML per GPU in use.
 const EVERY: Duration = Duration::from_secs(30);
@@ -31,6 +31,8 @@ pub struct UsageAudit {
     processes: ProcFs,
     metrics: Arc<Metrics>,
     news: mpsc::UnboundedSender<NodeNews>,
+    /// Whose processes serve those of others.
+    mps: Mps,
     /// GPUs that the last round could say something of.
     audited: BTreeMap<GpuUuid, bool>,
     /// What is said of GPUs: processes, and the bytes that they hold beyond what is accounted for.
@@ -102,7 +104,7 @@ fn mebibytes(bytes: u64) -> String {
 }
 
 impl UsageAudit {
-    /// Compares `ledgers` with what `gpus` says of the processes that `processes` shows.
+    /// Compares `ledgers` with what `gpus` says of the processes that `processes` shows; those of the pod that runs `mps` are left out.
     #[must_use]
     pub fn new(
         ledgers: Ledgers,
@@ -110,9 +112,10 @@ impl UsageAudit {
         processes: ProcFs,
         metrics: Arc<Metrics>,
         news: mpsc::UnboundedSender<NodeNews>,
+        mps: Mps,
     ) -> Self {
         let (audited, totals, suspected, told) = Default::default();
-        Self { ledgers, gpus, processes, metrics, news, audited, totals, suspected, told }
+        Self { ledgers, gpus, processes, metrics, news, mps, audited, totals, suspected, told }
     }
 
     /// Audits until `stop`.
@@ -145,6 +148,7 @@ impl UsageAudit {
     pub fn round(&mut self) {
         let shares = self.ledgers.read();
         let gpus: BTreeSet<_> = shares.iter().map(|share| share.gpu.clone()).collect();
+        let servers = self.mps.keeper_pid().and_then(|pid| self.processes.process(pid)?.pod_uid);
         self.audited.clear();
         let mut found = Vec::new();
         for gpu in gpus {
@@ -152,7 +156,9 @@ impl UsageAudit {
             let is_audited = match self.gpus.processes(&gpu) {
                 Ok(processes) => {
                     let is_visible = |held: &GpuProcess| self.processes.process(held.pid).is_some();
-                    found.extend(unaccounted(&gpu, &processes, &of_gpu, &self.processes));
+                    let found_on_it = unaccounted(&gpu, &processes, &of_gpu, &self.processes);
+                    // What MPS servers hold is theirs, or that of clients, who are looked at themselves.
+                    found.extend(found_on_it.into_iter().filter(|of| Some(&of.pod_uid) != servers.as_ref()));
                     // One may end in between; all of them do not.
                     processes.is_empty() || processes.iter().any(is_visible)
                 }

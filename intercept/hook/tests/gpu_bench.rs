@@ -19,7 +19,7 @@ const EFFORT: Effort = Effort { window_ms: 200, windows: 1, batch: 20, turns: 1 
 /// The table that the rows go into.
 const DOCUMENT: &str = include_str!("../../../docs/measurements/gpu.md");
 
-/// What `nvidia-smi` prints, as NVIDIA's manual has it.
+/// What `nvidia-smi` prints, written down for this test from what is known of its form.
 const SAMPLES: &str = "2024/05/14 09:21:32.912, 0\n\
                        2024/05/14 09:21:33.012, 20\n\
                        2024/05/14 09:21:33.512, 26\n\
