@@ -168,7 +168,7 @@ fn a_claim_by_mps_gets_a_gpu_that_can_be_shared_so_and_no_other() {
     let refused = decide_one(&plain, vec![a_share("c", Sharing::Mps, 1)]);
     assert_eq!(
         why(&refused),
-        "1 device on 1 node: its node does not share by MPS (mps.enabled of the chart)"
+        "1 device on 1 node: it is not shared by MPS (mps.enabled of the chart; from Volta and CUDA 12.3 on)"
     );
     // Which of the two it is must not be taken for that of the device before it, which is otherwise the same.
     for devices in [vec![gpu("gpu-0", "80Gi"), mps("gpu-1")], vec![mps("gpu-1"), gpu("gpu-0", "80Gi")]] {
