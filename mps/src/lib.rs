@@ -3,7 +3,7 @@
 //! ```text
 //!  tessera-driver                       tessera-mps, "the keeper"
 //!      | wanted::want                       | wanted::read --> plan::plan --> keeper::Keeper
-//!      v                                    |                                   | directory, shm: makes, mounts
+//!      v                                    |                                   | directory, tmpfs: makes, mounts
 //!  <state-dir>/mps/wanted/<GPU UUID> ------>+                                   | enter: a mount namespace of its own
 //!                                                                               v
 //!  <state-dir>/mps/keeper.lock  <-- lock                           nvidia-cuda-mps-control -f
@@ -21,7 +21,8 @@
 //!
 //! - `privileged: true`, to mount and to leave its mount namespace; `hostPID: true`, so that what the kernel tells a daemon of its clients
 //!   means something, and so that it finds what an earlier keeper left.
-//! - The state directory with `mountPropagation: Bidirectional`, at its path on the host: containers get `shm/` from there.
+//! - The state directory with `mountPropagation: Bidirectional`, at its path on the host: containers get `pipe/` and `shm/` from there,
+//!   each a tmpfs of its own.
 //! - Where `--driver-root` is not `/`, the state directory once more, at `<driver-root><state-dir>`: the daemon knows it by the same path
 //!   behind its chroot.
 
@@ -43,6 +44,7 @@ mod report;
 pub mod run;
 pub mod shm;
 pub mod status;
+mod tmpfs;
 pub mod wanted;
 
 pub use layout::MpsPaths;

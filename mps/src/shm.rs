@@ -2,13 +2,12 @@
 //!
 //! An MPS server and its clients map files of `/dev/shm`. One tmpfs for each GPU, so that nobody sees those of another GPU's tenants.
 
-use std::{ffi::CString, fmt, io, path::Path, str::FromStr};
+use std::{fmt, io, path::Path, str::FromStr};
 
-use rustix::{
-    fs::{AtFlags, CWD, StatxAttributes, StatxFlags},
-    mount::{MountFlags, UnmountFlags},
-};
+use rustix::mount::MountFlags;
 use tessera_api::quantity::Quantity;
+
+use crate::tmpfs;
 
 /// How much the tmpfs holds at most. Nothing is set aside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,37 +55,13 @@ impl fmt::Display for ShmSize {
     }
 }
 
-/// Mounts the tmpfs, unless it is there.
+/// Mounts it, unless it is there.
 ///
 /// # Errors
-/// What the kernel says; `EPERM` where the process may not mount.
+/// As [`tmpfs::mount`].
 pub(crate) fn mount(target: &Path, size: ShmSize) -> io::Result<()> {
-    if is_mounted(target)? {
-        return Ok(());
-    }
     // As /dev/shm is everywhere: anybody makes files there, and removes their own.
-    let options = CString::new(format!("size={size},mode=1777")).expect("invariant: a size holds no NUL");
-    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    Ok(rustix::mount::mount("tessera-mps", target, "tmpfs", flags, options.as_c_str())?)
-}
-
-/// Detaches the tmpfs. Containers that have it keep it until they end.
-///
-/// # Errors
-/// What the kernel says.
-pub(crate) fn unmount(target: &Path) -> io::Result<()> {
-    while is_mounted(target)? {
-        rustix::mount::unmount(target, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)?;
-    }
-    Ok(())
-}
-
-fn is_mounted(target: &Path) -> io::Result<bool> {
-    match rustix::fs::statx(CWD, target, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::TYPE) {
-        Ok(stat) => Ok(stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT)),
-        Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => Ok(false),
-        Err(error) => Err(error.into()),
-    }
+    tmpfs::mount(target, &format!("size={size},mode=1777"), MountFlags::empty())
 }
 
 #[cfg(test)]

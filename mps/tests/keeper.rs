@@ -88,6 +88,41 @@ fn a_daemon_that_is_killed_is_started_again_in_place() {
 }
 
 #[test]
+fn what_tenants_make_beside_the_pipes_keeps_no_daemon_from_being_started_again_and_removed() {
+    let Some(bench) = Bench::set_up("trees beside the pipes") else { return };
+    let _keeper = bench.keeper();
+    bench.want(&[1]);
+    bench.ready(1);
+    let pipe = bench.paths.pipe(&gpu(1));
+    fs::create_dir_all(pipe.join("x.pid/y")).expect("made");
+    assert_eq!(bench::nest(&pipe, 100), 100);
+    std::os::unix::fs::symlink("/etc/passwd", pipe.join("link.pid")).expect("made");
+    fs::read(pipe.join("link.pid")).expect_err("links lead nowhere");
+    bench.daemon(1).kill();
+    bench.status(1, "is ready again", |status| status.state == State::Ready && status.starts == 2);
+    assert!(pipe.join("x.pid/y").exists() && fs::symlink_metadata(pipe.join("link.pid")).is_err());
+    assert!(bench::nest(&pipe, 5000) < 256, "there is an end to it");
+    bench.want(&[]);
+    bench.gone(1);
+}
+
+#[test]
+fn who_fills_the_pipes_directory_or_the_logs_fills_nothing_else() {
+    let Some(bench) = Bench::set_up("full directories") else { return };
+    let _keeper = bench.keeper();
+    bench.want(&[1]);
+    bench.ready(1);
+    for (directory, size) in [(bench.paths.pipe(&gpu(1)), 1 << 20), (bench.paths.log(&gpu(1)), 16 << 20)] {
+        let error = fs::write(directory.join("much"), vec![0; size + 1]).expect_err("too much");
+        assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
+        assert_ne!(identity(&directory).0, identity(&bench.paths.daemon(&gpu(1))).0, "another file system");
+    }
+    fs::write(bench.paths.daemon(&gpu(1)).join("more"), vec![0; 32 << 20]).expect("there is room here");
+    bench.want(&[]);
+    bench.gone(1);
+}
+
+#[test]
 fn daemons_die_with_a_keeper_that_is_killed_and_the_next_starts_them_in_place() {
     let Some(bench) = Bench::set_up("killed keeper") else { return };
     let keeper = bench.keeper();
@@ -104,7 +139,7 @@ fn daemons_die_with_a_keeper_that_is_killed_and_the_next_starts_them_in_place() 
     bench.status(1, "is ready again", |status| status.state == State::Ready && status.starts == 2);
     eventually(|| !bench.paths.daemon(&gpu(2)).exists(), || "what was left is removed".to_owned());
     assert_eq!(inodes(), before);
-    assert_eq!((bench.mounts(), bench.processes().len()), (vec![bench.paths.shm(&gpu(1))], 1));
+    assert_eq!((bench.mounts(), bench.processes().len()), (bench.mounts_of(1), 1));
 }
 
 #[test]
@@ -160,7 +195,7 @@ fn a_keeper_that_stops_leaves_directories_and_no_process() {
     bench.ready(1);
     assert!(keeper.stop().success());
     assert_eq!(bench.processes(), Vec::<i32>::new());
-    assert_eq!(bench.mounts(), [bench.paths.shm(&gpu(1))]);
+    assert_eq!(bench.mounts(), bench.mounts_of(1));
     let status = Status::read(&bench.paths, &gpu(1)).expect("whole").expect("there");
     assert_eq!((status.state, status.message.as_str()), (State::Failed, "the keeper was stopped"));
     assert!(!keeper_is_alive(&bench.paths).expect("the lock can be looked at"));
@@ -199,7 +234,7 @@ fn a_daemon_that_fails_is_tried_again_after_a_while_and_its_log_is_shown() {
     bench.status(1, "has failed a third time", failed(3));
     // 1 s and 2 s, less what passed before the first was seen.
     assert!(begun.elapsed().as_millis() > 2500, "{:?}", begun.elapsed());
-    assert_eq!(bench.paths.shm(&gpu(1)), bench.mounts()[0]);
+    assert_eq!(bench.mounts(), bench.mounts_of(1));
 }
 
 #[test]

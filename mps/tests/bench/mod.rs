@@ -2,9 +2,9 @@
 
 use std::{
     collections::BTreeSet,
-    fs,
+    fs::{self, File},
     io::Write as _,
-    os::unix::fs::MetadataExt,
+    os::{fd::OwnedFd, unix::fs::MetadataExt},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     sync::LazyLock,
@@ -12,7 +12,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::{
+    fs::{Mode, OFlags, mkdirat, openat},
+    io::Errno,
+    process::{Pid, Signal, kill_process},
+};
 use tessera_api::names::GpuUuid;
 use tessera_mps::{MpsPaths, State, Status, want};
 
@@ -155,11 +159,19 @@ impl Bench {
         pids.filter(|pid| environment(*pid).iter().any(|variable| variable.starts_with(&mark))).collect()
     }
 
-    /// What is mounted below the state directory.
+    /// What is mounted for a daemon.
+    pub(crate) fn mounts_of(&self, of: u8) -> Vec<PathBuf> {
+        let gpu = gpu(of);
+        vec![self.paths.log(&gpu), self.paths.pipe(&gpu), self.paths.shm(&gpu)]
+    }
+
+    /// What is mounted below the state directory, in order of name.
     pub(crate) fn mounts(&self) -> Vec<PathBuf> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").expect("mounts");
         let targets = mounts.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from);
-        targets.filter(|target| target.starts_with(self.directory.path())).collect()
+        let mut mounts: Vec<_> = targets.filter(|target| target.starts_with(self.directory.path())).collect();
+        mounts.sort();
+        mounts
     }
 }
 
@@ -202,6 +214,21 @@ impl Process {
     pub(crate) fn is_gone(&self) -> bool {
         environment(self.0.as_raw_nonzero().get()).iter().all(|variable| !variable.starts_with(MARK))
     }
+}
+
+/// Makes directories in each other, as many as there is room for, and says how many that were. Paths would be too long for so many.
+pub(crate) fn nest(directory: &Path, count: usize) -> usize {
+    let mut innermost = OwnedFd::from(File::open(directory).expect("there"));
+    for made in 0..count {
+        let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
+        match mkdirat(&innermost, "nested", Mode::RWXU) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(Errno::NOSPC) => return made,
+            Err(error) => panic!("{error}"),
+        }
+        innermost = openat(&innermost, "nested", flags, Mode::empty()).expect("made");
+    }
+    count
 }
 
 /// Device and inode.
