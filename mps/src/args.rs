@@ -15,11 +15,12 @@ use crate::{enter::Enter, shm::ShmSize};
 #[command(name = "tessera-mps", version, disable_help_subcommand = true)]
 pub struct Args {
     /// Where tessera-driver says what is wanted (its --state-dir), and where the daemons' files are: on a tmpfs, at the same path on the
-    /// host, mounts propagating both ways. If --driver-root is not /, mount it below that as well, at the same path.
+    /// host, mounts propagating both ways.
     #[arg(long, env = "TESSERA_STATE_DIR", default_value = "/run/tessera")]
     pub state_dir: PathBuf,
 
-    /// Root of the NVIDIA driver's files: daemons run in it by chroot, and --mps-control is searched for there.
+    /// Root of the NVIDIA driver's files: daemons run in it by chroot, and --mps-control is searched for there. Needs /tmp and
+    /// /dev/shm, over which each daemon has its own mounts; it may be mounted after this program has started.
     #[arg(long, env = "TESSERA_DRIVER_ROOT", default_value = "/")]
     pub driver_root: PathBuf,
 

@@ -15,7 +15,11 @@ use tokio::{
     time::timeout,
 };
 
-use crate::{enter::ENTER, layout::MpsPaths, remnants};
+use crate::{
+    enter::{ENTER, LOG, PIPE},
+    layout::MpsPaths,
+    remnants,
+};
 
 /// Answered by a daemon that serves; changes nothing. NVIDIA's device plugin takes the exit code of the same question for its daemon's
 /// health (`AssertHealthy` in cmd/mps-control-daemon/mps/daemon.go of NVIDIA/k8s-device-plugin).
@@ -57,7 +61,7 @@ impl Control {
     /// The daemon of a GPU, in the foreground. It and its servers have the mark.
     pub(crate) fn daemon(&self, gpu: &GpuUuid, mark: &str) -> Command {
         let mut command = self.enter(gpu);
-        command.arg("--shm").arg(self.paths.shm(gpu)).arg("--").arg(&self.program).arg("-f");
+        command.arg("-f");
         if self.multi_user {
             command.arg("-M");
         }
@@ -68,7 +72,7 @@ impl Control {
     /// Says something to the daemon of a GPU, and waits for the answer.
     pub(crate) async fn say(&self, gpu: &GpuUuid, words: &str) -> Result<(), ControlError> {
         let mut command = self.enter(gpu);
-        command.arg("--").arg(&self.program).kill_on_drop(true);
+        command.kill_on_drop(true);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let output = timeout(self.patience, converse(command.spawn()?, words)).await;
         let Output { status, stdout, stderr } = output.map_err(|_| ControlError::Silent(self.patience))??;
@@ -79,13 +83,17 @@ impl Control {
         Err(ControlError::Refused { status, said })
     }
 
+    /// Both are in a namespace of their own, and find each other by what is mounted there.
     fn enter(&self, gpu: &GpuUuid) -> Command {
         let mut command = Command::new("/proc/self/exe");
         command.arg(ENTER).arg("--keeper").arg(std::process::id().to_string());
         command.arg("--root").arg(&self.driver_root);
+        command.arg("--pipe").arg(self.paths.pipe(gpu));
+        command.arg("--log").arg(self.paths.log(gpu));
+        command.arg("--shm").arg(self.paths.shm(gpu));
+        command.arg("--").arg(&self.program);
         command.env("CUDA_VISIBLE_DEVICES", gpu.as_str());
-        command.env("CUDA_MPS_PIPE_DIRECTORY", self.paths.pipe(gpu));
-        command.env("CUDA_MPS_LOG_DIRECTORY", self.paths.log(gpu));
+        command.env("CUDA_MPS_PIPE_DIRECTORY", PIPE).env("CUDA_MPS_LOG_DIRECTORY", LOG);
         command
     }
 }

@@ -23,8 +23,8 @@
 //!   means something, and so that it finds what an earlier keeper left.
 //! - The state directory with `mountPropagation: Bidirectional`, at its path on the host: containers get `pipe/` and `shm/` from there,
 //!   each a tmpfs of its own.
-//! - Where `--driver-root` is not `/`, the state directory once more, at `<driver-root><state-dir>`: the daemon knows it by the same path
-//!   behind its chroot.
+//! - Where `--driver-root` is not `/`, that, with `mountPropagation: HostToContainer`: it has directories `/tmp` and `/dev/shm`, and needs
+//!   nothing else beside NVIDIA's files. What a daemon sees there of the state directory is mounted for it alone ([`enter`]).
 
 #![forbid(unsafe_code)]
 

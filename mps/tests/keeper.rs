@@ -284,15 +284,42 @@ fn a_keeper_that_may_not_mount_says_what_it_needs() {
 }
 
 #[test]
-fn daemons_run_in_the_driver_root_and_are_searched_for_there() {
+fn daemons_run_in_a_driver_root_that_has_nothing_of_the_keepers() {
     let Some(bench) = Bench::set_up("driver root") else { return };
-    let root = tempfile::tempdir().expect("a directory");
-    let keeper = bench.keeper_of_root(root.path());
+    let root = bench::driver_root();
+    let _keeper = bench.keeper_with(|keeper| {
+        keeper.arg("--driver-root").arg(root.path()).env("TESSERA_MPS_CONTROL", bench::PROGRAM);
+    });
     bench.want(&[1]);
     let status = bench.status(1, "is ready or has failed", |status| status.state != State::Starting);
     assert_eq!(status.state, State::Ready, "{status:?}");
-    let (daemon, shm) = (bench.daemon(1), bench.paths.shm(&gpu(1)));
-    assert_eq!(daemon.sees("/dev/shm"), keeper.as_process().sees(&shm.display().to_string()));
+    let (daemon, gpu) = (bench.daemon(1), gpu(1));
+    for (path, target) in [
+        ("/tmp/nvidia-mps", bench.paths.pipe(&gpu)),
+        ("/tmp/nvidia-log", bench.paths.log(&gpu)),
+        ("/dev/shm", bench.paths.shm(&gpu)),
+    ] {
+        assert_eq!(daemon.sees(path), identity(&target), "{path}");
+    }
     let inside = fs::read_link(format!("/proc/{}/root", daemon.0)).expect("a root");
     assert_eq!(inside, root.path());
+    assert_eq!(fs::read_dir(root.path().join("tmp")).expect("there").count(), 0, "nobody else sees it");
+    bench.want(&[]);
+    bench.gone(1);
+}
+
+#[test]
+fn a_driver_root_that_comes_after_the_keeper_is_as_good() {
+    let Some(bench) = Bench::set_up("late driver root") else { return };
+    let (root, place) = (bench::driver_root(), tempfile::tempdir().expect("a directory"));
+    let target = place.path().join("driver");
+    let _keeper = bench.keeper_with(|keeper| {
+        keeper.arg("--driver-root").arg(&target).env("TESSERA_MPS_CONTROL", bench::PROGRAM);
+    });
+    bench.want(&[1]);
+    let failed = bench.status(1, "has failed", |status| status.state == State::Failed);
+    assert!(failed.message.contains("--driver-root"), "{failed:?}");
+    fs::rename(root.path(), &target).expect("moved");
+    bench.ready(1);
+    assert_eq!(bench.daemon(1).sees("/tmp/nvidia-mps"), identity(&bench.paths.pipe(&gpu(1))));
 }

@@ -78,15 +78,6 @@ impl Bench {
         self.run(Command::new(KEEPER), change)
     }
 
-    /// A keeper that has the machine's own root at `root` as well, and runs daemons there.
-    pub(crate) fn keeper_of_root(&self, root: &Path) -> Keeper {
-        let mut command = Command::new("unshare");
-        command.args(["--mount", "sh", "-c", r#"mount --rbind / "$0" && exec "$@""#]).arg(root).arg(KEEPER);
-        self.run(command, |keeper| {
-            keeper.arg("--driver-root").arg(root);
-        })
-    }
-
     /// A keeper that is root, as in a container that is not privileged.
     pub(crate) fn keeper_without_privileges(&self) -> Keeper {
         let mut command = Command::new("setpriv");
@@ -216,6 +207,26 @@ impl Process {
     }
 }
 
+/// Where a driver root has NVIDIA's program.
+pub(crate) const PROGRAM: &str = "/usr/bin/nvidia-cuda-mps-control";
+
+/// A driver root: the stand-in, with the libraries that it needs, and nothing else.
+pub(crate) fn driver_root() -> tempfile::TempDir {
+    let root = tempfile::tempdir().expect("a directory");
+    for directory in ["tmp", "dev/shm"] {
+        fs::create_dir_all(root.path().join(directory)).expect("made");
+    }
+    let output = Command::new("ldd").arg(&*STAND_IN).output().expect("ldd runs");
+    let text = String::from_utf8(output.stdout).expect("text");
+    let libraries = text.split_whitespace().filter(|word| word.starts_with('/')).map(Path::new);
+    for (from, to) in libraries.map(|library| (library, library)).chain([(&**STAND_IN, Path::new(PROGRAM))]) {
+        let to = root.path().join(to.strip_prefix("/").expect("a whole path"));
+        fs::create_dir_all(to.parent().expect("a directory")).expect("made");
+        fs::copy(from, to).expect("copied");
+    }
+    root
+}
+
 /// Makes directories in each other, as many as there is room for, and says how many that were. Paths would be too long for so many.
 pub(crate) fn nest(directory: &Path, count: usize) -> usize {
     let mut innermost = OwnedFd::from(File::open(directory).expect("there"));
@@ -241,11 +252,6 @@ pub(crate) fn identity(path: &Path) -> (u64, u64) {
 pub(crate) struct Keeper(Child);
 
 impl Keeper {
-    /// The same, as others see it.
-    pub(crate) fn as_process(&self) -> Process {
-        Process(Pid::from_child(&self.0))
-    }
-
     /// By SIGTERM.
     pub(crate) fn stop(self) -> ExitStatus {
         self.end(Signal::TERM)
