@@ -85,7 +85,7 @@ impl End {
 
 async fn watch(mut child: Child, mut output: pipe::Receiver, kill: CancellationToken) -> End {
     let group = child.id().and_then(|pid| Pid::from_raw(pid.cast_signed()));
-    let (mut said, mut killed) = (Vec::new(), false);
+    let (mut said, mut killed, mut silent) = (Vec::new(), false, false);
     let status = loop {
         tokio::select! {
             status = child.wait() => break status,
@@ -94,9 +94,8 @@ async fn watch(mut child: Child, mut output: pipe::Receiver, kill: CancellationT
                 // Its number is nobody else's as long as nobody has waited for it.
                 let _ = group.map(|group| kill_process_group(group, Signal::KILL));
             }
-            open = listen(&mut output, &mut said) => if !open {
-                break child.wait().await;
-            }
+            // It may close its output and go on.
+            open = listen(&mut output, &mut said), if !silent => silent = !open,
         }
     };
     let rest = async { while listen(&mut output, &mut said).await {} };
@@ -132,6 +131,25 @@ mod tests {
         assert_eq!(reason("no libcuda", "started"), both);
         let once = "the daemon ended by itself (exit status: 1)\ncontrol.log:\n[1] no GPU";
         assert_eq!(reason("no GPU", "[1] no GPU"), once);
+    }
+
+    #[tokio::test]
+    async fn one_that_says_nothing_any_more_can_be_killed() {
+        let mut script = Command::new("sh");
+        script.args(["-c", "echo beginning; exec >&- 2>&-; exec sleep 1000"]).process_group(0);
+        let (sender, mut ends) = tokio::sync::mpsc::unbounded_channel();
+        let daemon = Daemon::start(script, move |end| drop(sender.send(end))).expect("started");
+        let outputs = [1, 2].map(|number| format!("/proc/{}/fd/{number}", daemon.pid));
+        while outputs.iter().any(|output| std::path::Path::new(output).exists()) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        // Long enough to be told that there is nothing more to hear.
+        let early = timeout(Duration::from_millis(50), ends.recv()).await;
+        assert!(early.is_err(), "it goes on: {early:?}");
+        daemon.kill();
+        let end = timeout(Duration::from_secs(60), ends.recv()).await.expect("it ends").expect("told");
+        assert_eq!(end.status.expect("waited for").signal(), Some(9));
+        assert_eq!(end.said, "beginning");
     }
 
     #[test]
