@@ -35,7 +35,7 @@ impl MpsPaths {
         self.wanted().join(gpu.as_str())
     }
 
-    /// Locked by the keeper while it runs.
+    /// Locked by the keeper while it runs; its PID is in it.
     #[must_use]
     pub fn lock(&self) -> PathBuf {
         self.root.join("keeper.lock")

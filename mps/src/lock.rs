@@ -2,13 +2,15 @@
 
 use std::{
     fs::{self, File},
-    io,
-    os::unix::fs::FileExt,
+    io::{self, Read, Write},
 };
 
 use rustix::{fs::FlockOperation, io::Errno};
 
 use crate::layout::MpsPaths;
+
+/// Of the file so much is read: a PID and the end of its line.
+const PID: u64 = 16;
 
 /// Held by the one keeper, until it is dropped or the process ends. Children do not have it: the file closes when they execute.
 #[derive(Debug)]
@@ -17,18 +19,19 @@ pub struct KeeperLock {
 }
 
 impl KeeperLock {
-    /// Takes the lock; `None` where it is held, be it only by somebody who looks whether it is.
+    /// Takes the lock, and says in the file which process that is; `None` where it is held, be it only by somebody who looks whether it is.
     ///
     /// # Errors
-    /// The file cannot be made or locked.
+    /// The file cannot be made, locked or written.
     pub fn take(paths: &MpsPaths) -> io::Result<Option<Self>> {
         fs::create_dir_all(paths.root())?;
-        let file = File::options().write(true).create(true).truncate(false).open(paths.lock())?;
+        let mut file = File::options().write(true).create(true).truncate(false).open(paths.lock())?;
         if !locked(&file, FlockOperation::NonBlockingLockExclusive)? {
             return Ok(None);
         }
+        // Never another file in its place: that would be another lock.
         file.set_len(0)?;
-        file.write_all_at(std::process::id().to_string().as_bytes(), 0)?;
+        file.write_all(format!("{}\n", std::process::id()).as_bytes())?;
         Ok(Some(Self { _file: file }))
     }
 }
@@ -38,22 +41,32 @@ impl KeeperLock {
 /// # Errors
 /// The file is there and cannot be opened or locked.
 pub fn keeper_is_alive(paths: &MpsPaths) -> io::Result<bool> {
-    match File::open(paths.lock()) {
-        Ok(file) => Ok(!locked(&file, FlockOperation::NonBlockingLockShared)?),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+    Ok(held(paths)?.is_some())
+}
+
+/// The PID of the keeper that runs, in its own PID namespace, which is the host's; `None` where none runs, or has not said so yet. For a
+/// moment after its start it may be that of the one before.
+///
+/// # Errors
+/// The file is there and cannot be opened, locked or read.
+pub fn keeper_pid(paths: &MpsPaths) -> io::Result<Option<u32>> {
+    let Some(file) = held(paths)? else { return Ok(None) };
+    let mut text = String::new();
+    match file.take(PID).read_to_string(&mut text) {
+        // Without the end of its line it is not all of it.
+        Ok(_) => Ok(text.strip_suffix('\n').and_then(|pid| pid.parse().ok())),
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => Ok(None),
         Err(error) => Err(error),
     }
 }
 
-/// The keeper's PID, as the keeper counts; `None` where there is no keeper, or it has not said yet.
-///
-/// # Errors
-/// The file is there and cannot be read or locked.
-pub fn keeper_pid(paths: &MpsPaths) -> io::Result<Option<u32>> {
-    if !keeper_is_alive(paths)? {
-        return Ok(None);
+/// The file, while a keeper holds the lock.
+fn held(paths: &MpsPaths) -> io::Result<Option<File>> {
+    match File::open(paths.lock()) {
+        Ok(file) => Ok((!locked(&file, FlockOperation::NonBlockingLockShared)?).then_some(file)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
     }
-    Ok(fs::read_to_string(paths.lock())?.parse().ok())
 }
 
 fn locked(file: &File, operation: FlockOperation) -> io::Result<bool> {
@@ -75,10 +88,28 @@ mod tests {
         assert!(!keeper_is_alive(&paths).expect("nobody was ever there"));
         let keeper = KeeperLock::take(&paths).expect("lockable").expect("free");
         assert!(keeper_is_alive(&paths).expect("readable"));
-        assert_eq!(keeper_pid(&paths).expect("readable"), Some(std::process::id()));
         assert!(KeeperLock::take(&paths).expect("lockable").is_none(), "there is one");
         drop(keeper);
         assert!(!keeper_is_alive(&paths).expect("readable"));
-        assert_eq!(keeper_pid(&paths).expect("readable"), None);
+    }
+
+    #[test]
+    fn the_file_says_which_process_the_keeper_is_while_there_is_one() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let paths = MpsPaths::new(directory.path());
+        let pid = || keeper_pid(&paths).expect("readable");
+        assert_eq!(pid(), None, "nobody was ever there");
+        fs::create_dir_all(paths.root()).expect("made");
+        fs::write(paths.lock(), "4000000000\n and more").expect("written");
+        assert_eq!(pid(), None, "nobody holds the lock");
+        let keeper = KeeperLock::take(&paths).expect("lockable").expect("free");
+        assert_eq!(pid(), Some(std::process::id()));
+        for no_pid in [&b""[..], b"12", b"x\n", b"-1\n", b"\xff\n", b"11111111111111111111\n"] {
+            fs::write(paths.lock(), no_pid).expect("written");
+            assert_eq!(pid(), None, "{no_pid:?}");
+        }
+        drop(keeper);
+        fs::write(paths.lock(), "1\n").expect("written");
+        assert_eq!(pid(), None, "it is gone");
     }
 }

@@ -5,7 +5,7 @@ mod bench;
 use std::{fs, os::unix::fs::PermissionsExt, time::Instant};
 
 use bench::{Bench, eventually, gpu, identity};
-use tessera_mps::{State, Status, keeper_is_alive};
+use tessera_mps::{State, Status, keeper_is_alive, keeper_pid};
 
 #[test]
 fn a_gpu_that_is_wanted_gets_a_daemon_with_shared_memory_of_its_own() {
@@ -181,6 +181,7 @@ fn a_keeper_is_alive_while_it_runs_and_a_second_waits_for_its_end() {
     let first = bench.keeper();
     bench.ready(1);
     assert!(is_alive());
+    assert_eq!(keeper_pid(&bench.paths).expect("readable"), Some(first.pid()));
     let _second = bench.keeper();
     assert!(first.stop().success());
     bench.status(1, "is the second's", |status| status.state == State::Ready && status.starts == 2);

@@ -252,6 +252,10 @@ pub(crate) fn identity(path: &Path) -> (u64, u64) {
 pub(crate) struct Keeper(Child);
 
 impl Keeper {
+    pub(crate) fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
     /// By SIGTERM.
     pub(crate) fn stop(self) -> ExitStatus {
         self.end(Signal::TERM)
