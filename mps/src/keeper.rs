@@ -142,7 +142,7 @@ async fn lock(
 /// Something that happened to a daemon.
 struct Event {
     gpu: GpuUuid,
-    /// Which of its starts it belongs to.
+    /// Which start it belongs to, of all that the keeper has made.
     start: u64,
     what: Happened,
 }
@@ -158,13 +158,17 @@ struct Kept {
     phase: Phase,
     /// How often it was started.
     starts: u64,
+    /// Its last start, by its number among all of the keeper's. What belongs to another comes too late.
+    start: u64,
     backoff: Backoff,
     ready_since: Option<Instant>,
     daemon: Option<Daemon>,
     /// What went wrong last; empty once it is ready.
     failure: String,
-    /// What its status says.
+    /// What its status says; `None` where there is none.
     said: Option<Status>,
+    /// What could not be said.
+    unsaid: Option<Status>,
 }
 
 impl Kept {
@@ -173,12 +177,31 @@ impl Kept {
         Self {
             phase: Phase::Down { until: Instant::now() },
             starts,
+            start: 0,
             backoff: Backoff::default(),
             ready_since: None,
             daemon: None,
             failure: String::new(),
             said: None,
+            unsaid: None,
         }
+    }
+}
+
+impl Kept {
+    /// Writes a status. Where it cannot be, there is none: one of before would be taken for this one.
+    fn say(&mut self, paths: &MpsPaths, gpu: &GpuUuid, status: Status) {
+        let Err(error) = status.write(paths, gpu) else {
+            (self.said, self.unsaid) = (Some(status), None);
+            return;
+        };
+        if self.unsaid.as_ref() != Some(&status) {
+            tracing::warn!(%gpu, error = %chain(&error), "nobody can be told how an MPS daemon is");
+        }
+        if let Err(error) = Status::remove(paths, gpu) {
+            tracing::warn!(%gpu, error = %chain(&error), "the status of an MPS daemon is not true any more");
+        }
+        (self.said, self.unsaid) = (None, Some(status));
     }
 }
 
@@ -202,6 +225,8 @@ struct Keeper {
     wanted: BTreeSet<GpuUuid>,
     /// Names that were complained about.
     foreign: BTreeSet<OsString>,
+    /// How often any daemon was started.
+    starts: u64,
     events: mpsc::UnboundedSender<Event>,
 }
 
@@ -224,7 +249,7 @@ impl Keeper {
         let left = directory::list(&paths)?;
         let kept = left.into_iter().map(|gpu| (gpu.clone(), Kept::down(starts(&gpu)))).collect();
         let (wanted, foreign) = Default::default();
-        Ok(Self { settings, paths, control, kept, wanted, foreign, events })
+        Ok(Self { settings, paths, control, kept, wanted, foreign, starts: 0, events })
     }
 
     /// Whether no process may be left.
@@ -234,6 +259,7 @@ impl Keeper {
 
     /// Does what is to be done now.
     fn advance(&mut self, stop: bool) {
+        self.say_again();
         let wish = if stop { Wish::Stop } else { Wish::Run(self.look()) };
         let phases = self.kept.iter().map(|(gpu, kept)| (gpu.clone(), kept.phase)).collect();
         for (gpu, step) in plan(Instant::now(), &wish, &phases) {
@@ -264,8 +290,10 @@ impl Keeper {
 
     fn start(&mut self, gpu: &GpuUuid) {
         self.kept.entry(gpu.clone()).or_insert_with(|| Kept::down(0));
-        let started = self.try_start(gpu);
+        self.starts += 1;
+        let started = self.try_start(gpu, self.starts);
         let Some(kept) = self.kept.get_mut(gpu) else { return };
+        kept.start = self.starts;
         let now = Instant::now();
         match started {
             Ok(daemon) => {
@@ -286,15 +314,13 @@ impl Keeper {
         }
     }
 
-    fn try_start(&self, gpu: &GpuUuid) -> Result<Daemon, StartError> {
+    fn try_start(&self, gpu: &GpuUuid, start: u64) -> Result<Daemon, StartError> {
         directory::make(&self.paths, gpu, self.settings.shm_size)?;
         let mark = remnants::mark(&self.paths.daemon(gpu))?;
         if remnants::kill(&self.paths.daemon(gpu))? > 0 {
             return Err(StartError::Remnants);
         }
         directory::tidy(&self.paths, gpu)?;
-        // The one that is counted next.
-        let start = self.kept.get(gpu).map_or(0, |kept| kept.starts) + 1;
         let (events, of) = (self.events.clone(), gpu.clone());
         let ended = move |end| drop(events.send(Event { gpu: of, start, what: Happened::Ended(end) }));
         Ok(Daemon::start(self.control.daemon(gpu, &mark), ended)?)
@@ -329,7 +355,7 @@ impl Keeper {
         words: &'static str,
         happened: impl FnOnce(Result<(), ControlError>) -> Happened + Send + 'static,
     ) {
-        let Some(start) = self.kept.get(gpu).map(|kept| kept.starts) else { return };
+        let Some(start) = self.kept.get(gpu).map(|kept| kept.start) else { return };
         let (control, events, gpu) = (self.control.clone(), self.events.clone(), gpu.clone());
         tokio::spawn(async move {
             let what = happened(control.say(&gpu, words).await);
@@ -377,7 +403,7 @@ impl Keeper {
 
     fn take(&mut self, Event { gpu, start, what }: Event) {
         // An answer may come after the end of who gave it.
-        if self.kept.get(&gpu).is_none_or(|kept| kept.starts != start) {
+        if self.kept.get(&gpu).is_none_or(|kept| kept.start != start) {
             return;
         }
         match what {
@@ -460,13 +486,16 @@ impl Keeper {
     fn say(&mut self, gpu: &GpuUuid, state: State, message: String) {
         let Some(kept) = self.kept.get_mut(gpu) else { return };
         let status = Status { state, message, starts: kept.starts };
-        if kept.said.as_ref() == Some(&status) {
-            return;
+        if kept.said.as_ref() != Some(&status) {
+            kept.say(&self.paths, gpu, status);
         }
-        match status.write(&self.paths, gpu) {
-            Ok(()) => kept.said = Some(status),
-            Err(error) => {
-                tracing::warn!(%gpu, error = %chain(&error), "nobody can be told how an MPS daemon is")
+    }
+
+    /// Says what could not be said before.
+    fn say_again(&mut self) {
+        for (gpu, kept) in &mut self.kept {
+            if let Some(status) = kept.unsaid.clone() {
+                kept.say(&self.paths, gpu, status);
             }
         }
     }
@@ -483,5 +512,92 @@ impl Keeper {
         for gpu in self.kept.keys().cloned().collect::<Vec<_>>() {
             self.say(&gpu, State::Failed, failure.to_owned());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn gpu() -> GpuUuid {
+        GpuUuid::new("GPU-1f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77").expect("a UUID")
+    }
+
+    /// One that can start nothing, for there can be no directories.
+    fn keeper(directory: &tempfile::TempDir) -> Keeper {
+        let settings = Settings {
+            state_dir: directory.path().to_owned(),
+            driver_root: "/".into(),
+            mps_control: "true".into(),
+            multi_user: true,
+            shm_size: ShmSize::default(),
+            poll_interval: Duration::from_secs(1),
+            health_interval: Duration::from_secs(1),
+            answer_timeout: Duration::from_secs(1),
+            start_timeout: Duration::from_secs(1),
+            stop_timeout: Duration::from_secs(1),
+        };
+        let paths = MpsPaths::new(directory.path());
+        fs::create_dir_all(paths.root()).expect("made");
+        let keeper =
+            Keeper::new(settings, paths.clone(), mpsc::unbounded_channel().0).expect("there are none");
+        fs::write(paths.daemons(), "").expect("written");
+        keeper
+    }
+
+    #[test]
+    fn an_answer_of_a_daemon_that_was_removed_is_not_that_of_the_next() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut keeper = keeper(&directory);
+        let answer = |start| Event { gpu: gpu(), start, what: Happened::Answered(Ok(())) };
+        let mut begin = || {
+            keeper.kept.remove(&gpu());
+            keeper.start(&gpu());
+            let kept = keeper.kept.get_mut(&gpu()).expect("known");
+            kept.phase = Phase::Starting { kill_at: Instant::now(), ask_at: None };
+            kept.start
+        };
+        let [first, second] = [begin(), begin()];
+        keeper.take(answer(first));
+        assert!(matches!(keeper.kept[&gpu()].phase, Phase::Starting { .. }), "it comes too late");
+        keeper.take(answer(second));
+        assert!(matches!(keeper.kept[&gpu()].phase, Phase::Ready { .. }));
+    }
+
+    #[test]
+    fn one_that_fails_again_is_tried_again_later() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut keeper = keeper(&directory);
+        keeper.kept.insert(gpu(), Kept::down(0));
+        for seconds in [1, 2, 4] {
+            let before = Instant::now();
+            keeper.fail(&gpu(), "no GPU".to_owned());
+            let Phase::Down { until } = keeper.kept[&gpu()].phase else { panic!("it does not run") };
+            assert!(until >= before + Duration::from_secs(seconds));
+        }
+    }
+
+    #[test]
+    fn a_status_that_cannot_be_written_is_none_until_it_can() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut keeper = keeper(&directory);
+        let paths = keeper.paths.clone();
+        keeper.kept.insert(gpu(), Kept::down(1));
+        let read = || Status::read(&paths, &gpu()).expect("whole").map(|status| status.state);
+        fs::remove_file(paths.daemons()).expect("there");
+        fs::create_dir_all(paths.daemon(&gpu())).expect("made");
+        keeper.say(&gpu(), State::Ready, String::new());
+        assert_eq!(read(), Some(State::Ready));
+        let in_the_way = paths.daemon(&gpu()).join("status.new");
+        fs::create_dir(&in_the_way).expect("made");
+        keeper.say(&gpu(), State::Failed, "it ended".to_owned());
+        assert_eq!(read(), None);
+        keeper.advance(true);
+        assert_eq!(read(), None);
+        fs::remove_dir(&in_the_way).expect("there");
+        keeper.advance(true);
+        assert_eq!(read(), Some(State::Failed));
     }
 }

@@ -79,6 +79,17 @@ impl Status {
         fs::write(&temporary, text).map_err(io("write", temporary.clone()))?;
         fs::rename(&temporary, &path).map_err(io("rename to", path))
     }
+
+    /// Says nothing any more.
+    pub(crate) fn remove(paths: &MpsPaths, gpu: &GpuUuid) -> Result<(), StatusError> {
+        let path = paths.status(gpu);
+        match fs::remove_file(&path) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                Err(StatusError::Io { operation: "remove", path, source })
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 #[cfg(test)]
