@@ -72,18 +72,16 @@ fn names_that_are_no_gpus_are_ignored() {
 #[test]
 fn a_daemon_that_is_killed_is_started_again_in_place() {
     let Some(bench) = Bench::set_up("killed daemon") else { return };
-    let _keeper = bench.keeper();
+    let _keeper = bench.keeper_with(|keeper| bench.log_of(keeper));
     bench.want(&[1]);
     bench.ready(1);
     let inodes = || [bench.paths.pipe(&gpu(1)), bench.paths.shm(&gpu(1))].map(|path| identity(&path));
     let before = inodes();
     bench.daemon(1).kill();
-    let failed = bench.status(1, "has failed", |status| status.state == State::Failed);
-    assert!(
-        failed.message.contains("SIGKILL") && failed.message.contains("Starting control daemon"),
-        "{failed:?}"
-    );
-    assert_eq!(bench.ready(1).starts, 2);
+    bench.status(1, "is ready again", |status| status.state == State::Ready && status.starts == 2);
+    // Its status has said so for a second only.
+    let log = bench.log();
+    assert!(log.contains("SIGKILL") && log.contains("Starting control daemon"), "{log}");
     assert_eq!(inodes(), before, "containers have them");
 }
 
@@ -153,7 +151,7 @@ fn what_a_killed_keeper_has_said_is_not_said_any_more() {
     let _keeper = bench.keeper_with(|keeper| {
         keeper.env("TESSERA_MPS_CONTROL", "no-such-mps-control");
     });
-    bench.status(1, "has failed", |status| status.state == State::Failed && status.starts == 2);
+    bench.status(1, "has failed", |status| status.state == State::Failed && status.starts >= 2);
 }
 
 #[test]
@@ -221,20 +219,18 @@ fn a_program_that_is_missing_is_named_with_the_flag_that_names_it() {
 #[test]
 fn a_daemon_that_fails_is_tried_again_after_a_while_and_its_log_is_shown() {
     let Some(bench) = Bench::set_up("fails at its start") else { return };
+    let begun = Instant::now();
     let _keeper = bench.keeper_with(|keeper| {
         keeper.env("FAKE_MPS_FAIL", "start");
     });
     bench.want(&[1]);
-    let failed = |starts| move |status: &Status| status.state == State::Failed && status.starts == starts;
-    let first = bench.status(1, "has failed", failed(1));
-    let begun = Instant::now();
+    let third = bench.status(1, "is tried a third time", |status| status.starts >= 3);
+    // 1 s and 2 s before the third.
+    assert!(begun.elapsed().as_secs() >= 3, "{:?}", begun.elapsed());
+    assert_ne!(third.state, State::Ready);
     for words in ["exit status: 1", "control.log:", "Control", "the daemon was told to fail at its start"] {
-        assert!(first.message.contains(words), "{first:?}");
+        assert!(third.message.contains(words), "{third:?}");
     }
-    bench.status(1, "has failed again", failed(2));
-    bench.status(1, "has failed a third time", failed(3));
-    // 1 s and 2 s, less what passed before the first was seen.
-    assert!(begun.elapsed().as_millis() > 2500, "{:?}", begun.elapsed());
     assert_eq!(bench.mounts(), bench.mounts_of(1));
 }
 
@@ -246,13 +242,14 @@ fn a_daemon_that_never_answers_is_killed_and_never_ready() {
     };
     let _keeper = bench.keeper_with(hang);
     bench.want(&[1]);
-    let starting = bench.status(1, "has begun", |_| true);
-    assert_eq!((starting.state, starting.starts), (State::Starting, 1));
     let failed = bench.status(1, "has failed", |status| status.state == State::Failed);
     let reason = "the daemon did not answer within 1.5s";
     assert!(failed.message.starts_with(reason), "{failed:?}");
-    let again = bench.status(1, "starts again", |status| status.state == State::Starting);
-    assert!(again.starts == 2 && again.message.starts_with(reason), "{again:?}");
+    let again = bench.status(1, "starts again", |status| {
+        assert_ne!(status.state, State::Ready);
+        status.state == State::Starting && status.starts >= 2
+    });
+    assert!(again.starts >= 2 && again.message.starts_with(reason), "{again:?}");
     assert!(again.message.contains("control.log:"), "{again:?}");
     // It does not quit either.
     bench.want(&[]);
@@ -263,14 +260,13 @@ fn a_daemon_that_never_answers_is_killed_and_never_ready() {
 fn a_daemon_that_does_not_answer_any_more_is_killed_and_started_again() {
     let Some(bench) = Bench::set_up("becomes silent") else { return };
     let _keeper = bench.keeper_with(|keeper| {
-        keeper.args(["--health-interval", "50ms", "--answer-timeout", "1s"]);
+        bench.log_of(keeper.args(["--health-interval", "50ms", "--answer-timeout", "1s"]));
     });
     bench.want(&[1]);
     bench.ready(1);
     bench.daemon(1).suspend();
-    let failed = bench.status(1, "has failed", |status| status.state == State::Failed);
-    assert!(failed.message.starts_with("the daemon did not answer several times in a row"), "{failed:?}");
-    bench.status(1, "is ready again", |status| status.state == State::Ready && status.starts == 2);
+    bench.status(1, "is ready again", |status| status.state == State::Ready && status.starts >= 2);
+    assert!(bench.log().contains("the daemon did not answer several times in a row"), "{}", bench.log());
 }
 
 #[test]

@@ -85,6 +85,16 @@ impl Bench {
         self.run(command, |_| {})
     }
 
+    /// Has a keeper log to a file in place of standard error.
+    pub(crate) fn log_of(&self, keeper: &mut Command) {
+        keeper.env("NO_COLOR", "1").stderr(File::create(self.directory.path().join("log")).expect("made"));
+    }
+
+    /// What that keeper has logged.
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(self.directory.path().join("log")).expect("readable")
+    }
+
     fn run(&self, mut command: Command, change: impl FnOnce(&mut Command)) -> Keeper {
         command.arg("--state-dir").arg(self.directory.path());
         command.env("TESSERA_MPS_POLL_INTERVAL", "10ms");
