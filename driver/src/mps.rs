@@ -54,7 +54,7 @@ impl MpsError {
     /// Whether it may pass by itself.
     #[must_use]
     pub fn is_transient(&self) -> bool {
-        !matches!(self, Self::Off)
+        matches!(self, Self::NoKeeper | Self::NotReady { .. } | Self::Status(_))
     }
 }
 
@@ -81,7 +81,9 @@ impl Mps {
     /// # Errors
     /// What the file system says; doing it again is right.
     pub fn want(&self, journal: &Journal, except: Option<&ClaimUid>) -> io::Result<()> {
-        want(&self.paths, &journal.gpus_by_mps(except))
+        let gpus = journal.gpus_by_mps(except);
+        // Where nobody ever shared by MPS nothing is made, and nothing of it can fail.
+        if gpus.is_empty() && !self.paths.wanted().exists() { Ok(()) } else { want(&self.paths, &gpus) }
     }
 
     /// Whether the claim may be prepared at all, as far as it shares by MPS.

@@ -366,7 +366,10 @@ impl Node {
             journal.put(claim.uid.clone(), record.clone())?;
         }
         fault::point("prepare-started");
-        self.mps.want(journal.journal(), None).map_err(MpsError::from)?;
+        if let Err(error) = self.mps.want(journal.journal(), None) {
+            self.take_back(&claim.uid, &record, &mut journal);
+            return Err(MpsError::from(error).into());
+        }
         fault::point("prepare-mps-wanted");
         self.mps.check(&record)?;
         if let Err(error) = self.executor.execute(&steps) {

@@ -197,6 +197,21 @@ async fn a_claim_whose_daemon_does_not_come_says_why_and_keeps_what_it_is_to_hav
 }
 
 #[tokio::test]
+async fn who_does_not_share_by_mps_needs_nothing_of_it() {
+    let node = Node::with_gpus(1);
+    let driver = started(&node).await;
+    prepare(&driver, node.allocate("plain", &[(0, 4, 0)])).await.expect("prepared");
+    assert!(!mps_paths(&node).root().exists(), "nothing is made for nobody");
+    unprepare(&driver, "plain").await;
+    // What cannot be asked for keeps nothing in the journal.
+    fs::write(mps_paths(&node).root(), "in the way").expect("written");
+    let error = prepare(&driver, by_mps(&node, "a", &[(0, 4, 0)], &json!({}))).await.expect_err("in the way");
+    assert!(error.contains("files by which MPS control daemons are asked for cannot be used"), "{error}");
+    fs::remove_file(mps_paths(&node).root()).expect("there");
+    prepare(&driver, node.allocate("all", &[(0, 16, 0)])).await.expect("all of the GPU is free");
+}
+
+#[tokio::test]
 async fn to_unprepare_a_claim_ends_its_waiting_and_gives_the_daemon_up() {
     let node = Node::with_gpus(1);
     let driver = started(&node).await;
