@@ -6,6 +6,7 @@ use tessera_intercept_abi::ComputePolicy;
 
 use crate::compute::estimates::{Estimates, Key};
 use crate::compute::page::advance;
+use crate::compute::proportion::in_proportion;
 use crate::compute::spans::{Span, Spans};
 use crate::compute::till::Till;
 use crate::compute::{Bucket, ComputePage, ComputeSlot, Crowd, Published, Rate};
@@ -519,13 +520,8 @@ impl Meter {
         let own = own - measured.overlap.min(own);
         // Which launch of a lease is measured is by chance, in proportion to what it was thought to take: it stands for the others.
         let stands_for = if company.crowd.is_nobody() { span.charged } else { span.cost };
-        let used = u128::from(own) * u128::from(stands_for) / u128::from(span.cost.max(1));
-        self.correct(
-            stands_for,
-            u64::try_from(used).unwrap_or(u64::MAX).min(own.saturating_add(MOST_FOR_OTHERS_NS)),
-            around,
-            now,
-        );
+        let used = in_proportion(own, stands_for, span.cost.max(1));
+        self.correct(stands_for, used.min(own.saturating_add(MOST_FOR_OTHERS_NS)), around, now);
     }
 
     fn measure(&mut self, place: usize, span: Span, timer: &mut impl Timer) -> Option<Measured> {

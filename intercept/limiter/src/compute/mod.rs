@@ -19,6 +19,7 @@ mod crowd;
 mod estimates;
 mod meter;
 mod page;
+mod proportion;
 mod published;
 mod rate;
 mod spans;
