@@ -33,6 +33,10 @@ test: build ## Run every test that needs neither root nor a cluster
 	$(CARGO) test --locked --package tessera-e2e --lib --test layers --test faults
 	$(CARGO) test --locked --package tessera-e2e --test simcluster --test chaos
 
+.PHONY: test-arm64
+test-arm64: ## Build the interceptor for aarch64 and try it in emulation (Debian; fetches 300 MB the first time): TESTS=all
+	intercept/hook/tests/arm64.sh $(TESTS)
+
 .PHONY: judge
 judge: ## Judge the allocator by published results, in full (optimised build; reads ../shared)
 	$(CARGO) test --locked --release --package tessera-judge

@@ -1,7 +1,7 @@
 //! The built fake libraries, for tests that load them: cargo builds a `cdylib` for no tests, those of its own package included.
 
 use std::env;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -65,28 +65,98 @@ pub fn paused_clock() -> Result<PathBuf, ArtifactError> {
     build("tessera-fake-paused-clock", "libtessera_fake_paused_clock.so")
 }
 
-/// Builds a library of this workspace; quick when it is up to date.
+/// Builds a library of this workspace for the profile that this test runs in.
 fn build(package: &'static str, file: &str) -> Result<PathBuf, ArtifactError> {
-    let program = env::current_exe().map_err(|source| ArtifactError::Cargo { package, source })?;
-    let directory = profile_directory(&program)
-        .ok_or_else(|| ArtifactError::NoTargetDirectory { program: program.clone() })?;
-    let profile = match directory.file_name().and_then(|name| name.to_str()) {
+    let place = Place::of_this_program(package)?;
+    let profile = match place.profile.to_str() {
         Some("debug") | None => "dev",
         Some(name) => name,
     };
-    let target = directory.parent().unwrap_or(directory);
-    let cargo = env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
-    let status = Command::new(cargo)
-        .args(["build", "--quiet", "--package", package, "--profile", profile, "--target-dir"])
-        .arg(target)
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .status()
-        .map_err(|source| ArtifactError::Cargo { package, source })?;
-    if status.success() { Ok(directory.join(file)) } else { Err(ArtifactError::Build { package }) }
+    let directory = place.build("", package, &["--profile", profile])?;
+    Ok(directory.join(&place.profile).join(file))
 }
 
-/// `target/debug` for `target/debug/deps/test-1f0c` and `target/debug/program`.
-fn profile_directory(program: &Path) -> Option<&Path> {
-    let parent = program.parent()?;
-    if parent.ends_with("deps") || parent.ends_with("examples") { parent.parent() } else { Some(parent) }
+/// Builds a package of this workspace, with those options of cargo's, for the kind of machine that this test is built for. In the
+/// directory of that name below cargo's, so that builds with other options are beside it and not in its place. The directory of the
+/// profiles.
+///
+/// # Errors
+/// It cannot be built.
+pub fn package(directory: &str, package: &'static str, options: &[&str]) -> Result<PathBuf, ArtifactError> {
+    Place::of_this_program(package)?.build(directory, package, options)
+}
+
+/// Where cargo has put this program: `target/debug`, or `target/aarch64-unknown-linux-gnu/debug` where it was told for which machines.
+struct Place {
+    target: PathBuf,
+    /// Below `target`; empty where nothing was told.
+    machine: PathBuf,
+    profile: OsString,
+}
+
+impl Place {
+    fn of_this_program(package: &'static str) -> Result<Self, ArtifactError> {
+        let program = env::current_exe().map_err(|source| ArtifactError::Cargo { package, source })?;
+        let machine = env::var_os("CARGO_BUILD_TARGET");
+        Self::of(&program, machine.as_deref()).ok_or(ArtifactError::NoTargetDirectory { program })
+    }
+
+    fn of(program: &Path, machine: Option<&OsStr>) -> Option<Self> {
+        let parent = program.parent()?;
+        let is_below = parent.ends_with("deps") || parent.ends_with("examples");
+        let directory = if is_below { parent.parent()? } else { parent };
+        let (above, profile) = (directory.parent()?, directory.file_name()?.to_owned());
+        match machine {
+            Some(machine) if above.ends_with(machine) => {
+                Some(Self { target: above.parent()?.to_owned(), machine: machine.into(), profile })
+            }
+            _ => Some(Self { target: above.to_owned(), machine: PathBuf::new(), profile }),
+        }
+    }
+
+    /// Quick when it is up to date.
+    fn build(
+        &self,
+        directory: &str,
+        package: &'static str,
+        options: &[&str],
+    ) -> Result<PathBuf, ArtifactError> {
+        let target = self.target.join(directory);
+        let cargo = env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
+        let status = Command::new(cargo)
+            .args(["build", "--quiet", "--package", package])
+            .args(options)
+            .arg("--target-dir")
+            .arg(&target)
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .status()
+            .map_err(|source| ArtifactError::Cargo { package, source })?;
+        if status.success() { Ok(target.join(&self.machine)) } else { Err(ArtifactError::Build { package }) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(program: &str, machine: Option<&str>) -> [PathBuf; 3] {
+        let place = Place::of(Path::new(program), machine.map(OsStr::new)).expect("a target directory");
+        [place.target, place.machine, place.profile.into()]
+    }
+
+    #[test]
+    fn programs_and_tests_know_where_cargo_has_put_them() {
+        let places = |parts: [&str; 3]| parts.map(PathBuf::from);
+        assert_eq!(of("/t/debug/program", None), places(["/t", "", "debug"]));
+        assert_eq!(of("/t/debug/deps/test-1f0c", None), places(["/t", "", "debug"]));
+        assert_eq!(of("/t/intercept/examples/shown", None), places(["/t", "", "intercept"]));
+        let arm = "aarch64-unknown-linux-gnu";
+        let of_arm = |program| of(&format!("/t/{arm}/{program}"), Some(arm));
+        assert_eq!(of_arm("debug/deps/test-1f0c"), places(["/t", arm, "debug"]));
+        assert_eq!(
+            of("/t/debug/deps/build-script", Some(arm)),
+            places(["/t", "", "debug"]),
+            "built for this machine"
+        );
+    }
 }

@@ -14,7 +14,6 @@ const DT_NULL: i64 = 0;
 const DT_STRTAB: i64 = 5;
 const DT_SYMTAB: i64 = 6;
 const DT_GNU_HASH: i64 = 0x6fff_fef5;
-const PAGE: usize = 4096;
 
 #[repr(C)]
 struct Dynamic {
@@ -51,8 +50,9 @@ pub unsafe fn hide(inside: *const (), mut is_hidden: impl FnMut(&CStr) -> bool) 
     let tables = Tables::around(inside as usize).ok_or(HideError::NoTables)?;
     // SAFETY: the tables are those of a loaded library.
     let count = unsafe { tables.count() };
-    let from = tables.symbols as usize / PAGE * PAGE;
-    let to = (tables.symbols as usize + count * size_of::<libc::Elf64_Sym>()).next_multiple_of(PAGE);
+    let page = page_length();
+    let from = tables.symbols as usize / page * page;
+    let to = (tables.symbols as usize + count * size_of::<libc::Elf64_Sym>()).next_multiple_of(page);
     let writable = libc::PROT_READ | libc::PROT_WRITE;
     if !protect(from, to, writable) {
         return Err(HideError::Protected);
@@ -69,6 +69,15 @@ pub unsafe fn hide(inside: *const (), mut is_hidden: impl FnMut(&CStr) -> bool) 
     }
     protect(from, to, tables.protection);
     Ok(())
+}
+
+/// Kernels of arm64 have pages of 4 KiB or 64 KiB.
+fn page_length() -> usize {
+    // SAFETY: no pointers.
+    match unsafe { libc::getauxval(libc::AT_PAGESZ) } {
+        0 => 4096,
+        length => length as usize,
+    }
 }
 
 fn protect(from: usize, to: usize, protection: c_int) -> bool {

@@ -35,7 +35,12 @@ fn calls_with_nothing_or_with_anything_answer_as_without_the_library() {
     let without = node.without_the_library().run_c("nulls", false, &names);
     assert_eq!(with.len(), names.len() * 4);
     assert_eq!(apart(&with, &without), []);
-    let fatal: Vec<_> = with.iter().filter(|line| line.get("fatal").is_some()).collect();
+    // What a caller passes by value it passes by reference there when it is long: a null one is the caller's fault, and fatal without
+    // the library too.
+    let is_callers = |name: &str| cfg!(target_arch = "aarch64") && name.starts_with("cuIpcOpenMemHandle");
+    let is_fatal =
+        |line: &&Value| line.get("fatal").is_some() && !is_callers(line["name"].as_str().unwrap_or_default());
+    let fatal: Vec<_> = with.iter().filter(is_fatal).collect();
     assert!(fatal.is_empty(), "{fatal:?}");
 }
 

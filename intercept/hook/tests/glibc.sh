@@ -9,28 +9,19 @@ set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/../../.."
 target=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")/glibc
-mirror=http://deb.debian.org/debian
+# shellcheck source=debian.sh
+source intercept/hook/tests/debian.sh
 # Tests of everything that the loader has a part in.
 tests=(bypasses calls guests limits modes nvml processes routes shape)
-
-# apt with a state of its own, which knows one suite.
-apt_of() { # suite, arguments...
-  local place=$target/$1
-  apt-get --quiet --quiet -o Dir::Etc::SourceList="$place/sources.list" -o Dir::Etc::SourceParts=/dev/null \
-    -o Dir::State="$place/state" -o Dir::State::Status=/dev/null -o Dir::Cache="$place/cache" -o APT::Sandbox::User= "${@:2}"
-}
 
 libraries_of() { echo "$target/$1/root/lib/x86_64-linux-gnu"; } # suite
 
 # The files of a suite's glibc, where a linker finds them: links that lead out of the directory are led back into it.
 fetch() { # suite
-  local place=$target/$1 package link
-  rm -rf "$place/root"
-  mkdir -p "$place"/{root,packages,state/lists/partial,cache/archives/partial}
-  echo "deb $mirror $1 main" >"$place/sources.list"
-  apt_of "$1" update
-  (cd "$place/packages" && rm -f ./*.deb && apt_of "$1" download libc6 libc6-dev linux-libc-dev libgcc-s1)
-  for package in "$place"/packages/*.deb; do dpkg-deb --extract "$package" "$place/root"; done
+  local place=$target/$1 link
+  know "$1"
+  (cd "$place/packages" && apt_of "$1" download libc6 libc6-dev linux-libc-dev libgcc-s1)
+  unpack "$1"
   for link in lib lib64; do [ -e "$place/root/$link" ] || ln -s "usr/$link" "$place/root/$link"; done
   for link in "$place"/root/lib64/*.so.* "$place"/root/usr/lib/x86_64-linux-gnu/*.so; do
     if [[ -L $link && $(readlink "$link") = /* ]]; then ln -sfn "$place/root$(readlink "$link")" "$link"; fi

@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use container::{Container, GIB, Node, can_contain, compiler, inspect_file, program};
+use container::{Container, GIB, Node, can_contain, compiler, inspect, program};
 
 /// How a program ended, and what it said.
 fn end_of(output: &Output) -> (Option<i32>, String, String) {
@@ -91,7 +91,7 @@ fn a_program_of_musl_runs() {
     }
     let node = Node::new();
     let Some(program) = other_kind(NAME, "musl-gcc", &[], "musl-tools", &node) else { return };
-    let needs = inspect_file("readelf", &["--program-headers"], &program);
+    let needs = inspect("readelf", &["--program-headers"], &program);
     assert!(needs.contains("/lib/ld-musl-"), "dynamic: {needs}");
     assert_eq!(with_a_share(&node, &program), alone());
 }

@@ -5,9 +5,7 @@ mod container;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 
-use container::{
-    Container, GIB, MIB, Mode, Node, built_for_hami, can_contain, inspect_file, lines_of, probe,
-};
+use container::{Container, GIB, MIB, Mode, Node, can_contain, lines_of, probe};
 use serde_json::Value;
 
 /// Runs the probe with variables.
@@ -133,17 +131,5 @@ fn as_it_ships_variables_open_nothing() {
     for mode in Mode::HELD {
         let lines = probe_with(&node.contain_in(mode, &[]), &variables, &["fill"]);
         assert_eq!(lines[1]["takenBytes"], 0, "{mode:?}");
-    }
-}
-
-#[test]
-fn it_is_as_quiet_a_guest_as_the_usual_library() {
-    let dynamic = inspect_file("readelf", &["--dynamic", "--wide"], built_for_hami());
-    assert_eq!(dynamic.matches("(NEEDED)").count(), 1, "{dynamic}");
-    assert!(!dynamic.contains("INIT_ARRAY"), "{dynamic}");
-    let symbols = inspect_file("objdump", &["--dynamic-syms"], built_for_hami());
-    for line in symbols.lines().filter(|line| line.contains("GLIBC_2.")) {
-        let minor = line.split("GLIBC_2.").nth(1).and_then(|rest| rest.split(['.', ')', ' ']).next());
-        assert!(minor.and_then(|minor| minor.parse().ok()).is_some_and(|minor: u32| minor <= 17), "{line}");
     }
 }

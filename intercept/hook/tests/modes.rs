@@ -3,9 +3,8 @@
 
 mod container;
 
-use container::{GIB, Mode, Node, REAL, can_contain, exported, inspect_file, proxies};
+use container::{GIB, Mode, Node, can_contain};
 use serde_json::Value;
-use tessera_intercept_symbols::{Library, TABLE};
 
 #[test]
 fn memory_is_charged_once_wherever_the_interceptor_stands() {
@@ -78,45 +77,4 @@ fn functions_that_nobody_knows_pass_and_are_counted() {
         assert_eq!(lines[0]["none"], 1);
         assert_eq!(share.ledger(|ledger| ledger.unknown_functions()), counted, "{mode:?}");
     }
-}
-
-#[test]
-fn a_proxy_needs_libc_and_the_library_that_it_stands_for() {
-    for [file, proxy] in proxies() {
-        let dynamic = inspect_file("readelf", &["--dynamic", "--wide"], proxy);
-        let of = |kind: &str| -> Vec<&str> {
-            let lines = dynamic.lines().filter(|line| line.contains(kind));
-            lines.filter_map(|line| line.split(['[', ']']).nth(1)).collect()
-        };
-        let real = format!("{REAL}/{}", file.display());
-        assert_eq!(of("(NEEDED)"), ["libc.so.6", &real]);
-        assert_eq!(of("(SONAME)"), [file.to_str().expect("text")]);
-        assert!(dynamic.contains("NODELETE") && !dynamic.contains("(TEXTREL)"), "{dynamic}");
-    }
-}
-
-#[test]
-fn a_proxy_runs_with_an_old_glibc() {
-    for [_, proxy] in proxies() {
-        let symbols = inspect_file("objdump", &["--dynamic-syms"], proxy);
-        for line in symbols.lines().filter(|line| line.contains("GLIBC_")) {
-            let version = line.split("GLIBC_").nth(1).and_then(|rest| rest.split([')', ' ']).next());
-            let minor = version.and_then(|version| version.split('.').nth(1)?.parse::<u32>().ok());
-            assert!(minor.is_some_and(|minor| minor <= 17), "{line}");
-        }
-    }
-}
-
-/// So that programs can be linked with it, and one that looks a function up finds a jump and not the real one.
-#[test]
-fn a_proxy_exports_every_function_of_its_library_and_none_of_the_loaders() {
-    for ([_, proxy], library) in proxies().iter().zip([Library::Cuda, Library::Nvml]) {
-        let symbols = inspect_file("nm", &["--dynamic", "--defined-only"], proxy);
-        let mut names: Vec<_> = symbols.lines().filter_map(|line| line.split(' ').nth(2)).collect();
-        names.retain(|name| *name != "tessera_intercept_proxy");
-        names.sort_unstable();
-        let table = TABLE.iter().filter(|symbol| symbol.library() == library);
-        assert!(table.map(|symbol| symbol.symbol.text).eq(names));
-    }
-    assert!(!exported().contains("tessera_intercept_proxy"), "by which a proxy is known");
 }

@@ -43,13 +43,8 @@ pub(crate) fn intercept() -> &'static Path {
     })
 }
 
-/// What a tool of binutils, which every C compiler comes with, says of the library.
-pub(crate) fn inspect(tool: &str, arguments: &[&str]) -> String {
-    inspect_file(tool, arguments, intercept())
-}
-
-/// The same of another.
-pub(crate) fn inspect_file(tool: &str, arguments: &[&str], file: &Path) -> String {
+/// What a tool of binutils, which every C compiler comes with, says of a file.
+pub(crate) fn inspect(tool: &str, arguments: &[&str], file: &Path) -> String {
     let output = Command::new(tool).args(arguments).arg(file).output().expect("binutils are there");
     assert!(output.status.success(), "{tool}");
     String::from_utf8(output.stdout).expect("text")
@@ -58,10 +53,13 @@ pub(crate) fn inspect_file(tool: &str, arguments: &[&str], file: &Path) -> Strin
 /// The names that the library exports.
 pub(crate) fn exported() -> &'static BTreeSet<String> {
     static NAMES: OnceLock<BTreeSet<String>> = OnceLock::new();
-    NAMES.get_or_init(|| {
-        let symbols = inspect("nm", &["--dynamic", "--defined-only"]);
-        symbols.lines().filter_map(|line| line.split(' ').nth(2)).map(str::to_owned).collect()
-    })
+    NAMES.get_or_init(|| exported_by(intercept()))
+}
+
+/// The names that a library exports.
+pub(crate) fn exported_by(library: &Path) -> BTreeSet<String> {
+    let symbols = inspect("nm", &["--dynamic", "--defined-only"], library);
+    symbols.lines().filter_map(|line| line.split(' ').nth(2)).map(str::to_owned).collect()
 }
 
 /// The probe.
@@ -76,21 +74,13 @@ pub(crate) fn control_daemon() -> &'static Path {
     BUILT.get_or_init(|| build("tessera-fake-mps-control", &[], "debug/fake-mps-control"))
 }
 
-fn build(package: &str, profile: &[&str], file: &str) -> PathBuf {
+fn build(package: &'static str, profile: &[&str], file: &str) -> PathBuf {
     build_in("", package, profile, file)
 }
 
 /// Builds in a directory below cargo's.
-fn build_in(directory: &str, package: &str, profile: &[&str], file: &str) -> PathBuf {
-    // Tests run from target/<profile>/deps.
-    let program = env::current_exe().expect("a test has a path");
-    let target = program.ancestors().nth(3).expect("a test is in a target directory").join(directory);
-    let cargo = env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
-    let mut command = Command::new(cargo);
-    command.args(["build", "--quiet", "--package", package]).args(profile);
-    command.arg("--target-dir").arg(&target).current_dir(env!("CARGO_MANIFEST_DIR"));
-    assert!(command.status().expect("cargo runs").success(), "{package} builds");
-    target.join(file)
+fn build_in(directory: &str, package: &'static str, profile: &[&str], file: &str) -> PathBuf {
+    artifact::package(directory, package, profile).expect("it builds").join(file)
 }
 
 /// The C compiler.

@@ -68,7 +68,7 @@ int main(int argc, char **argv) {
     try("`cuGetProcAddress` of the empty name", ask((get_proc_2)ask(two, "", 0), "cuMemAlloc", 0));
     try("`cuGetProcAddress` of itself", ask((get_proc_2)ask(two, "cuGetProcAddress", 0), "cuMemAlloc", 0));
 
-    dlsym_fn own = dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
+    dlsym_fn own = dlvsym(RTLD_NEXT, "dlsym", OLDEST_GLIBC);
     try("the loader's `dlsym`, by `dlvsym` with `RTLD_NEXT`", own(driver(), "cuMemAlloc_v2"));
     /* Before glibc 2.34 in a library of its own. */
     own = (dlsym_fn)(in_tables(loaded("/libc.so"), "dlsym") ?: in_tables(loaded("/libdl.so"), "dlsym"));

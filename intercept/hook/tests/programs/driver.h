@@ -13,6 +13,13 @@
 #define MIB ((size_t)1 << 20)
 #define GIB ((size_t)1 << 30)
 
+/* The version that the loader's functions have had from the first on this kind of machine. */
+#ifdef __aarch64__
+#define OLDEST_GLIBC "GLIBC_2.17"
+#else
+#define OLDEST_GLIBC "GLIBC_2.2.5"
+#endif
+
 static void *driver(void) {
     static void *handle;
     if (!handle) handle = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);

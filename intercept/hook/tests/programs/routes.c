@@ -27,7 +27,7 @@ int main(int argc, char **argv) {
     try("dlopen by path", dlsym(dlopen(argv[1], RTLD_NOW), "cuMemAlloc_v2"));
 
     /* The loader's own dlsym, which an interposed one cannot hide by name. */
-    void *(*own)(void *, const char *) = dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
+    void *(*own)(void *, const char *) = dlvsym(RTLD_NEXT, "dlsym", OLDEST_GLIBC);
     try("dlvsym dlsym", own(driver(), "cuMemAlloc_v2"));
     own = dlsym(RTLD_NEXT, "dlsym");
     try("dlsym dlsym", own(driver(), "cuMemAlloc_v2"));
