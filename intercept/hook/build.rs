@@ -21,6 +21,8 @@ fn main() {
     // What it calls in itself is its own, whatever else is preloaded.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-Bsymbolic");
     println!("cargo::rustc-cdylib-link-arg=-nostartfiles");
+    // A proxy writes to its table of symbols, on whose pages no code may lie. On aarch64 that is not what a linker does by itself.
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-z,separate-code");
     let package = env::var("CARGO_PKG_NAME").expect("cargo sets CARGO_PKG_NAME");
     match package.as_str() {
         "tessera-intercept-cuda" => proxy("cuda", "libcuda.so.1", Library::Cuda),

@@ -75,6 +75,23 @@ fn none_starts_anything_when_it_is_loaded_but_a_proxy_one_thing() {
     }
 }
 
+/// For a moment a proxy's table of symbols may be written, and not executed.
+#[test]
+fn no_code_lies_in_a_segment_with_the_symbols() {
+    for artefact in Artefact::all() {
+        let headers = inspect("readelf", &["--program-headers", "--wide"], &artefact.file);
+        let segments: Vec<_> = headers.lines().filter(|line| line.contains(" .dynsym ")).collect();
+        assert!(!segments.is_empty(), "{headers}");
+        for code in [" .plt ", " .text "] {
+            assert!(
+                segments.iter().all(|line| !line.contains(code)),
+                "{}: {headers}",
+                artefact.file.display()
+            );
+        }
+    }
+}
+
 #[test]
 fn each_runs_with_an_old_glibc() {
     for artefact in Artefact::all() {
