@@ -1,5 +1,7 @@
 //! Who else is on the GPU.
 
+use crate::compute::proportion::in_proportion;
+
 /// How many other contexts had work on the GPU at the same time, on average over some time, in 1/256.
 ///
 /// A GPU that is shared in time gives every context with work the same slice in turn. So of the wall time in which a process has
@@ -59,6 +61,6 @@ impl Crowd {
         }
         let (whole, part) = (self.0 as u64 / 256, self.0 as u64 % 256);
         let (fewer, more) = (wall_ns / (whole + 1), wall_ns / (whole + 2));
-        fewer - ((fewer - more) as u128 * part as u128 / 256) as u64
+        fewer - in_proportion(fewer - more, part, 256)
     }
 }
