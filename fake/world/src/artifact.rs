@@ -76,15 +76,18 @@ fn build(package: &'static str, file: &str) -> Result<PathBuf, ArtifactError> {
     Ok(directory.join(&place.profile).join(file))
 }
 
-/// Builds a package of this workspace, with those options of cargo's, for the kind of machine that this test is built for. In the
-/// directory of that name below cargo's, so that builds with other options are beside it and not in its place. The directory of the
-/// profiles.
+/// Builds a package of this workspace, with those options of cargo's, for the machines that `CARGO_BUILD_TARGET` names where this test is
+/// built for them. In the directory of that name below cargo's, so that builds with other options are beside it and not in its place. The
+/// directory of the profiles.
 ///
 /// # Errors
 /// It cannot be built.
 pub fn package(directory: &str, package: &'static str, options: &[&str]) -> Result<PathBuf, ArtifactError> {
     Place::of_this_program(package)?.build(directory, package, options)
 }
+
+/// Tells cargo for which machines it builds.
+const MACHINE: &str = "CARGO_BUILD_TARGET";
 
 /// Where cargo has put this program: `target/debug`, or `target/aarch64-unknown-linux-gnu/debug` where it was told for which machines.
 struct Place {
@@ -97,7 +100,7 @@ struct Place {
 impl Place {
     fn of_this_program(package: &'static str) -> Result<Self, ArtifactError> {
         let program = env::current_exe().map_err(|source| ArtifactError::Cargo { package, source })?;
-        let machine = env::var_os("CARGO_BUILD_TARGET");
+        let machine = env::var_os(MACHINE);
         Self::of(&program, machine.as_deref()).ok_or(ArtifactError::NoTargetDirectory { program })
     }
 
@@ -123,7 +126,11 @@ impl Place {
     ) -> Result<PathBuf, ArtifactError> {
         let target = self.target.join(directory);
         let cargo = env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
-        let status = Command::new(cargo)
+        let mut command = Command::new(cargo);
+        if self.machine.as_os_str().is_empty() {
+            command.env_remove(MACHINE);
+        }
+        let status = command
             .args(["build", "--quiet", "--package", package])
             .args(options)
             .arg("--target-dir")

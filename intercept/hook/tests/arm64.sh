@@ -2,12 +2,13 @@
 # Builds the interceptor for aarch64 and runs its tests on an emulated processor: with the Rust and the compilers of Debian testing and the
 # emulator of Debian 12, as apt fetches them. Nothing of it is installed.
 #
-#   arm64.sh               the tests that take a minute or less
-#   arm64.sh all           those that docs/intercept-arm64.md names; half an hour
+#   arm64.sh               the tests that take a few minutes
+#   arm64.sh all           those that docs/intercept-arm64.md names; a quarter of an hour
 #   arm64.sh TEST...       files of intercept/hook/tests
 #
 # Needs a Debian machine of x86-64 with Linux 6.7 or newer (for binfmt_misc in a user namespace), a network and 3 GB of disk; no root.
-# Where Debian's packages or such a namespace cannot be had, it says `SKIPPED: arm64: <reason>` and ends well.
+# Says `SKIPPED: arm64-packages: <reason>` and ends well where apt does not get the packages, and `SKIPPED: arm64-namespaces: <reason>` where
+# the machine has no such namespaces.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/../../.."
@@ -16,33 +17,39 @@ target=$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")/arm64
 source intercept/hook/tests/debian.sh
 # QEMU 11 refuses MADV_DONTFORK, and the library gives no memory without it. QEMU 7 ignores it.
 readonly rust=forky emulator=bookworm machine=aarch64-unknown-linux-gnu
+packages=(base-files bash binutils cargo coreutils dash findutils gcc gcc-aarch64-linux-gnu grep libc6-dev libc6-dev-arm64-cross mount procps sed
+  util-linux)
 
 fetch() {
-  local options=(-o "APT::Architectures=amd64,arm64" -o Acquire::Check-Valid-Until=false)
+  local options=(-o "APT::Architectures=amd64,arm64" -o Acquire::Check-Valid-Until=false -o Debug::NoLocking=true)
   know "$rust" "${options[@]}" && know "$emulator" &&
-    apt_of "$rust" "${options[@]}" --download-only --yes --no-install-recommends install \
-      base-files bash binutils cargo coreutils dash findutils gcc gcc-aarch64-linux-gnu grep libc6-dev libc6-dev-arm64-cross \
-      mount procps sed util-linux &&
-    mv "$target/$rust"/cache/archives/*.deb "$target/$rust/packages/" &&
+    apt_of "$rust" "${options[@]}" --download-only --yes --no-install-recommends install "${packages[@]}" &&
     (cd "$target/$rust/packages" && apt_of "$rust" "${options[@]}" download libstd-rust-dev:arm64) &&
-    (cd "$target/$emulator/packages" && apt_of "$emulator" download qemu-user-static) &&
-    unpack "$rust" && unpack "$emulator" &&
-    # The C library that is for cross compilers, where programs of aarch64 look for one.
-    (cd "$target/$rust/root/usr/lib/aarch64-linux-gnu" && ln -s ../../aarch64-linux-gnu/lib/*.so* .) &&
-    (cd "$target/$rust/root/usr/lib" && ln -s aarch64-linux-gnu/ld-linux-aarch64.so.1 .) &&
-    mkdir -p "$target/$rust/root/usr/local/lib" && # which no package has
-    touch "$target/fetched"
+    (cd "$target/$emulator/packages" && apt_of "$emulator" download qemu-user-static)
 }
 
-skip() { # reason
-  echo "SKIPPED: arm64: $1"
+lay_out() {
+  mv "$target/$rust"/cache/archives/*.deb "$target/$rust/packages/"
+  unpack "$rust"
+  unpack "$emulator"
+  # The C library that is for cross compilers, where programs of aarch64 look for one.
+  (cd "$target/$rust/root/usr/lib/aarch64-linux-gnu" && ln -s ../../aarch64-linux-gnu/lib/*.so* .)
+  (cd "$target/$rust/root/usr/lib" && ln -s aarch64-linux-gnu/ld-linux-aarch64.so.1 .)
+  mkdir -p "$target/$rust/root/usr/local/lib" # which no package has
+}
+
+skip() { # name, reason
+  echo "SKIPPED: $1: $2"
   exit
 }
 
 # In namespaces of its own, so that all of it is gone with the last process.
 in_namespaces() { unshare --user --map-root-user --mount "$@"; }
 
-can_emulate() { in_namespaces mount -t binfmt_misc binfmt_misc /proc/sys/fs/binfmt_misc; }
+# With containers in them, which tests make.
+can_emulate() {
+  in_namespaces sh -c 'mount -t binfmt_misc binfmt_misc /proc/sys/fs/binfmt_misc && unshare --user --map-root-user --mount --pid --fork true'
+}
 
 # With Debian testing's /usr in place of the machine's, and programs of aarch64 run by the emulator.
 emulated() { # command...
@@ -65,17 +72,24 @@ case ${1-} in
 all) tests=(bypasses calls compute coverage faults guests hami host_pid kept known_limits limits modes mps nvml oversubscription pointers processes routes sequences shape) ;;
 *) tests=("$@") ;;
 esac
-can_emulate || skip "no binfmt_misc in a user namespace: Linux 6.7 has it, where such namespaces are allowed"
-if [ ! -e "$target/fetched" ]; then
-  echo "fetching Debian's Rust, compilers and emulator: 300 MB"
-  fetch || skip "$mirror has not given the packages of $rust and $emulator"
+can_emulate || skip arm64-namespaces "no binfmt_misc in a user namespace, which Linux 6.7 has, or no user namespaces"
+what="$rust $emulator ${packages[*]}"
+if [ "$(cat "$target/fetched" 2>/dev/null)" != "$what" ]; then
+  echo "fetching Debian's Rust, compilers and emulator: 330 MB"
+  rm -f "$target/fetched"
+  fetch || skip arm64-packages "apt has not got the packages of $rust and $emulator from $mirror"
+  lay_out
+  echo "$what" >"$target/fetched"
 fi
+# Behind another /usr, what lies there is out of sight.
+case $(realpath --canonicalize-missing "${CARGO_HOME:-$HOME/.cargo}") in /usr/*) export CARGO_HOME=$target/cargo ;; esac
 cargo fetch --locked --quiet
+unset RUSTFLAGS CARGO_ENCODED_RUSTFLAGS # which .cargo/config.toml says
 export PATH=/usr/bin:/usr/sbin CC=aarch64-linux-gnu-gcc CARGO_NET_OFFLINE=true
 export CARGO_TARGET_DIR=$target/built CARGO_BUILD_TARGET=$machine
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=$CC CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_LINKER=gcc
 emulated cargo test --locked --no-fail-fast --package tessera-intercept-abi --lib
-# The shell and the tools in containers are the machine's own, which say that they cannot have the library of another one. And the emulator
-# takes no notice of MADV_DONTFORK, by which the death of a process is seen while others that it forked live.
+# The shell and the tools in containers are the machine's own, which say that they cannot have the library of another one. The emulator takes
+# no notice of MADV_DONTFORK, by which the death of a process is seen while others that it forked live; and answers for /proc/self itself.
 emulated cargo test --locked --no-fail-fast --package tessera-intercept "${tests[@]/#/--test=}" -- \
-  --skip programs_without_a_gpu --skip a_child_that_lives_on --skip two_hundred_killed
+  --skip programs_without_a_gpu --skip a_child_that_lives_on --skip two_hundred_killed --skip a_process_that_has_no_proc

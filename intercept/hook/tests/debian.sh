@@ -1,7 +1,8 @@
 # Packages of Debian's releases without installing them: for scripts that try the interceptor with other C libraries and on other machines.
 # shellcheck shell=bash
 #
-# Whoever sources this sets `target`, the directory in which each release gets one of its own.
+# Whoever sources this sets `target`, the directory in which each release gets one of its own. Each function fails where a part of it does,
+# also where errors do not end the script.
 
 readonly mirror=http://deb.debian.org/debian
 
@@ -9,21 +10,20 @@ readonly mirror=http://deb.debian.org/debian
 apt_of() { # suite, arguments...
   local place=$target/$1
   apt-get --quiet --quiet -o Dir::Etc::SourceList="$place/sources.list" -o Dir::Etc::SourceParts=/dev/null \
-    -o Dir::State="$place/state" -o Dir::State::Status=/dev/null -o Dir::Cache="$place/cache" -o APT::Sandbox::User= \
-    -o Debug::NoLocking=true "${@:2}"
+    -o Dir::State="$place/state" -o Dir::State::Status=/dev/null -o Dir::Cache="$place/cache" -o APT::Sandbox::User= "${@:2}"
 }
 
 # Begins with an empty directory for packages, and the lists of a release.
 know() { # suite, apt's options...
   local place=$target/$1
-  rm -rf "$place/root" "$place/packages"
-  mkdir -p "$place"/{root,packages,state/lists/partial,cache/archives/partial}
-  echo "deb $mirror $1 main" >"$place/sources.list"
-  apt_of "$1" "${@:2}" update
+  rm -rf "$place/root" "$place/packages" "$place/cache" || return
+  mkdir -p "$place"/{root,packages,state/lists/partial,cache/archives/partial} || return
+  echo "deb $mirror $1 main" >"$place/sources.list" || return
+  apt_of "$1" "${@:2}" -o APT::Update::Error-Mode=any update
 }
 
 # Unpacks what lies in its directory for packages.
 unpack() { # suite
   local package
-  for package in "$target/$1"/packages/*.deb; do dpkg-deb --extract "$package" "$target/$1/root"; done
+  for package in "$target/$1"/packages/*.deb; do dpkg-deb --extract "$package" "$target/$1/root" || return; done
 }
