@@ -93,10 +93,26 @@ build_one() { # directory name module package cgo tags variable value
   stamps=$(version_stamps "$7" "$8" | tr '\n' ' ')
   if [ "$tags" = - ]; then tags=; fi
   echo "building $name ($package)" >&2
-  (cd "$modules/$module" && CGO_ENABLED=$cgo go build -p "$parallel" -trimpath -buildvcs=false -tags "$tags" \
-    -ldflags "-s -w $stamps" -o "$directory/.$name.$$" "$package")
+  again_if_it_fails go_build
   mv "$directory/.$name.$$" "$directory/$name"
   echo "built $name in $((SECONDS - started)) s" >&2
+}
+
+# Of what build_one has found out.
+go_build() {
+  (cd "$modules/$module" && CGO_ENABLED=$cgo go build -p "$parallel" -trimpath -buildvcs=false -tags "$tags" \
+    -ldflags "-s -w $stamps" -o "$directory/.$name.$$" "$package")
+}
+
+# Go gives up at the first module that it does not get, and what was built by then is quick.
+again_if_it_fails() { # command...
+  local attempt
+  for attempt in 1 2 3; do
+    if "$@"; then return; fi
+    echo "attempt $attempt of 3 has failed" >&2
+    sleep $((attempt * 5))
+  done
+  return 1
 }
 
 build_all() { # directory [names]

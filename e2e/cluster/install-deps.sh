@@ -13,5 +13,5 @@ packages=(libseccomp-dev pkg-config gcc libc6-dev musl-tools libc6-dev-i386 ipro
 
 as_root=()
 if [ "$(id -u)" -ne 0 ]; then as_root=(sudo); fi
-"${as_root[@]}" apt-get update
-"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends "${packages[@]}"
+"${as_root[@]}" apt-get -o Acquire::Retries=3 update
+"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o Acquire::Retries=3 install --yes --no-install-recommends "${packages[@]}"
