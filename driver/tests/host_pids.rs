@@ -230,18 +230,23 @@ fn lingering() -> (OwnedFd, std::net::TcpStream, std::net::TcpListener) {
     (sender.into(), silent, listener)
 }
 
-/// Leaves a file to whoever closes the connection.
-fn pass(socket: &Path, file: OwnedFd) -> bool {
-    let Ok(connection) = UnixStream::connect(socket) else { return false };
-    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut passed = SendAncillaryBuffer::new(&mut space);
-    let files = [file.as_fd()];
-    assert!(passed.push(SendAncillaryMessage::ScmRights(&files)));
-    let bytes = [IoSlice::new(b"x")];
-    let sent = rustix::net::sendmsg(&connection, &bytes, &mut passed, SendFlags::NOSIGNAL).is_ok();
-    // Where the driver was faster, this is the last to close it.
-    std::thread::spawn(move || drop(file));
-    sent
+/// Leaves a file to whoever closes the connection. A thread of its own does it, for which nobody waits: where the driver was faster, that one is
+/// the last to close the file, by its own descriptor or by that of the connection.
+fn pass(socket: &Path, file: OwnedFd) {
+    let (done, is_done) = std::sync::mpsc::channel();
+    let socket = socket.to_owned();
+    std::thread::spawn(move || {
+        let Ok(connection) = UnixStream::connect(&socket) else { return };
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut passed = SendAncillaryBuffer::new(&mut space);
+        let files = [file.as_fd()];
+        assert!(passed.push(SendAncillaryMessage::ScmRights(&files)));
+        let bytes = [IoSlice::new(b"x")];
+        let _ = rustix::net::sendmsg(&connection, &bytes, &mut passed, SendFlags::NOSIGNAL);
+        done.send(()).expect("somebody waits");
+    });
+    // Or it could not connect.
+    let _ = is_done.recv();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
