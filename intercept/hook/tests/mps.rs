@@ -4,53 +4,17 @@
 mod container;
 
 use std::fs;
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::path::Path;
 
-use container::{GIB, Node, NodeShare, can_contain, control_daemon, program};
+use container::{GIB, MpsDaemon, Node, NodeShare, can_contain, control_daemon, program};
 use serde_json::Value;
 use tessera_intercept_abi::mps::{ACTIVE_THREAD_PERCENTAGE, DIR, PARTITION_BY_CONTEXT, PIPE_DIRECTORY};
 use tessera_intercept_abi::{ComputePolicy, Grant};
 use tessera_intercept_symbols::Version;
 
-/// A control daemon of the node's first GPU.
-struct Daemon {
-    process: Child,
-    pipes: PathBuf,
-}
-
-impl Daemon {
-    fn start(node: &Node) -> Self {
-        let pipes = node.path().join("pipes");
-        fs::create_dir_all(&pipes).expect("made");
-        let mut command = Command::new(control_daemon());
-        command.arg("-f").env(PIPE_DIRECTORY, &pipes).env("CUDA_MPS_LOG_DIRECTORY", node.path());
-        command.env("CUDA_VISIBLE_DEVICES", node.first_uuid()).stdin(Stdio::null());
-        let daemon = Self { process: command.spawn().expect("it starts"), pipes };
-        let until = Instant::now() + Duration::from_secs(30);
-        while daemon.asked("get_default_active_thread_percentage").is_none() {
-            assert!(Instant::now() < until, "the daemon answers");
-            std::thread::yield_now();
-        }
-        daemon
-    }
-
-    fn asked(&self, command: &str) -> Option<String> {
-        let commands = self.pipes.with_file_name("commands");
-        fs::write(&commands, command).expect("written");
-        let mut asking = Command::new(control_daemon());
-        asking.env(PIPE_DIRECTORY, &self.pipes).stdin(fs::File::open(commands).expect("opens"));
-        let output = asking.output().expect("it runs");
-        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
+/// The stand-in for a daemon of the node's first GPU.
+fn daemon(node: &Node) -> MpsDaemon<'_> {
+    MpsDaemon::start(node, control_daemon(), node.first_uuid())
 }
 
 /// A share of a quarter of the first GPU's time, by MPS.
@@ -62,10 +26,10 @@ fn share(node: &Node, id: &str) -> NodeShare {
 }
 
 /// The part of the GPU's time that kernels of a millisecond get in each of two windows of a second.
-fn parts(node: &Node, daemon: &Daemon, id: &str, variables: &[(&str, &str)]) -> Vec<f64> {
+fn parts(node: &Node, pipes: &Path, id: &str, variables: &[(&str, &str)]) -> Vec<f64> {
     let program = program("compute", false, node.path());
     let share = share(node, id);
-    let container = node.contain(&[&share]).by_mps(&daemon.pipes, variables);
+    let container = node.contain(&[&share]).by_mps(pipes, variables);
     let lines = container.start(&program, &["plain", "spin_for_1ms", "1000", "1000", "2"]).all("gpu");
     lines.iter().map(|line| line["gpu"].as_f64().unwrap_or_else(|| panic!("gpu in {line}"))).collect()
 }
@@ -76,10 +40,10 @@ fn a_client_of_mps_is_not_held_by_the_library_as_well() {
         return;
     }
     let node = Node::with_paused_clock();
-    let daemon = Daemon::start(&node);
+    let daemon = daemon(&node);
     for (id, percentage) in [("as-granted", "25"), ("less", "10")] {
         let variables = [(PIPE_DIRECTORY, DIR), (ACTIVE_THREAD_PERCENTAGE, percentage)];
-        let parts = parts(&node, &daemon, id, &variables);
+        let parts = parts(&node, &daemon.pipes, id, &variables);
         assert!(parts.iter().all(|part| *part > 0.9), "{id}: {parts:?}");
     }
 }
@@ -90,7 +54,7 @@ fn who_is_no_client_or_gave_itself_more_is_held_by_the_library() {
         return;
     }
     let node = Node::with_paused_clock();
-    let daemon = Daemon::start(&node);
+    let daemon = daemon(&node);
     let quarter = (ACTIVE_THREAD_PERCENTAGE, "25");
     for (id, variables) in [
         ("emptied-environment", [].as_slice()),
@@ -99,18 +63,15 @@ fn who_is_no_client_or_gave_itself_more_is_held_by_the_library() {
         ("elsewhere", &[(PIPE_DIRECTORY, "/tmp/nvidia-mps"), quarter]),
         ("by-context", &[(PIPE_DIRECTORY, DIR), quarter, (PARTITION_BY_CONTEXT, "1")]),
     ] {
-        let parts = parts(&node, &daemon, id, variables);
+        let parts = parts(&node, &daemon.pipes, id, variables);
         assert!((0.24..0.26).contains(&parts[1]), "{id}: {parts:?}");
     }
     // The driver says that it goes by itself, whatever the variables are.
     drop(daemon);
     let nobody = node.path().join("nobody");
     fs::create_dir(&nobody).expect("made");
-    let (program, share) = (program("compute", false, node.path()), share(&node, "no-daemon"));
-    let container = node.contain(&[&share]).by_mps(&nobody, &[(PIPE_DIRECTORY, DIR), quarter]);
-    let lines = container.start(&program, &["plain", "spin_for_1ms", "1000", "1000", "2"]).all("gpu");
-    let part = lines[1]["gpu"].as_f64().expect("a number");
-    assert!((0.24..0.26).contains(&part), "{lines:?}");
+    let parts = parts(&node, &nobody, "no-daemon", &[(PIPE_DIRECTORY, DIR), quarter]);
+    assert!((0.24..0.26).contains(&parts[1]), "{parts:?}");
 }
 
 #[test]
@@ -119,9 +80,9 @@ fn a_driver_that_cannot_say_who_is_a_client_has_none() {
         return;
     }
     let node = Node::with_paused_clock_and_cuda(Version(12020));
-    let daemon = Daemon::start(&node);
+    let daemon = daemon(&node);
     let variables = [(PIPE_DIRECTORY, DIR), (ACTIVE_THREAD_PERCENTAGE, "25")];
-    let parts = parts(&node, &daemon, "claim-0", &variables);
+    let parts = parts(&node, &daemon.pipes, "claim-0", &variables);
     assert!((0.24..0.26).contains(&parts[1]), "{parts:?}");
 }
 
@@ -131,7 +92,7 @@ fn several_clients_of_one_share_have_together_what_one_would_have() {
         return;
     }
     let node = Node::in_real_time();
-    let daemon = Daemon::start(&node);
+    let daemon = daemon(&node);
     let program = program("compute", false, node.path());
     let variables = [(PIPE_DIRECTORY, DIR), (ACTIVE_THREAD_PERCENTAGE, "25")];
     let sum = |id: &str, policy: ComputePolicy| {
@@ -160,7 +121,7 @@ fn memory_is_held_by_the_library_across_processes_and_by_mps_for_each() {
         return;
     }
     let node = Node::new();
-    let daemon = Daemon::start(&node);
+    let daemon = daemon(&node);
     let share = share(&node, "claim-0");
     let filled = |limit: &str| {
         let variables = [

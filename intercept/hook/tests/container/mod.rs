@@ -7,6 +7,7 @@
 mod arbiter;
 mod glibc;
 mod mode;
+mod mps_daemon;
 
 use std::collections::BTreeSet;
 use std::env;
@@ -22,6 +23,8 @@ use std::sync::OnceLock;
 pub(crate) use arbiter::{arbitrate, monotonic_ns};
 #[allow(unused_imports, reason = "every test file uses its own part of it")]
 pub(crate) use mode::{Mode, REAL, built_for_hami, proxies};
+#[allow(unused_imports, reason = "every test file uses its own part of it")]
+pub(crate) use mps_daemon::{MpsDaemon, ask_mps};
 use serde_json::Value;
 use tempfile::TempDir;
 use tessera_fake_world::{artifact, shipped};

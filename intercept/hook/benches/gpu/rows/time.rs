@@ -10,6 +10,9 @@ use crate::container::{Mode, NodeShare, arbitrate};
 /// The goal of caps.
 pub(super) const NEAR: &str = "within 3 points, 95 % of it at least";
 
+/// That of caps as a sampler sees them.
+const NEAR_SAMPLED: &str = "mean absolute error of 3 points at most, 95 % of the cap at least";
+
 pub(super) const CAPS: Kind = Kind {
     rows: &[
         ("cap of 10 %", NEAR),
@@ -23,26 +26,20 @@ pub(super) const CAPS: Kind = Kind {
 
 pub(super) const SAMPLED: Kind = Kind {
     rows: &[
-        (
-            "cap of 25 %, sampled by `nvidia-smi`",
-            "mean absolute error of 3 points at most, 95 % of the cap at least",
-        ),
-        (
-            "cap of 50 %, sampled by `nvidia-smi`",
-            "mean absolute error of 3 points at most, 95 % of the cap at least",
-        ),
-        (
-            "cap of 75 %, sampled by `nvidia-smi`",
-            "mean absolute error of 3 points at most, 95 % of the cap at least",
-        ),
+        ("cap of 25 %, sampled by `nvidia-smi`", NEAR_SAMPLED),
+        ("cap of 50 %, sampled by `nvidia-smi`", NEAR_SAMPLED),
+        ("cap of 75 %, sampled by `nvidia-smi`", NEAR_SAMPLED),
     ],
     find: |rig| [25, 50, 75].map(|percent| sampled(rig, percent)).into(),
 };
 
 /// Whether so much is got of a cap as should be.
 pub(super) fn is_near(part: f64, cap: u32) -> bool {
-    let wanted = f64::from(cap) / 100.0;
-    (part - wanted).abs() <= 0.03 && part >= 0.95 * wanted
+    (part - f64::from(cap) / 100.0).abs() <= 0.03 && is_most(part, cap)
+}
+
+fn is_most(part: f64, cap: u32) -> bool {
+    part >= 0.95 * (f64::from(cap) / 100.0)
 }
 
 /// Runs something while the driver's part in sharing time is done for two shares.
@@ -92,5 +89,5 @@ fn sampled(rig: &Rig<'_>, cap: u32) -> String {
         means.len(),
         percent(part)
     );
-    judged(&figure, error <= 3.0 && part >= 0.95 * f64::from(cap) / 100.0)
+    judged(&figure, error <= 3.0 && is_most(part, cap))
 }
