@@ -12,6 +12,7 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::{DeleteParams, PostParams};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, ResourceExt};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use self::failing::FailingGpus;
@@ -165,15 +166,17 @@ async fn settled(bench: &Bench, living: &[String]) -> anyhow::Result<()> {
 
 /// Waits until no pod and no claim is left.
 async fn settled_gone(bench: &Bench) -> anyhow::Result<()> {
-    let pods = |pods: &[Pod]| none_of(pods.iter().map(ResourceExt::name_any).collect());
-    wait::until(bench.pods(), Default::default(), "all pods to be gone", PATIENCE, pods).await?;
-    let claims = |claims: &[ResourceClaim]| none_of(claims.iter().map(ResourceExt::name_any).collect());
+    wait::until(bench.pods(), Default::default(), "all pods to be gone", PATIENCE, none_left::<Pod>).await?;
+    let claims = none_left::<ResourceClaim>;
     wait::until(bench.claims(), Default::default(), "all claims to be gone", PATIENCE, claims).await?;
     Ok(())
 }
 
-fn none_of(names: Vec<String>) -> Verdict<()> {
-    if names.is_empty() { Verdict::Done(()) } else { Verdict::NotYet(names.join(", ")) }
+fn none_left<K: ResourceExt + Serialize>(objects: &[K]) -> Verdict<()> {
+    // What keeps them says who does not let go, as above.
+    let told = |object: &K| format!("{} ({})", object.name_any(), json!(object));
+    let left: Vec<_> = objects.iter().map(told).collect();
+    if left.is_empty() { Verdict::Done(()) } else { Verdict::NotYet(left.join(", ")) }
 }
 
 /// How often each kind of fault has happened; none while faults still happen.

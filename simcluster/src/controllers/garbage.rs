@@ -1,5 +1,6 @@
 //! The garbage collector: what is left without an owner goes; foreground and orphan deletion.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, Preconditions, PropagationPolicy};
 use kube::runtime::watcher::Event;
 use kube::{Client, ResourceExt};
@@ -24,6 +25,16 @@ enum Work {
     Dependent(Place),
     /// It waits for its dependents before it goes.
     Owner(Place),
+}
+
+/// Why a piece of work has to be done again.
+#[derive(Debug, thiserror::Error)]
+enum SyncError {
+    /// Its owner may go before a watch shows it; no event would tell that it went (kubernetes/kubernetes#56121).
+    #[error("the owner {0} is there, but no watch has shown it yet")]
+    OwnerNotWatched(String),
+    #[error(transparent)]
+    Api(#[from] kube::Error),
 }
 
 pub(super) struct Controller {
@@ -125,7 +136,7 @@ impl Controller {
         let Some(work) = self.work.pop() else { return };
         let done = match &work {
             Work::Dependent(place) => self.sync_dependent(place).await,
-            Work::Owner(place) => self.sync_owner(place).await,
+            Work::Owner(place) => self.sync_owner(place).await.map_err(SyncError::from),
         };
         self.work.settle(work, done, "garbage collector");
     }
@@ -137,7 +148,7 @@ impl Controller {
         }
     }
 
-    async fn sync_dependent(&self, place: &Place) -> Result<(), kube::Error> {
+    async fn sync_dependent(&self, place: &Place) -> Result<(), SyncError> {
         let (kind, key) = place;
         let Some(object) = self.caches[*kind].get(key) else { return Ok(()) };
         if object.metadata.deletion_timestamp.is_some() {
@@ -150,10 +161,20 @@ impl Controller {
             let waits =
                 |found: &DynamicObject| has(found, FOREGROUND) && owner.block_owner_deletion == Some(true);
             if found.is_some_and(|found| found.uid().as_ref() == Some(&owner.uid) && !waits(&found)) {
-                return Ok(());
+                let watched = self.is_watched(served, &key.0, owner);
+                return watched.then_some(()).ok_or(SyncError::OwnerNotWatched(owner.name.clone()));
             }
         }
-        self.delete(place, object).await
+        Ok(self.delete(place, object).await?)
+    }
+
+    fn is_watched(&self, kind: &Kind, namespace: &str, owner: &OwnerReference) -> bool {
+        let Some(index) = self.kinds.iter().position(|watched| watched.plural == kind.plural) else {
+            return true;
+        };
+        let namespace = if kind.namespaced { namespace } else { "" };
+        let known = self.caches[index].get(&(namespace.to_owned(), owner.name.clone()));
+        known.is_some_and(|known| known.uid().as_ref() == Some(&owner.uid))
     }
 
     async fn delete(&self, place: &Place, object: &DynamicObject) -> Result<(), kube::Error> {

@@ -1,10 +1,14 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
-use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate, ResourceSlice};
 use kube::api::{Api, DeleteParams};
 use kube::{Resource, ResourceExt};
 use serde_json::{Value, json};
+use tessera_simcluster::api::{ApiError, Fault, RequestInfo, WatchFault};
 
-use crate::{cluster, create, generated, gone, node, pod, present, template, until};
+use crate::{cluster, create, generated, gone, node, pod, present, sim, template, until};
 
 #[tokio::test]
 async fn a_generated_claim_goes_with_its_pod() {
@@ -47,6 +51,14 @@ fn owned(name: &str, owner: &ConfigMap) -> Value {
     json!({"metadata": {"name": name, "ownerReferences": [reference]}})
 }
 
+fn template_owned(name: &str, owner: &ConfigMap) -> Value {
+    let mut template = owned(name, owner);
+    template["spec"] = json!({"spec": {"devices": {"requests": [
+        {"name": "gpu", "exactly": {"deviceClassName": "gpu.tessera.dev"}},
+    ]}}});
+    template
+}
+
 #[tokio::test]
 async fn foreground_deletion_lets_the_owner_go_last() {
     let (_cluster, client) = cluster().await;
@@ -60,6 +72,39 @@ async fn foreground_deletion_lets_the_owner_go_last() {
     assert!(maps.get_opt("owner").await.unwrap().is_some());
     crate::patch(&maps, "dependent", json!({"metadata": {"finalizers": null}})).await;
     until(&maps, "owner", gone()).await;
+}
+
+#[tokio::test]
+async fn what_an_owner_leaves_goes_also_where_no_watch_has_ever_shown_the_owner() {
+    let (cluster, client) = sim().await;
+    let maps: Api<ConfigMap> = Api::default_namespaced(client.clone());
+    let templates: Api<ResourceClaimTemplate> = Api::default_namespaced(client);
+    let missed = create(&maps, json!({"metadata": {"name": "missed"}})).await;
+    maps.delete("missed", &DeleteParams::default()).await.unwrap();
+    let blind = Arc::new(AtomicBool::new(true));
+    let (lists, events) = (blind.clone(), blind.clone());
+    let watches_maps = |request: &RequestInfo| {
+        request.user.name.ends_with(":generic-garbage-collector")
+            && request.resource == "configmaps"
+            && request.verb != "get"
+    };
+    cluster.api().set_fault_hook(Some(Arc::new(move |request| {
+        let refused = lists.load(Ordering::SeqCst) && watches_maps(request);
+        if refused { Fault::Refuse(ApiError::unavailable("no watch for now")) } else { Fault::None }
+    })));
+    cluster.api().set_watch_fault_hook(Some(Arc::new(move |watch| {
+        let expired = events.load(Ordering::SeqCst) && watches_maps(watch);
+        if expired { WatchFault::Expire } else { WatchFault::None }
+    })));
+    let owner = create(&maps, json!({"metadata": {"name": "owner"}})).await;
+    create(&templates, template_owned("dependent", &owner)).await;
+    // It goes after the one before it was looked at, and found to have an owner.
+    create(&templates, template_owned("later", &missed)).await;
+    until(&templates, "later", gone()).await;
+    assert!(templates.get_opt("dependent").await.unwrap().is_some());
+    maps.delete("owner", &DeleteParams::default()).await.unwrap();
+    blind.store(false, Ordering::SeqCst);
+    until(&templates, "dependent", gone()).await;
 }
 
 #[tokio::test]
