@@ -56,13 +56,18 @@ impl Stream {
 }
 
 /// Makes a launch once it is paid.
+///
+/// `make` is only called, here: passed on, its arguments would be stored before every launch, for which the till's compare-and-swap waits.
 #[inline]
 pub(crate) fn launch(key: Key, stream: Stream, make: impl FnOnce() -> c_int) -> c_int {
     let Some(gate) = gate() else { return make() };
     if root::has_captured() && stream.is_capturing() {
         return make();
     }
-    let Some(paid) = gate.till.spend(key) else { return gate.enter(key, stream, make) };
+    let Some(paid) = gate.till.spend(key) else {
+        let entered = gate.enter(key, stream);
+        return gate.leave(entered, make());
+    };
     let result = make();
     if result != SUCCESS {
         gate.till.give_back(paid);
@@ -102,7 +107,7 @@ pub(crate) fn context_may_end(
 
 /// A context is gone, and its events with it.
 pub(crate) fn context_is_gone(context: usize) {
-    root::gates().for_each(|gate| gate.leave(context));
+    root::gates().for_each(|gate| gate.forget_context(context));
 }
 
 /// As [`context_may_end`], for a green context.

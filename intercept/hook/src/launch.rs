@@ -31,12 +31,8 @@ struct Parameters {
     parameters: *mut *mut c_void,
 }
 
-fn product([x, y, z]: [c_uint; 3]) -> u64 {
-    u64::from(x).wrapping_mul(y.into()).wrapping_mul(z.into())
-}
-
 fn kernel(function: Handle, grid: [c_uint; 3], block: [c_uint; 3]) -> Key {
-    Key::kernel(function as usize, product(grid), product(block) as u32)
+    Key::kernel(function as usize, grid, block)
 }
 
 /// A launch by a description, which the driver finds fault with if it is none.
@@ -68,8 +64,8 @@ unsafe fn everywhere(list: *const c_void, count: c_uint, make: impl FnOnce() -> 
     }
     // SAFETY: by this function's contract.
     let first = unsafe { list.cast::<Parameters>().read_unaligned() };
-    let blocks = product(first.grid).wrapping_mul(count.into());
-    let key = Key::kernel(first.function as usize, blocks, product(first.block) as u32);
+    let [width, height, depth] = first.grid;
+    let key = kernel(first.function, [width.wrapping_mul(count), height, depth], first.block);
     launch(key, Stream::plain(first.stream), make)
 }
 

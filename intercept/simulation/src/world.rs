@@ -236,7 +236,7 @@ impl World {
         }
         let key = match program.pattern {
             Pattern::Graph => Key::graph(0x7000 + process.slot),
-            _ => Key::kernel(0x1000, 1320, 256),
+            _ => Key::kernel(0x1000, [1320, 1, 1], [256, 1, 1]),
         };
         let stream = process.launched as usize % program.streams;
         let mut events = Events { gpu: &self.gpu, context: process.context };

@@ -36,6 +36,16 @@ pub(crate) struct Gate {
 // SAFETY: the meter is only used under the lock; all else is atomic.
 unsafe impl Sync for Gate {}
 
+/// A launch that may be made.
+pub(super) struct Entered {
+    context: usize,
+    stream: Stream,
+    plan: Plan,
+    terms: Terms,
+    /// The event before it is recorded.
+    begun: bool,
+}
+
 /// What came of asking the meter.
 struct Outcome<T> {
     value: T,
@@ -66,17 +76,23 @@ impl Gate {
 
     const LENGTH: usize = size_of::<Self>().next_multiple_of(4096);
 
-    /// Makes a launch that the till does not pay for.
+    /// Lets in a launch that the till does not pay for; it waits here. `None`: it is not accounted for. What came of it, to [`Gate::leave`].
     #[cold]
-    pub(super) fn enter(&self, key: Key, stream: Stream, make: impl FnOnce() -> c_int) -> c_int {
+    pub(super) fn enter(&self, key: Key, stream: Stream) -> Option<Entered> {
         // What is recorded is not launched, and an event would be recorded too.
         if stream.is_capturing() {
-            return make();
+            return None;
         }
-        let admitted = cuda::current_context().and_then(|context| Some((context, self.admit(key, context)?)));
-        let Some((context, (plan, terms))) = admitted else { return make() };
+        let context = cuda::current_context()?;
+        let (plan, terms) = self.admit(key, context)?;
         let begun = plan.between.is_some_and(|(before, _)| self.events.record(context, before, stream));
-        let result = make();
+        Some(Entered { context, stream, plan, terms, begun })
+    }
+
+    /// A launch was made, or not, as the driver answered.
+    #[cold]
+    pub(super) fn leave(&self, entered: Option<Entered>, result: c_int) -> c_int {
+        let Some(Entered { context, stream, plan, terms, begun }) = entered else { return result };
         if result != SUCCESS {
             self.with_meter(|meter| meter.failed(plan, &self.till));
             return result;
@@ -139,7 +155,7 @@ impl Gate {
     }
 
     /// It did.
-    pub(super) fn leave(&self, context: usize) {
+    pub(super) fn forget_context(&self, context: usize) {
         self.asking.hold(|| {
             self.with_meter(|meter| meter.leave(context));
             self.events.forget(context);

@@ -7,15 +7,19 @@ use core::sync::atomic::{AtomicU64, Ordering};
 pub struct Key(u64);
 
 impl Key {
-    /// A kernel, by its function and how many blocks of how many threads.
+    /// A kernel, by its function, its grid and its blocks.
+    ///
+    /// A sum of products by odd numbers, all taken at once, since every launch waits for it. Its high bits are spread well enough
+    /// to choose a place by (multilinear hashing: Lemire, Kaser 2014).
     #[must_use]
-    pub const fn kernel(function: usize, blocks: u64, threads: u32) -> Self {
-        let (function, blocks) = (function as u64, blocks);
-        let mixed = function.wrapping_mul(0x9e37_79b9_7f4a_7c15)
-            ^ blocks.wrapping_mul(0xc2b2_ae3d_27d4_eb4f).rotate_left(32)
-            ^ (threads as u64).wrapping_mul(0x1656_67b1_9e37_79f9).rotate_left(16);
-        let mixed = (mixed ^ mixed >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
-        Self(mixed ^ mixed >> 32 | 1)
+    #[inline]
+    pub const fn kernel(function: usize, grid: [u32; 3], block: [u32; 3]) -> Self {
+        let sum = (function as u64)
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            .wrapping_add(pair(grid[0], grid[1]).wrapping_mul(0xc2b2_ae3d_27d4_eb4f))
+            .wrapping_add(pair(block[0], grid[2]).wrapping_mul(0x1656_67b1_9e37_79f9))
+            .wrapping_add(pair(block[1], block[2]).wrapping_mul(0x85eb_ca77_c2b2_ae63));
+        Self(sum | 1)
     }
 
     /// An executable graph: one unit.
@@ -23,6 +27,10 @@ impl Key {
     pub const fn graph(exec: usize) -> Self {
         Self(mix(exec as u64 ^ 0x6772_6170_6800_0000) | 1)
     }
+}
+
+const fn pair(low: u32, high: u32) -> u64 {
+    low as u64 | (high as u64) << 32
 }
 
 /// Spreads addresses over all bits (the finaliser of `SplitMix64`).
@@ -191,7 +199,7 @@ impl Estimates {
 
     #[inline]
     fn set(&self, key: Key) -> &[Entry; WAYS] {
-        &self.sets[key.0 as usize >> 8 & (SETS - 1)]
+        &self.sets[(key.0 >> (u64::BITS - SETS.ilog2())) as usize]
     }
 }
 

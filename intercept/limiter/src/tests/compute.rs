@@ -76,7 +76,7 @@ impl Alone {
     }
 }
 
-const KERNEL: Key = Key::kernel(0x1000, 64, 256);
+const KERNEL: Key = Key::kernel(0x1000, [64, 1, 1], [256, 1, 1]);
 
 #[test]
 fn a_debt_is_paid_before_the_next_launch() {
@@ -96,7 +96,7 @@ fn a_kernel_nobody_has_measured_is_launched_once_until_it_is() {
     let mut alone = Alone::default();
     assert!(matches!(alone.admit(KERNEL, START), Decision::Go(_)));
     assert!(matches!(alone.admit(KERNEL, START + 1), Decision::Wait(_)));
-    let another = Key::kernel(0x2000, 64, 256);
+    let another = Key::kernel(0x2000, [64, 1, 1], [256, 1, 1]);
     assert!(matches!(alone.admit(another, START + 2), Decision::Go(_)), "others may go");
 }
 
@@ -150,16 +150,37 @@ fn a_context_that_goes_takes_its_events_along_and_nothing_waits_for_them() {
 }
 
 #[test]
+fn kernels_that_differ_in_one_number_have_room_beside_one_another() {
+    let with = |place: usize, number: u32| {
+        let mut numbers = [1; 6];
+        if let Some(size) = numbers.get_mut(place) {
+            *size = number;
+        }
+        let [x, y, z, width, height, depth] = numbers;
+        // Functions are objects of the driver's, and do not lie everywhere.
+        let function = if place == 6 { 0x5555_0000 + number as usize * 0x100 } else { 0x5555_0000 };
+        Key::kernel(function, [x, y, z], [width, height, depth])
+    };
+    for place in 0..7 {
+        let estimates = Estimates::new();
+        let keys: Vec<_> = (2..130).map(|number| with(place, number)).collect();
+        keys.iter().for_each(|key| estimates.learn(*key, 7_000));
+        let known = keys.iter().filter(|key| estimates.known(**key).is_some()).count();
+        assert_eq!(known, keys.len(), "{place}");
+    }
+}
+
+#[test]
 fn tables_full_of_other_kernels_forget_the_oldest() {
     let estimates = Estimates::new();
     let last = times(100_000, 30) as usize;
     for function in 0..=last {
-        estimates.learn(Key::kernel(function, 1, 1), 7_000);
+        estimates.learn(Key::kernel(function, [1, 1, 1], [1, 1, 1]), 7_000);
     }
-    let last = Key::kernel(last, 1, 1);
+    let last = Key::kernel(last, [1, 1, 1], [1, 1, 1]);
     assert_eq!(estimates.known(last), Some(7_000));
     // Thirty have room.
-    assert!(cfg!(miri) || estimates.known(Key::kernel(0, 1, 1)).is_none());
+    assert!(cfg!(miri) || estimates.known(Key::kernel(0, [1, 1, 1], [1, 1, 1])).is_none());
     estimates.forget(last);
     assert_eq!(estimates.known(last), None);
 }
@@ -283,7 +304,7 @@ proptest! {
 fn a_kernel_that_never_ends_does_not_hold_up_those_in_other_streams() {
     let mut alone = Alone::default();
     assert!(matches!(alone.admit(KERNEL, START), Decision::Go(_)));
-    let other = Key::kernel(0x2000, 1, 32);
+    let other = Key::kernel(0x2000, [1, 1, 1], [32, 1, 1]);
     let (mut now, mut waited) = (START + MS, 0);
     for _ in 0..times(2_000, 10) {
         // Each is done before the next, and takes a twentieth of what is granted.
@@ -317,7 +338,7 @@ fn what_ends_after_later_launches_is_charged_whole() {
         panic!("the first may go")
     };
     let long = [(before.0, START), (behind.0, START + 400 * MS)];
-    let other = Key::kernel(0x2000, 1, 32);
+    let other = Key::kernel(0x2000, [1, 1, 1], [32, 1, 1]);
     for at in [1, 101, 201, 301] {
         let Decision::Go(Plan { between: Some((before, behind)), .. }) = alone.admit(other, START + at * MS)
         else {
@@ -334,8 +355,9 @@ fn what_ends_after_later_launches_is_charged_whole() {
 #[test]
 fn kernels_that_were_measured_once_stay_known() {
     let estimates = Estimates::new();
-    let keys: Vec<_> =
-        (0..times(200, 20) as usize).map(|function| Key::kernel(0x5000 + function * 64, 8, 128)).collect();
+    let keys: Vec<_> = (0..times(200, 20) as usize)
+        .map(|function| Key::kernel(0x5000 + function * 64, [8, 1, 1], [128, 1, 1]))
+        .collect();
     keys.iter().for_each(|key| estimates.learn(*key, 5_000));
     let known = keys.iter().filter(|key| estimates.known(**key).is_some()).count();
     assert!(known * 40 >= keys.len() * 39, "{known} of {}, in 1024 places", keys.len());
@@ -347,7 +369,7 @@ fn a_launch_that_fails_after_its_context_went_is_not_undone_twice() {
     let Decision::Go(plan) = alone.admit(KERNEL, START) else { panic!("the first may go") };
     alone.meter.leave(1);
     // Another thread finds it gone.
-    assert!(matches!(alone.admit(Key::kernel(0x2000, 1, 32), START + MS), Decision::Go(_)));
+    assert!(matches!(alone.admit(Key::kernel(0x2000, [1, 1, 1], [32, 1, 1]), START + MS), Decision::Go(_)));
     let before = alone.meter.outstanding();
     alone.meter.failed(plan, &alone.till);
     assert_eq!(alone.meter.outstanding(), before);
@@ -356,7 +378,7 @@ fn a_launch_that_fails_after_its_context_went_is_not_undone_twice() {
 #[test]
 fn other_threads_do_not_make_a_launch_wait_longer() {
     let mut alone = Alone::default();
-    let short = Key::kernel(0x2000, 1, 32);
+    let short = Key::kernel(0x2000, [1, 1, 1], [32, 1, 1]);
     alone.run(short, START, START + 1_000);
     assert!(matches!(alone.admit(KERNEL, START + MS), Decision::Go(_)));
     let since = START + 2 * MS;
