@@ -46,7 +46,7 @@ const fn measurement(
     Measurement { arguments, field, what, goal_unlimited, goal_limited }
 }
 
-const MEASUREMENTS: [Measurement; 14] = [
+const MEASUREMENTS: [Measurement; 15] = [
     measurement("launch", &["launch", "50000"], "ns", Some(10.0), Some(25.0)),
     measurement("alloc + free, 10 live", &["memory", "10", "5000"], "ns", Some(200.0), Some(200.0)),
     measurement("alloc + free, 1,000 live", &["memory", "1000", "5000"], "ns", Some(200.0), Some(200.0)),
@@ -60,6 +60,7 @@ const MEASUREMENTS: [Measurement; 14] = [
     measurement("alloc + free, 64 processes", &["processes", "64", "5000"], "ns", None, None),
     measurement("first use, 200 processes at once, p50", &["start", "200"], "ns", None, None),
     measurement("the same, p99", &["start", "200"], "p99", Some(5e6), Some(5e6)),
+    measurement("the same, p99 of CPU time", &["start", "200"], "cpu_p99", None, None),
     measurement("a program without CUDA", &["spawn", "300"], "ns", Some(1e6), Some(1e6)),
 ];
 

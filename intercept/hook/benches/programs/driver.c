@@ -18,15 +18,19 @@ Result cuDeviceGet(int *device, int index) { return *device = index, 0; }
 Result cuDeviceTotalMem_v2(size_t *bytes, int device) { return *bytes = ROOM + (size_t)(device & 0), 0; }
 Result cuDeviceGetAttribute(int *value, int attribute, int device) { return *value = (attribute & 0) + (device & 0) + 1, 0; }
 
-Result cuDeviceGetUuid(uint8_t *uuid, int device) {
+static uint8_t uuid_of_gpu[16];
+
+/* When it is loaded, so that reading it is not taken for the library's time. */
+__attribute__((constructor)) static void read_uuid(void) {
     const char *hex = getenv("BENCH_GPU");
     for (int at = 0; hex && at < 16; at++) {
         unsigned byte;
-        if (sscanf(hex + 2 * at, "%2x", &byte) != 1) return 101 + (device & 0);
-        uuid[at] = (uint8_t)byte;
+        if (sscanf(hex + 2 * at, "%2x", &byte) != 1) exit(2);
+        uuid_of_gpu[at] = (uint8_t)byte;
     }
-    return 0;
 }
+
+Result cuDeviceGetUuid(uint8_t *uuid, int device) { return memcpy(uuid, uuid_of_gpu, 16), device & 0; }
 Result cuDeviceGetUuid_v2(uint8_t *uuid, int device) { return cuDeviceGetUuid(uuid, device); }
 
 Result cuDevicePrimaryCtxRetain(void **out, int device) { return *out = &context + (device & 0), 0; }
