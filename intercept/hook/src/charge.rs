@@ -34,8 +34,26 @@ pub(crate) fn uuid_of(device: Device) -> Option<GpuUuid> {
     Some(uuid)
 }
 
+/// The GPU of a charge, and whether what it pays for may spill, as one word: with a [`Refusal`] of one word in its place it comes back in
+/// registers. A [`Charge`] would be written to memory by bytes and read by sixteen at every step, for which the CPU waits each time.
+#[derive(Clone, Copy)]
+struct Payer(u32);
+
+impl Payer {
+    const MAY_SPILL: u32 = 1 << 31;
+
+    fn new(gpu: u32, may_spill: bool) -> Self {
+        Self(if may_spill { gpu | Self::MAY_SPILL } else { gpu })
+    }
+
+    fn charged(self, bytes: u64) -> Charge {
+        Charge { gpu: self.0 & !Self::MAY_SPILL, bytes, may_spill: self.0 & Self::MAY_SPILL != 0 }
+    }
+}
+
 /// Why nothing is charged.
 #[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
 pub(crate) enum Refusal {
     /// There is no such device, or no current context: the driver has an error of its own for that.
     NoDevice,
@@ -50,8 +68,12 @@ pub(crate) enum Refusal {
 /// # Errors
 /// It is not granted, or not yet.
 pub(crate) fn reserve(state: &mut State, gpu: u32, bytes: u64) -> Result<Charge, Refusal> {
+    pay(state, gpu, bytes).map(|payer| payer.charged(bytes))
+}
+
+fn pay(state: &mut State, gpu: u32, bytes: u64) -> Result<Payer, Refusal> {
     match state.reserve(gpu as usize, bytes) {
-        Ok(()) => Ok(Charge { gpu, bytes, may_spill: state.may_spill(gpu as usize) }),
+        Ok(()) => Ok(Payer::new(gpu, state.may_spill(gpu as usize))),
         Err(_) if gauge::is_pending(state) => Err(Refusal::NotYet),
         Err(_) => Err(Refusal::NotGranted),
     }
@@ -68,8 +90,13 @@ pub(crate) fn gpu_of(device: Device) -> Option<u32> {
 ///
 /// # Errors
 /// See [`Refusal`].
+#[inline]
 pub(crate) fn charge(device: Option<Device>, bytes: u64) -> Result<Charge, Refusal> {
-    insist(|| charge_once(device, bytes))
+    pay_if_need_be_later(device, bytes).map(|payer| payer.charged(bytes))
+}
+
+fn pay_if_need_be_later(device: Option<Device>, bytes: u64) -> Result<Payer, Refusal> {
+    insist(|| pay_once(device, bytes))
 }
 
 /// The same by the GPU.
@@ -118,19 +145,23 @@ pub(crate) fn charge_gpu_once(gpu: u32, bytes: u64) -> Result<Charge, Refusal> {
 /// # Errors
 /// See [`Refusal`].
 pub(crate) fn charge_once(device: Option<Device>, bytes: u64) -> Result<Charge, Refusal> {
+    pay_once(device, bytes).map(|payer| payer.charged(bytes))
+}
+
+fn pay_once(device: Option<Device>, bytes: u64) -> Result<Payer, Refusal> {
     let device = device.ok_or(Refusal::NoDevice)?;
-    let of_known = with_state(|state| Some(reserve_of(state, state.device_uuid(device)?, bytes)));
-    if let Some(charged) = of_known.ok_or(Refusal::NotGranted)? {
-        return charged;
+    let by_known = with_state(|state| Some(pay_by(state, state.device_uuid(device)?, bytes)));
+    if let Some(paid) = by_known.ok_or(Refusal::NotGranted)? {
+        return paid;
     }
     // The first time: the driver is asked, which is not called under the lock.
     let uuid = uuid_of(device).ok_or(Refusal::NoDevice)?;
-    with_state(|state| reserve_of(state, uuid, bytes)).unwrap_or(Err(Refusal::NotGranted))
+    with_state(|state| pay_by(state, uuid, bytes)).unwrap_or(Err(Refusal::NotGranted))
 }
 
-fn reserve_of(state: &mut State, uuid: GpuUuid, bytes: u64) -> Result<Charge, Refusal> {
+fn pay_by(state: &mut State, uuid: GpuUuid, bytes: u64) -> Result<Payer, Refusal> {
     let gpu = state.find(uuid).and_then(|gpu| u32::try_from(gpu).ok()).ok_or(Refusal::NotGranted)?;
-    reserve(state, gpu, bytes)
+    pay(state, gpu, bytes)
 }
 
 impl Refusal {
