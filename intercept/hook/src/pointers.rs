@@ -74,18 +74,14 @@ impl<V: Copy + Default> Table<V> {
 
     /// The cost of a key, to be read or changed.
     pub(crate) fn get(&mut self, key: u64) -> Option<&mut V> {
-        if key == 0 || self.room == 0 {
-            return None;
-        }
-        let at = self.find(key);
-        let entry = self.entries_mut().get_mut(at)?;
-        (entry.key == key).then_some(&mut entry.cost)
+        let at = self.place(key)?;
+        Some(&mut self.entries_mut().get_mut(at)?.cost)
     }
 
     /// Forgets a key.
     pub(crate) fn remove(&mut self, key: u64) -> Option<V> {
-        let cost = *self.get(key)?;
-        let mut hole = self.find(key);
+        let mut hole = self.place(key)?;
+        let cost = self.entries().get(hole)?.cost;
         let mut at = hole;
         loop {
             at = (at + 1) & (self.room - 1);
@@ -117,6 +113,15 @@ impl<V: Copy + Default> Table<V> {
         // Pointers are multiples of something: the upper bits of a product with an odd number are not.
         let mixed = key.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         (mixed >> 32) as usize & (self.room - 1)
+    }
+
+    /// Where the key is.
+    fn place(&self, key: u64) -> Option<usize> {
+        if key == 0 || self.room == 0 {
+            return None;
+        }
+        let at = self.find(key);
+        (self.entries().get(at)?.key == key).then_some(at)
     }
 
     /// Where the key is, or the empty place where it would be.
