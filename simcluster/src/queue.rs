@@ -1,6 +1,6 @@
 //! Work to do: each key once, failures again after a growing delay.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::error::Error;
 use std::fmt::Debug;
 use std::hash::Hash;
@@ -15,12 +15,19 @@ const LONGEST_DELAY: Duration = Duration::from_secs(5);
 pub(crate) struct WorkQueue<T> {
     ready: VecDeque<T>,
     waiting: BTreeSet<(Instant, T)>,
+    /// The keys of `waiting`: each once.
+    delayed: HashSet<T>,
     failures: HashMap<T, u32>,
 }
 
 impl<T: Clone + Eq + Ord + Hash> WorkQueue<T> {
     pub(crate) fn new() -> Self {
-        Self { ready: VecDeque::new(), waiting: BTreeSet::new(), failures: HashMap::new() }
+        Self {
+            ready: VecDeque::new(),
+            waiting: BTreeSet::new(),
+            delayed: HashSet::new(),
+            failures: HashMap::new(),
+        }
     }
 
     /// Adds a key, unless it waits already.
@@ -58,8 +65,11 @@ impl<T: Clone + Eq + Ord + Hash> WorkQueue<T> {
         self.failures.remove(key);
     }
 
-    /// The work on this key failed; it comes again later.
+    /// The work on this key failed; it comes again later, or when it would have come anyway.
     pub(crate) fn retry(&mut self, key: T) {
+        if !self.delayed.insert(key.clone()) {
+            return;
+        }
         let failures = self.failures.entry(key.clone()).or_insert(0);
         let delay = FIRST_DELAY.saturating_mul(1 << (*failures).min(16)).min(LONGEST_DELAY);
         *failures += 1;
@@ -75,6 +85,7 @@ impl<T: Clone + Eq + Ord + Hash> WorkQueue<T> {
                 self.waiting.insert((when, key));
                 break;
             }
+            self.delayed.remove(&key);
             self.add(key);
         }
     }

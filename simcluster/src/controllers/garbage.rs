@@ -90,24 +90,23 @@ impl Controller {
     }
 
     fn changed(&mut self, kind: usize, change: &Change<DynamicObject>) {
-        let place = (kind, change.key.clone());
-        match &change.new {
-            Some(object) => {
-                if !object.owner_references().is_empty() {
-                    self.work.add(Work::Dependent(place.clone()));
-                }
-                if waits_for_dependents(object) {
-                    self.work.add(Work::Owner(place));
-                }
+        if let Some(object) = &change.new {
+            let place = (kind, change.key.clone());
+            if !object.owner_references().is_empty() {
+                self.work.add(Work::Dependent(place.clone()));
             }
-            None => {
-                let Some(gone) = &change.old else { return };
-                for dependent in self.dependents(&gone.uid().unwrap_or_default()) {
-                    self.work.add(Work::Dependent(dependent));
-                }
-                for owner in gone.owner_references() {
-                    self.owner_may_go(&owner.uid);
-                }
+            if waits_for_dependents(object) {
+                self.work.add(Work::Owner(place));
+            }
+        }
+        // After a list, in the place of what is gone there may be another of that name.
+        let stays = |old: &DynamicObject| change.new.as_ref().is_some_and(|new| new.uid() == old.uid());
+        if let Some(gone) = change.old.as_ref().filter(|old| !stays(old)) {
+            for dependent in self.dependents(&gone.uid().unwrap_or_default()) {
+                self.work.add(Work::Dependent(dependent));
+            }
+            for owner in gone.owner_references() {
+                self.owner_may_go(&owner.uid);
             }
         }
     }
@@ -162,14 +161,15 @@ impl Controller {
                 |found: &DynamicObject| has(found, FOREGROUND) && owner.block_owner_deletion == Some(true);
             if found.is_some_and(|found| found.uid().as_ref() == Some(&owner.uid) && !waits(&found)) {
                 let watched = self.is_watched(served, &key.0, owner);
-                return watched.then_some(()).ok_or(SyncError::OwnerNotWatched(owner.name.clone()));
+                return watched.then_some(()).ok_or_else(|| SyncError::OwnerNotWatched(owner.name.clone()));
             }
         }
         Ok(self.delete(place, object).await?)
     }
 
     fn is_watched(&self, kind: &Kind, namespace: &str, owner: &OwnerReference) -> bool {
-        let Some(index) = self.kinds.iter().position(|watched| watched.plural == kind.plural) else {
+        // No watch will ever show an owner of a kind that is not watched: to ask again would never end.
+        let Some(index) = self.kinds.iter().position(|watched| std::ptr::eq(*watched, kind)) else {
             return true;
         };
         let namespace = if kind.namespaced { namespace } else { "" };

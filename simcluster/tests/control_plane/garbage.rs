@@ -7,6 +7,8 @@ use kube::api::{Api, DeleteParams};
 use kube::{Resource, ResourceExt};
 use serde_json::{Value, json};
 use tessera_simcluster::api::{ApiError, Fault, RequestInfo, WatchFault};
+use tessera_simcluster::cluster::SimCluster;
+use tokio::sync::Notify;
 
 use crate::{cluster, create, generated, gone, node, pod, present, sim, template, until};
 
@@ -74,37 +76,107 @@ async fn foreground_deletion_lets_the_owner_go_last() {
     until(&maps, "owner", gone()).await;
 }
 
+/// A cluster whose garbage collector can be kept from watching ConfigMaps; it watches them at first.
+struct Blindfold {
+    cluster: SimCluster,
+    maps: Api<ConfigMap>,
+    templates: Api<ResourceClaimTemplate>,
+    /// It is not there.
+    missing: ConfigMap,
+    is_on: Arc<AtomicBool>,
+    /// It wanted to list them and could not: its watch has ended.
+    refused: Arc<Notify>,
+}
+
+impl Blindfold {
+    async fn new() -> Self {
+        let (cluster, client) = sim().await;
+        let maps: Api<ConfigMap> = Api::default_namespaced(client.clone());
+        let missing = create(&maps, json!({"metadata": {"name": "missing"}})).await;
+        maps.delete("missing", &DeleteParams::default()).await.unwrap();
+        let templates = Api::default_namespaced(client);
+        let this = Self { cluster, maps, templates, missing, is_on: Arc::default(), refused: Arc::default() };
+        // What is refused from here on must be no first list, and no first watch that would go on where it was refused.
+        this.look().await;
+        let shown = this.owner("shown").await;
+        this.leave("shown", &shown).await;
+        this.look().await;
+        this.maps.delete("shown", &DeleteParams::default()).await.unwrap();
+        until(&this.templates, "of-shown", gone()).await;
+        this.hook();
+        this
+    }
+
+    fn hook(&self) {
+        let watches_maps = |request: &RequestInfo| {
+            request.user.name.ends_with(":generic-garbage-collector")
+                && request.resource == "configmaps"
+                && request.verb != "get"
+        };
+        let api = self.cluster.api();
+        let (is_on, refused) = (self.is_on.clone(), self.refused.clone());
+        api.set_fault_hook(Some(Arc::new(move |request| {
+            if !is_on.load(Ordering::SeqCst) || !watches_maps(request) {
+                return Fault::None;
+            }
+            refused.notify_one();
+            Fault::Refuse(ApiError::unavailable("no watch for now"))
+        })));
+        let is_on = self.is_on.clone();
+        api.set_watch_fault_hook(Some(Arc::new(move |watch| {
+            let expired = is_on.load(Ordering::SeqCst) && watches_maps(watch);
+            if expired { WatchFault::Expire } else { WatchFault::None }
+        })));
+    }
+
+    fn put_on(&self) {
+        self.is_on.store(true, Ordering::SeqCst);
+    }
+
+    async fn take_off(&self) {
+        self.refused.notified().await;
+        self.is_on.store(false, Ordering::SeqCst);
+    }
+
+    async fn owner(&self, name: &str) -> ConfigMap {
+        create(&self.maps, json!({"metadata": {"name": name}})).await
+    }
+
+    async fn leave(&self, name: &str, owner: &ConfigMap) {
+        create(&self.templates, template_owned(&format!("of-{name}"), owner)).await;
+    }
+
+    /// Has the collector look at all dependents that are there: this one goes, and comes behind them.
+    async fn look(&self) {
+        self.leave("missing", &self.missing).await;
+        until(&self.templates, "of-missing", gone()).await;
+    }
+}
+
 #[tokio::test]
 async fn what_an_owner_leaves_goes_also_where_no_watch_has_ever_shown_the_owner() {
-    let (cluster, client) = sim().await;
-    let maps: Api<ConfigMap> = Api::default_namespaced(client.clone());
-    let templates: Api<ResourceClaimTemplate> = Api::default_namespaced(client);
-    let missed = create(&maps, json!({"metadata": {"name": "missed"}})).await;
-    maps.delete("missed", &DeleteParams::default()).await.unwrap();
-    let blind = Arc::new(AtomicBool::new(true));
-    let (lists, events) = (blind.clone(), blind.clone());
-    let watches_maps = |request: &RequestInfo| {
-        request.user.name.ends_with(":generic-garbage-collector")
-            && request.resource == "configmaps"
-            && request.verb != "get"
-    };
-    cluster.api().set_fault_hook(Some(Arc::new(move |request| {
-        let refused = lists.load(Ordering::SeqCst) && watches_maps(request);
-        if refused { Fault::Refuse(ApiError::unavailable("no watch for now")) } else { Fault::None }
-    })));
-    cluster.api().set_watch_fault_hook(Some(Arc::new(move |watch| {
-        let expired = events.load(Ordering::SeqCst) && watches_maps(watch);
-        if expired { WatchFault::Expire } else { WatchFault::None }
-    })));
-    let owner = create(&maps, json!({"metadata": {"name": "owner"}})).await;
-    create(&templates, template_owned("dependent", &owner)).await;
-    // It goes after the one before it was looked at, and found to have an owner.
-    create(&templates, template_owned("later", &missed)).await;
-    until(&templates, "later", gone()).await;
-    assert!(templates.get_opt("dependent").await.unwrap().is_some());
-    maps.delete("owner", &DeleteParams::default()).await.unwrap();
-    blind.store(false, Ordering::SeqCst);
-    until(&templates, "dependent", gone()).await;
+    let blindfold = Blindfold::new().await;
+    blindfold.put_on();
+    let owner = blindfold.owner("owner").await;
+    blindfold.leave("owner", &owner).await;
+    blindfold.look().await;
+    assert!(blindfold.templates.get_opt("of-owner").await.unwrap().is_some());
+    blindfold.maps.delete("owner", &DeleteParams::default()).await.unwrap();
+    blindfold.take_off().await;
+    until(&blindfold.templates, "of-owner", gone()).await;
+}
+
+#[tokio::test]
+async fn what_an_owner_leaves_goes_also_where_the_watch_shows_its_namesake_next() {
+    let blindfold = Blindfold::new().await;
+    let owner = blindfold.owner("owner").await;
+    blindfold.leave("owner", &owner).await;
+    blindfold.look().await;
+    blindfold.put_on();
+    blindfold.maps.delete("owner", &DeleteParams::default()).await.unwrap();
+    blindfold.owner("owner").await;
+    blindfold.take_off().await;
+    until(&blindfold.templates, "of-owner", gone()).await;
 }
 
 #[tokio::test]
