@@ -1,6 +1,7 @@
 //! Charge, call, keep or undo: the way of every call that takes memory.
 
 use core::ffi::c_int;
+use core::mem::size_of;
 
 use tessera_intercept_abi::GpuUuid;
 
@@ -34,12 +35,15 @@ pub(crate) fn uuid_of(device: Device) -> Option<GpuUuid> {
     Some(uuid)
 }
 
-/// The GPU of a charge, and whether what it pays for may spill, as one word: with a [`Refusal`] of one word in its place it comes back in
-/// registers. A [`Charge`] would be written to memory by bytes and read by sixteen at every step, for which the CPU waits each time.
+/// The GPU of a charge, and whether what it pays for may spill. With a [`Refusal`] in its place it comes back in registers; a [`Charge`]
+/// would be written to memory in pieces and read in one piece at every step, for which the CPU waits each time.
 #[derive(Clone, Copy)]
 struct Payer(u32);
 
+const _: () = assert!(size_of::<Result<Payer, Refusal>>() == 2 * size_of::<u32>(), "it fits into registers");
+
 impl Payer {
+    /// Far above the numbers of GPUs, which are below [`GPUS`](crate::state::GPUS).
     const MAY_SPILL: u32 = 1 << 31;
 
     fn new(gpu: u32, may_spill: bool) -> Self {
@@ -51,7 +55,7 @@ impl Payer {
     }
 }
 
-/// Why nothing is charged.
+/// Why nothing is charged. As wide as [`Payer`], see there.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Refusal {
@@ -92,10 +96,10 @@ pub(crate) fn gpu_of(device: Device) -> Option<u32> {
 /// See [`Refusal`].
 #[inline]
 pub(crate) fn charge(device: Option<Device>, bytes: u64) -> Result<Charge, Refusal> {
-    pay_if_need_be_later(device, bytes).map(|payer| payer.charged(bytes))
+    pay_insisting(device, bytes).map(|payer| payer.charged(bytes))
 }
 
-fn pay_if_need_be_later(device: Option<Device>, bytes: u64) -> Result<Payer, Refusal> {
+fn pay_insisting(device: Option<Device>, bytes: u64) -> Result<Payer, Refusal> {
     insist(|| pay_once(device, bytes))
 }
 

@@ -8,6 +8,7 @@
 //!                                   |-- Meter::admit         under the gate's lock, no call
 //!                                   `-- futex                as long as it says, holding nothing
 //!                                 launch, between two events where the meter asks for them
+//!                             `-- Gate::made                 kept, given back where it failed, or let go unmeasured
 //! ```
 //!
 //! What cannot be asked or measured is let go as it was paid: nobody is kept from launching for ever by an event. Why it is
@@ -57,7 +58,8 @@ impl Stream {
 
 /// Makes a launch once it is paid.
 ///
-/// `make` is only called, here: passed on, its arguments would be stored before every launch, for which the till's compare-and-swap waits.
+/// `make` is called here and passed to nobody: then its arguments would be stored before every launch, and on x86 the till's compare-and-swap
+/// waits for that.
 #[inline]
 pub(crate) fn launch(key: Key, stream: Stream, make: impl FnOnce() -> c_int) -> c_int {
     let Some(gate) = gate() else { return make() };
@@ -66,7 +68,7 @@ pub(crate) fn launch(key: Key, stream: Stream, make: impl FnOnce() -> c_int) -> 
     }
     let Some(paid) = gate.till.spend(key) else {
         let entered = gate.enter(key, stream);
-        return gate.leave(entered, make());
+        return gate.made(entered, make());
     };
     let result = make();
     if result != SUCCESS {

@@ -169,10 +169,10 @@ static void many_starts(unsigned many) {
         if (fork()) continue;
         driver();
         pthread_barrier_wait(barrier);
-        double before = now(), idle = by(CLOCK_THREAD_CPUTIME_ID);
+        double worked_before = by(CLOCK_THREAD_CPUTIME_ID), before = now();
         ready();
-        worked[at] = by(CLOCK_THREAD_CPUTIME_ID) - idle;
         took[at] = now() - before;
+        worked[at] = by(CLOCK_THREAD_CPUTIME_ID) - worked_before;
         _exit(0);
     }
     pthread_barrier_wait(barrier);

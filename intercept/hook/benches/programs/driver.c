@@ -25,7 +25,10 @@ __attribute__((constructor)) static void read_uuid(void) {
     const char *hex = getenv("BENCH_GPU");
     for (int at = 0; hex && at < 16; at++) {
         unsigned byte;
-        if (sscanf(hex + 2 * at, "%2x", &byte) != 1) exit(2);
+        if (sscanf(hex + 2 * at, "%2x", &byte) != 1) {
+            fprintf(stderr, "BENCH_GPU is not 32 hex digits: %s\n", hex);
+            exit(2);
+        }
         uuid_of_gpu[at] = (uint8_t)byte;
     }
 }

@@ -76,8 +76,9 @@ impl Gate {
 
     const LENGTH: usize = size_of::<Self>().next_multiple_of(4096);
 
-    /// Lets in a launch that the till does not pay for; it waits here. `None`: it is not accounted for. What came of it, to [`Gate::leave`].
+    /// Lets in a launch that the till does not pay for; it waits here. `None`: it is not accounted for. What came of it, to [`Gate::made`].
     #[cold]
+    #[must_use = "what was begun must be told how it ended"]
     pub(super) fn enter(&self, key: Key, stream: Stream) -> Option<Entered> {
         // What is recorded is not launched, and an event would be recorded too.
         if stream.is_capturing() {
@@ -91,7 +92,7 @@ impl Gate {
 
     /// A launch was made, or not, as the driver answered.
     #[cold]
-    pub(super) fn leave(&self, entered: Option<Entered>, result: c_int) -> c_int {
+    pub(super) fn made(&self, entered: Option<Entered>, result: c_int) -> c_int {
         let Some(Entered { context, stream, plan, terms, begun }) = entered else { return result };
         if result != SUCCESS {
             self.with_meter(|meter| meter.failed(plan, &self.till));

@@ -2,23 +2,24 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// What is launched: a kernel with its grid, or a graph.
+/// What is launched: a kernel with its grid and blocks, or a graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Key(u64);
 
 impl Key {
     /// A kernel, by its function, its grid and its blocks.
     ///
-    /// A sum of products by odd numbers, all taken at once, since every launch waits for it. Its high bits are spread well enough
-    /// to choose a place by (multilinear hashing: Lemire, Kaser 2014).
+    /// A sum of products, all taken at once, since every launch waits for it (multilinear hashing, as Lemire and Kaser 2014; but with fixed
+    /// numbers, so that what is promised of random ones is not promised here). The numbers are of SHA-512's initial state: odd, and with
+    /// nothing in common in either half, which would have kernels crowd together.
     #[must_use]
     #[inline]
     pub const fn kernel(function: usize, grid: [u32; 3], block: [u32; 3]) -> Self {
         let sum = (function as u64)
-            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
-            .wrapping_add(pair(grid[0], grid[1]).wrapping_mul(0xc2b2_ae3d_27d4_eb4f))
-            .wrapping_add(pair(block[0], grid[2]).wrapping_mul(0x1656_67b1_9e37_79f9))
-            .wrapping_add(pair(block[1], block[2]).wrapping_mul(0x85eb_ca77_c2b2_ae63));
+            .wrapping_mul(0xbb67_ae85_84ca_a73b)
+            .wrapping_add(pair(grid[0], grid[1]).wrapping_mul(0xa54f_f53a_5f1d_36f1))
+            .wrapping_add(pair(block[0], grid[2]).wrapping_mul(0x510e_527f_ade6_82d1))
+            .wrapping_add(pair(block[1], block[2]).wrapping_mul(0x9b05_688c_2b3e_6c1f));
         Self(sum | 1)
     }
 
@@ -197,6 +198,7 @@ impl Estimates {
         self.set(key).iter().find(|entry| entry.key.get() == key.0)
     }
 
+    /// By the high bits, which all that a kernel is known by reaches.
     #[inline]
     fn set(&self, key: Key) -> &[Entry; WAYS] {
         &self.sets[(key.0 >> (u64::BITS - SETS.ilog2())) as usize]

@@ -149,24 +149,51 @@ fn a_context_that_goes_takes_its_events_along_and_nothing_waits_for_them() {
     assert!(matches!(alone.admit(KERNEL, START + 1), Decision::Go(_)));
 }
 
+/// How many of these kernels are remembered where each was seen once.
+fn remembered(kernels: &[Key]) -> usize {
+    let estimates = Estimates::new();
+    kernels.iter().for_each(|key| estimates.learn(*key, 7_000));
+    kernels.iter().filter(|key| estimates.known(**key).is_some()).count()
+}
+
+/// Where a driver might keep the first of a module's functions.
+const FUNCTIONS: usize = 0x7f00_5555_0000;
+
 #[test]
 fn kernels_that_differ_in_one_number_have_room_beside_one_another() {
     let with = |place: usize, number: u32| {
         let mut numbers = [1; 6];
-        if let Some(size) = numbers.get_mut(place) {
-            *size = number;
-        }
+        numbers[place] = number;
         let [x, y, z, width, height, depth] = numbers;
-        // Functions are objects of the driver's, and do not lie everywhere.
-        let function = if place == 6 { 0x5555_0000 + number as usize * 0x100 } else { 0x5555_0000 };
-        Key::kernel(function, [x, y, z], [width, height, depth])
+        Key::kernel(FUNCTIONS, [x, y, z], [width, height, depth])
     };
-    for place in 0..7 {
-        let estimates = Estimates::new();
-        let keys: Vec<_> = (2..130).map(|number| with(place, number)).collect();
-        keys.iter().for_each(|key| estimates.learn(*key, 7_000));
-        let known = keys.iter().filter(|key| estimates.known(**key).is_some()).count();
-        assert_eq!(known, keys.len(), "{place}");
+    for place in 0..6 {
+        for stride in [1, 2, 8, 16, 32, 64, 128, 256, 512, 1024] {
+            let kernels: Vec<_> = (1..=128).map(|number| with(place, number * stride)).collect();
+            assert_eq!(remembered(&kernels), kernels.len(), "number {place}, every {stride}");
+        }
+    }
+    for stride in [0x20, 0x40, 0x80, 0x100, 0x140, 0x180, 0x200, 0x400, 0x1000, 0x20_0000] {
+        let function = |number: usize| Key::kernel(FUNCTIONS + number * stride, [64, 1, 1], [256, 1, 1]);
+        let kernels: Vec<_> = (0..128).map(function).collect();
+        assert_eq!(remembered(&kernels), kernels.len(), "functions every {stride:#x}");
+    }
+}
+
+#[test]
+fn kernels_that_differ_in_several_numbers_have_room_beside_one_another() {
+    for stride in [0x40, 0x100, 0x140, 0x1000] {
+        for width in [1, 8, 32, 128] {
+            let of_function = |function: usize| (1..=10).map(move |grid: u32| (function, grid * width));
+            let kernels: Vec<_> = (0..30_usize)
+                .flat_map(of_function)
+                .map(|(function, width)| {
+                    Key::kernel(FUNCTIONS + function * stride, [width, 1, 1], [256, 1, 1])
+                })
+                .collect();
+            // Chance alone would have some sets of four meet a fifth.
+            assert!(remembered(&kernels) * 100 >= kernels.len() * 95, "every {stride:#x}, grids of {width}");
+        }
     }
 }
 
