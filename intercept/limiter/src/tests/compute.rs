@@ -76,7 +76,12 @@ impl Alone {
     }
 }
 
-const KERNEL: Key = Key::kernel(0x1000, [64, 1, 1], [256, 1, 1]);
+/// A kernel of so many blocks of so many threads, in one dimension.
+const fn flat(function: usize, blocks: u32, threads: u32) -> Key {
+    Key::kernel(function, [blocks, 1, 1], [threads, 1, 1])
+}
+
+const KERNEL: Key = flat(0x1000, 64, 256);
 
 #[test]
 fn a_debt_is_paid_before_the_next_launch() {
@@ -96,7 +101,7 @@ fn a_kernel_nobody_has_measured_is_launched_once_until_it_is() {
     let mut alone = Alone::default();
     assert!(matches!(alone.admit(KERNEL, START), Decision::Go(_)));
     assert!(matches!(alone.admit(KERNEL, START + 1), Decision::Wait(_)));
-    let another = Key::kernel(0x2000, [64, 1, 1], [256, 1, 1]);
+    let another = flat(0x2000, 64, 256);
     assert!(matches!(alone.admit(another, START + 2), Decision::Go(_)), "others may go");
 }
 
@@ -174,7 +179,7 @@ fn kernels_that_differ_in_one_number_have_room_beside_one_another() {
         }
     }
     for stride in [0x20, 0x40, 0x80, 0x100, 0x140, 0x180, 0x200, 0x400, 0x1000, 0x20_0000] {
-        let function = |number: usize| Key::kernel(FUNCTIONS + number * stride, [64, 1, 1], [256, 1, 1]);
+        let function = |number: usize| flat(FUNCTIONS + number * stride, 64, 256);
         let kernels: Vec<_> = (0..128).map(function).collect();
         assert_eq!(remembered(&kernels), kernels.len(), "functions every {stride:#x}");
     }
@@ -187,9 +192,7 @@ fn kernels_that_differ_in_several_numbers_have_room_beside_one_another() {
             let of_function = |function: usize| (1..=10).map(move |grid: u32| (function, grid * width));
             let kernels: Vec<_> = (0..30_usize)
                 .flat_map(of_function)
-                .map(|(function, width)| {
-                    Key::kernel(FUNCTIONS + function * stride, [width, 1, 1], [256, 1, 1])
-                })
+                .map(|(function, width)| flat(FUNCTIONS + function * stride, width, 256))
                 .collect();
             // Chance alone would have some sets of four meet a fifth.
             assert!(remembered(&kernels) * 100 >= kernels.len() * 95, "every {stride:#x}, grids of {width}");
@@ -202,12 +205,12 @@ fn tables_full_of_other_kernels_forget_the_oldest() {
     let estimates = Estimates::new();
     let last = times(100_000, 30) as usize;
     for function in 0..=last {
-        estimates.learn(Key::kernel(function, [1, 1, 1], [1, 1, 1]), 7_000);
+        estimates.learn(flat(function, 1, 1), 7_000);
     }
-    let last = Key::kernel(last, [1, 1, 1], [1, 1, 1]);
+    let last = flat(last, 1, 1);
     assert_eq!(estimates.known(last), Some(7_000));
     // Thirty have room.
-    assert!(cfg!(miri) || estimates.known(Key::kernel(0, [1, 1, 1], [1, 1, 1])).is_none());
+    assert!(cfg!(miri) || estimates.known(flat(0, 1, 1)).is_none());
     estimates.forget(last);
     assert_eq!(estimates.known(last), None);
 }
@@ -331,7 +334,7 @@ proptest! {
 fn a_kernel_that_never_ends_does_not_hold_up_those_in_other_streams() {
     let mut alone = Alone::default();
     assert!(matches!(alone.admit(KERNEL, START), Decision::Go(_)));
-    let other = Key::kernel(0x2000, [1, 1, 1], [32, 1, 1]);
+    let other = flat(0x2000, 1, 32);
     let (mut now, mut waited) = (START + MS, 0);
     for _ in 0..times(2_000, 10) {
         // Each is done before the next, and takes a twentieth of what is granted.
@@ -365,7 +368,7 @@ fn what_ends_after_later_launches_is_charged_whole() {
         panic!("the first may go")
     };
     let long = [(before.0, START), (behind.0, START + 400 * MS)];
-    let other = Key::kernel(0x2000, [1, 1, 1], [32, 1, 1]);
+    let other = flat(0x2000, 1, 32);
     for at in [1, 101, 201, 301] {
         let Decision::Go(Plan { between: Some((before, behind)), .. }) = alone.admit(other, START + at * MS)
         else {
@@ -381,13 +384,10 @@ fn what_ends_after_later_launches_is_charged_whole() {
 
 #[test]
 fn kernels_that_were_measured_once_stay_known() {
-    let estimates = Estimates::new();
-    let keys: Vec<_> = (0..times(200, 20) as usize)
-        .map(|function| Key::kernel(0x5000 + function * 64, [8, 1, 1], [128, 1, 1]))
-        .collect();
-    keys.iter().for_each(|key| estimates.learn(*key, 5_000));
-    let known = keys.iter().filter(|key| estimates.known(**key).is_some()).count();
-    assert!(known * 40 >= keys.len() * 39, "{known} of {}, in 1024 places", keys.len());
+    let kernels: Vec<_> =
+        (0..times(200, 20) as usize).map(|function| flat(0x5000 + function * 64, 8, 128)).collect();
+    let known = remembered(&kernels);
+    assert!(known * 40 >= kernels.len() * 39, "{known} of {}, in 1024 places", kernels.len());
 }
 
 #[test]
@@ -396,7 +396,7 @@ fn a_launch_that_fails_after_its_context_went_is_not_undone_twice() {
     let Decision::Go(plan) = alone.admit(KERNEL, START) else { panic!("the first may go") };
     alone.meter.leave(1);
     // Another thread finds it gone.
-    assert!(matches!(alone.admit(Key::kernel(0x2000, [1, 1, 1], [32, 1, 1]), START + MS), Decision::Go(_)));
+    assert!(matches!(alone.admit(flat(0x2000, 1, 32), START + MS), Decision::Go(_)));
     let before = alone.meter.outstanding();
     alone.meter.failed(plan, &alone.till);
     assert_eq!(alone.meter.outstanding(), before);
@@ -405,7 +405,7 @@ fn a_launch_that_fails_after_its_context_went_is_not_undone_twice() {
 #[test]
 fn other_threads_do_not_make_a_launch_wait_longer() {
     let mut alone = Alone::default();
-    let short = Key::kernel(0x2000, [1, 1, 1], [32, 1, 1]);
+    let short = flat(0x2000, 1, 32);
     alone.run(short, START, START + 1_000);
     assert!(matches!(alone.admit(KERNEL, START + MS), Decision::Go(_)));
     let since = START + 2 * MS;
