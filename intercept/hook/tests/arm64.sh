@@ -6,7 +6,7 @@
 #   arm64.sh all           those that docs/intercept-arm64.md names; a quarter of an hour
 #   arm64.sh TEST...       files of intercept/hook/tests
 #
-# Needs a Debian machine of x86-64 with Linux 6.7 or newer (for binfmt_misc in a user namespace), a network and 3 GB of disk; no root.
+# Needs a Debian machine of x86-64 with Linux 6.7 or newer (for binfmt_misc in a user namespace), a network and 2.2 GB of disk; no root.
 # Says `SKIPPED: arm64-packages: <reason>` and ends well where apt does not get the packages, and `SKIPPED: arm64-namespaces: <reason>` where
 # the machine has no such namespaces.
 set -euo pipefail
@@ -36,6 +36,7 @@ lay_out() {
   (cd "$target/$rust/root/usr/lib/aarch64-linux-gnu" && ln -s ../../aarch64-linux-gnu/lib/*.so* .)
   (cd "$target/$rust/root/usr/lib" && ln -s aarch64-linux-gnu/ld-linux-aarch64.so.1 .)
   mkdir -p "$target/$rust/root/usr/local/lib" # which no package has
+  rm -rf "$target"/{"$rust","$emulator"}/{packages,state,cache}
 }
 
 skip() { # name, reason
