@@ -13,16 +13,17 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 source "$here/lib/cluster.sh"
 
 # The last lines of every log, and what the cluster says about its pods: enough to begin with where only this output is
-# kept.
+# kept. Whoever ends this script does not wait for an API server that is gone.
 report_failure() {
   local log
-  say "failed; the cluster's state:"
-  kubectl_admin get nodes,pods,resourceclaims --all-namespaces --output wide || true
-  kubectl_admin get events --all-namespaces --field-selector type=Warning --sort-by .lastTimestamp | tail -n 30 || true
-  kubectl_admin get resourceslices || true
+  say "failed; the disk and the cluster's state:"
+  df --human-readable "$rundir" || true
+  kubectl_in_time get nodes,pods,resourceclaims --all-namespaces --output wide || true
+  kubectl_in_time get events --all-namespaces --field-selector type=Warning --sort-by .lastTimestamp | tail -n 30 || true
+  kubectl_in_time get resourceslices || true
   for log in daemonset/tessera-driver deployment/tessera-controller; do
     say "log of $log:"
-    kubectl_admin logs --namespace tessera-system "$log" --all-pods --tail 40 || true
+    kubectl_in_time logs --namespace tessera-system "$log" --all-pods --tail 40 || true
   done
   for log in "$logs"/*.log; do
     if [ -s "$log" ]; then
@@ -31,6 +32,8 @@ report_failure() {
     fi
   done
 }
+
+kubectl_in_time() { kubectl_admin --request-timeout=10s "$@"; }
 
 finish() {
   local status=$?
