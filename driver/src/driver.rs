@@ -18,7 +18,7 @@ use tokio::{
     sync::{mpsc, watch},
     task::JoinHandle,
 };
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{
     arbitration::Arbitration,
@@ -105,11 +105,13 @@ impl std::fmt::Debug for Edges {
     }
 }
 
-/// A driver that serves.
+/// A driver that serves, until it is stopped or dropped.
 #[derive(Debug)]
 pub struct Driver {
     servers: KubeletServers,
     stop: CancellationToken,
+    /// Cancels it. The thread that answers for PIDs outlives the runtime otherwise, and makes the state directory anew where it is gone.
+    stop_on_drop: DropGuard,
     sockets: SocketPaths,
     metrics: Arc<Metrics>,
     journal: Arc<JournalStore>,
@@ -169,6 +171,7 @@ impl Driver {
         let (health_sender, health) = watch::channel(Arc::default());
         let (news_sender, news) = mpsc::unbounded_channel();
         let stop = CancellationToken::new();
+        let stop_on_drop = stop.clone().drop_guard();
         let processes = ProcFs::new(settings.proc);
         let usage = UsageAudit::new(
             ledgers,
@@ -215,7 +218,17 @@ impl Driver {
         let publisher =
             Publisher::new(client, slices, hardware, journal.watch(), orphaned, Arc::clone(&metrics));
         let publisher = tokio::spawn(publisher.draining(settings.stock_drain).run(stop.clone()));
-        Ok(Self { servers, stop, sockets, metrics, journal, claims, publisher, _watcher: watcher })
+        Ok(Self {
+            servers,
+            stop,
+            stop_on_drop,
+            sockets,
+            metrics,
+            journal,
+            claims,
+            publisher,
+            _watcher: watcher,
+        })
     }
 
     /// Its sockets.
@@ -267,7 +280,7 @@ impl Driver {
     /// Stops: the kubelet is let go first, its sockets are removed. Slices and everything prepared stay: running pods are not touched.
     pub async fn stop(self) {
         self.servers.stop().await;
-        self.stop.cancel();
+        drop(self.stop_on_drop);
     }
 }
 

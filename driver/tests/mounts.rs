@@ -23,11 +23,14 @@ fn in_namespace(test: &str) -> bool {
         return true;
     }
     let own = std::env::current_exe().expect("a path");
+    // Cleared away when the copy's mounts in it are gone with its namespace.
+    let directory = tempfile::tempdir().expect("a directory");
     let output = Command::new("unshare")
         .args(["--user", "--map-root-user", "--mount"])
         .arg(own)
         .args(["--exact", test, "--nocapture", "--test-threads=1"])
         .env(INSIDE, "1")
+        .env("TMPDIR", directory.path())
         .output()
         .expect("unshare is there");
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));

@@ -182,6 +182,15 @@ async fn a_restart_changes_nothing_for_running_pods() {
 }
 
 #[tokio::test]
+async fn a_driver_that_is_dropped_stops_what_it_has_begun() {
+    let node = Node::with_gpus(1);
+    let driver = node.start().await;
+    let stopping = driver.stopping();
+    drop(driver);
+    assert!(stopping.is_cancelled(), "a thread would go on for as long as the process does");
+}
+
+#[tokio::test]
 async fn an_upgrade_keeps_the_library_of_prepared_claims() {
     let node = Node::with_gpus(1);
     let driver = node.start().await;
