@@ -21,6 +21,7 @@ use k8s_openapi::api::resource::v1::{
 };
 use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+use tessera_error_chain::chain;
 use tessera_index::Index;
 
 /// The objects that planning depends on, each trimmed to what it looks at.
@@ -74,7 +75,7 @@ impl Snapshot {
         let mut index = Index::new();
         let mut unusable = Vec::new();
         let mut note = |result: Result<(), tessera_index::convert::ConvertError>| {
-            unusable.extend(result.err().map(|error| in_full(&error)));
+            unusable.extend(result.err().map(|error| chain(&error)));
         };
         self.device_taint_rules.iter().for_each(|rule| index.apply_taint_rule(rule));
         self.resource_slices.iter().for_each(|slice| note(index.apply_slice(slice)));
@@ -89,15 +90,4 @@ impl Snapshot {
     pub fn not_read(&self, resource: &str) -> Option<&str> {
         self.not_read.iter().find(|not| not.resource == resource).map(|not| not.because.as_str())
     }
-}
-
-/// An error with all that caused it, on one line.
-pub(crate) fn in_full(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(source) = cause {
-        text = format!("{text}: {source}");
-        cause = source.source();
-    }
-    text
 }

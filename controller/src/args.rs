@@ -1,9 +1,10 @@
 //! The command line.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use clap::{Parser, ValueEnum};
+use clap::Parser;
+use tessera_daemon::address::Address;
+use tessera_daemon::log::LogFormat;
 
 /// Allocates GPU claims of the driver gpu.tessera.dev.
 #[derive(Debug, Parser)]
@@ -25,28 +26,11 @@ pub struct Args {
     #[arg(long, env = "TESSERA_PATIENCE_SECONDS", default_value_t = 300)]
     pub patience_seconds: u32,
     /// Where /metrics and /healthz are served; empty = nowhere.
-    #[arg(long, env = "TESSERA_METRICS_ADDRESS", default_value = "0.0.0.0:9401", value_parser = address)]
+    #[arg(long, env = "TESSERA_METRICS_ADDRESS", default_value = "0.0.0.0:9401")]
     pub metrics_address: Address,
-    /// How log lines look.
+    /// How log lines are written. What is logged is set by RUST_LOG.
     #[arg(long, env = "TESSERA_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
-}
-
-/// An address, or none.
-#[derive(Debug, Clone, Copy)]
-pub struct Address(pub Option<SocketAddr>);
-
-/// How log lines look.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// For people.
-    Text,
-    /// For machines: one JSON object a line.
-    Json,
-}
-
-fn address(text: &str) -> Result<Address, std::net::AddrParseError> {
-    if text.is_empty() { Ok(Address(None)) } else { text.parse().map(|a| Address(Some(a))) }
 }
 
 impl Args {

@@ -5,11 +5,12 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use prometheus_client::registry::Registry;
 use tessera_allocator::Settings;
-use tokio::signal::unix::{SignalKind, signal};
+use tessera_daemon::address::Address;
+use tessera_daemon::log;
+use tessera_daemon::signals::stop_on_signal;
 use tokio_util::sync::CancellationToken;
-use tracing_subscriber::EnvFilter;
 
-use crate::args::{Address, Args, LogFormat};
+use crate::args::Args;
 use crate::leadership::{Candidate, Tenure};
 use crate::metrics::Metrics;
 use crate::planner::Planner;
@@ -18,9 +19,11 @@ use crate::{server, watch};
 pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     let Args { kubeconfig, namespace, identity, leader_elect, log_format, .. } = args;
     let (patience, Address(address)) = (args.patience_seconds, args.metrics_address);
-    start_logging(log_format);
+    log::start(log_format);
+    // Another process-wide provider may have been installed by a test: the first one stays, and either will do.
+    let _ = rustls::crypto::ring::default_provider().install_default();
     let identity = identity.filter(|i| !i.is_empty()).unwrap_or_else(default_identity);
-    let stop = stop_on_signal()?;
+    let stop = stop_on_signal("stopping").context("cannot wait for signals")?;
     let client =
         Client::try_from(config(kubeconfig).await?).context("cannot make a client for the API server")?;
     let mut registry = Registry::default();
@@ -103,39 +106,7 @@ async fn config(kubeconfig: Option<std::path::PathBuf>) -> anyhow::Result<Config
         .with_context(|| format!("cannot use kubeconfig {}", path.display()))
 }
 
-fn start_logging(format: LogFormat) {
-    // Another process-wide provider may have been installed by a test: the first one stays, and either will do.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
-    let builder =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours);
-    match format {
-        LogFormat::Text => builder.init(),
-        LogFormat::Json => builder.json().init(),
-    }
-}
-
 fn default_identity() -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     format!("{}_{}", host.trim(), std::process::id())
-}
-
-/// A token that SIGTERM and SIGINT cancel.
-fn stop_on_signal() -> anyhow::Result<CancellationToken> {
-    let stop = CancellationToken::new();
-    let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for SIGINT")?;
-    tokio::spawn({
-        let stop = stop.clone();
-        async move {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-            tracing::info!("stopping");
-            stop.cancel();
-        }
-    });
-    Ok(stop)
 }

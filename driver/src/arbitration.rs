@@ -23,6 +23,7 @@ use std::{
 
 use rustix::time::ClockId;
 use tessera_api::names::{ClaimDeviceName, GpuUuid};
+use tessera_error_chain::chain;
 use tessera_intercept_abi::{ComputePolicy, LedgerReport, PublishedPage, grant_offset};
 use tessera_intercept_limiter::compute::{Arbiter, Observation, Published, Rate, Tenant};
 use tokio::{
@@ -32,7 +33,6 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    report::chain,
     state::{
         StatePaths,
         journal::{ComputeCap, ComputePriority, Journal, ShareRecord, State},

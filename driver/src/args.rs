@@ -1,12 +1,13 @@
 //! Flags. Each is also an environment variable.
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::path::PathBuf;
 
-use clap::{Parser, ValueEnum};
+use clap::Parser;
 use tessera_api::{
     names::{GpuUuid, NodeName},
     slice::{DeviceOrder, MemoryRatio},
 };
+use tessera_daemon::{address::Address, log::LogFormat};
 
 use crate::{
     context_memory::ContextMemory, intercept::Intercept, mode::Mode, other_allocators::OnOtherAllocator,
@@ -111,7 +112,7 @@ pub struct Args {
     pub other_allocators: OnOtherAllocator,
 
     /// Address of /metrics and /healthz; empty: none.
-    #[arg(long, env = "TESSERA_METRICS_ADDRESS", default_value = "0.0.0.0:9400", value_parser = address)]
+    #[arg(long, env = "TESSERA_METRICS_ADDRESS", default_value = "0.0.0.0:9400")]
     pub metrics_address: Address,
 
     /// How log lines are written. What is logged is set by RUST_LOG.
@@ -121,19 +122,6 @@ pub struct Args {
     /// Prints the ResourceSlices of this machine as YAML and exits; needs no cluster.
     #[arg(long)]
     pub print_slices: bool,
-}
-
-/// An address, or none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Address(pub Option<SocketAddr>);
-
-/// How log lines are written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// For people.
-    Text,
-    /// One JSON object per line.
-    Json,
 }
 
 /// Flags that cannot be together.
@@ -171,10 +159,6 @@ impl Args {
 fn memory_percent(text: &str) -> Result<MemoryRatio, String> {
     let percent = text.parse().ok().and_then(MemoryRatio::from_percent);
     percent.ok_or_else(|| format!("write a whole number of percent from 100 to {}", MemoryRatio::MAX_PERCENT))
-}
-
-fn address(text: &str) -> Result<Address, std::net::AddrParseError> {
-    if text.is_empty() { Ok(Address(None)) } else { text.parse().map(|address| Address(Some(address))) }
 }
 
 #[cfg(test)]

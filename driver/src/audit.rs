@@ -13,6 +13,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use tessera_api::names::{ClaimUid, DRIVER_NAME, GpuUuid};
+use tessera_error_chain::chain;
 use tokio::{
     sync::watch,
     time::{Instant, sleep_until},
@@ -22,7 +23,6 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     metrics::Metrics,
     prepare::source::{ClaimSource, ReadError},
-    report::chain,
     state::journal::{ClaimRecord, Journal},
 };
 

@@ -10,12 +10,10 @@ use tessera_api::{
     labels::event,
     names::{DRIVER_NAME, NodeName},
 };
+use tessera_error_chain::chain;
 use tokio::sync::mpsc;
 
-use crate::{
-    prepare::claim::{ReservingPod, reserving_pods},
-    report::chain,
-};
+use crate::prepare::claim::{ReservingPod, reserving_pods};
 
 /// What was done.
 const ACTION: &str = "PrepareResources";

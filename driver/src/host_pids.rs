@@ -27,6 +27,7 @@ use rustix::{
     io::Errno,
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with},
 };
+use tessera_error_chain::chain;
 use tessera_intercept_abi::host_pid;
 use tokio::{
     net::{UnixListener, UnixStream},
@@ -34,10 +35,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::{
-    report::chain,
-    state::{StatePaths, sole_lock},
-};
+use crate::state::{StatePaths, sole_lock};
 
 /// Answers in one go, and the pause after them, which is shorter than a process waits. A process asks once in its life, so 2,560 in a
 /// second are all that start on a node.

@@ -9,6 +9,7 @@ use axum::{
     response::IntoResponse,
     routing::get,
 };
+use tessera_error_chain::chain;
 use tessera_proto::{
     dra_v1::{NodePrepareResourcesRequest, dra_plugin_client::DraPluginClient},
     registration::{InfoRequest, registration_client::RegistrationClient},
@@ -79,7 +80,7 @@ async fn check(endpoints: &Endpoints) -> Result<(), String> {
     call_both(&endpoints.sockets).await?;
     let journal = Arc::clone(&endpoints.journal);
     let locked = tokio::task::spawn_blocking(move || journal.lock().map(drop)).await;
-    locked.map_err(|error| error.to_string())?.map_err(|error| crate::report::chain(&error))
+    locked.map_err(|error| error.to_string())?.map_err(|error| chain(&error))
 }
 
 async fn call_both(sockets: &SocketPaths) -> Result<(), String> {
@@ -94,8 +95,7 @@ async fn call_both(sockets: &SocketPaths) -> Result<(), String> {
 }
 
 async fn connect(socket: &std::path::Path) -> Result<Channel, String> {
-    let failed =
-        |error: tonic::transport::Error| format!("{}: {}", socket.display(), crate::report::chain(&error));
+    let failed = |error: tonic::transport::Error| format!("{}: {}", socket.display(), chain(&error));
     Endpoint::from_shared(format!("unix://{}", socket.display()))
         .map_err(failed)?
         .connect()

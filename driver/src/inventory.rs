@@ -22,6 +22,7 @@ use tessera_api::{
     labels::event,
     names::{GpuUuid, PoolName},
 };
+use tessera_error_chain::chain;
 use tessera_gpu::{
     GpuLibrary, HealthEvent, HealthEventKind, HealthWatch, LibraryError, RecoveryAction, Verdict,
 };
@@ -34,7 +35,6 @@ use crate::{
     kubelet::health::{DeviceHealth, HealthReport},
     metrics::Metrics,
     other_allocators::{self, OtherAllocators},
-    report::chain,
     state::journal::Journal,
 };
 

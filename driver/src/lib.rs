@@ -42,7 +42,6 @@ pub mod mps;
 pub mod other_allocators;
 pub mod prepare;
 pub mod publisher;
-pub mod report;
 pub mod run;
 pub mod slices;
 pub mod state;

@@ -21,12 +21,11 @@ use kube::{
     runtime::{WatchStreamExt, watcher},
 };
 use tessera_api::names::{DRIVER_NAME, NodeName};
+use tessera_error_chain::chain;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 pub use found::OtherAllocators;
-
-use crate::report::chain;
 
 /// What to do with GPUs that another allocator hands out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]

@@ -25,6 +25,7 @@ use tessera_api::{
     names::{ClaimName, ClaimUid, NameError, Namespace, PoolName},
     slice::MemoryRatio,
 };
+use tessera_error_chain::chain;
 use tokio::{
     sync::watch,
     time::{Instant, sleep_until},
@@ -48,7 +49,6 @@ use crate::{
     metrics::{Metrics, Operation},
     mode::Mode,
     mps::{Mps, MpsError},
-    report::chain,
     state::{
         StatePaths,
         attempts::{self, Attempt, AttemptError},

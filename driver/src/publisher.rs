@@ -30,6 +30,7 @@ use tessera_api::{
     names::{DRIVER_NAME, DeviceName, GpuUuid, NodeName, ORPHANED_TAINT_KEY},
     slice::same_content,
 };
+use tessera_error_chain::chain;
 use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
@@ -42,7 +43,6 @@ use crate::{
     inventory::HardwareState,
     metrics::{Metrics, SliceWrite},
     mode::Mode,
-    report::chain,
     slices::SliceSource,
     state::journal::Journal,
 };

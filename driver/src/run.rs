@@ -7,12 +7,11 @@ use kube::{
     Client, Config,
     config::{KubeConfigOptions, Kubeconfig},
 };
+use tessera_daemon::{log, signals::stop_on_signal};
 use tessera_gpu::{GpuLibrary, NvmlLibrary, NvmlOptions};
-use tokio::signal::unix::{SignalKind, signal};
-use tracing_subscriber::EnvFilter;
 
 use crate::{
-    args::{Args, LogFormat},
+    args::Args,
     base_spec::DriverRoot,
     driver::{Driver, Edges, Settings},
     http,
@@ -65,9 +64,8 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         print!("{}", slices.as_yaml(inventory)?);
         return Ok(());
     }
-    start_logging(log_format);
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
+    log::start(log_format);
+    let stop = stop_on_signal("told to stop")?;
 
     let driver_root_host = driver_root_host.unwrap_or_else(|| driver_root.clone());
     let settings = Settings {
@@ -97,22 +95,12 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     }
 
     let failure = tokio::select! {
-        _ = terminate.recv() => None,
-        _ = interrupt.recv() => None,
+        () = stop.cancelled() => None,
         failure = driver.failed() => Some(failure),
     };
     tracing::info!("stopping; running pods are not touched");
     driver.stop().await;
     failure.map_or(Ok(()), |failure| Err(anyhow::anyhow!(failure)))
-}
-
-fn start_logging(format: LogFormat) {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    match format {
-        LogFormat::Text => subscriber.init(),
-        LogFormat::Json => subscriber.json().init(),
-    }
 }
 
 async fn client(kubeconfig: Option<std::path::PathBuf>) -> anyhow::Result<Client> {

@@ -2,8 +2,9 @@
 
 use std::{ffi::OsString, path::PathBuf, time::Duration};
 
-use clap::{ArgAction, Parser, Subcommand, ValueEnum};
+use clap::{ArgAction, Parser, Subcommand};
 use jiff::SignedDuration;
+use tessera_daemon::log::LogFormat;
 
 use crate::{enter::Enter, shm::ShmSize};
 
@@ -79,15 +80,6 @@ pub enum Stage {
     /// Becomes a daemon.
     #[command(hide = true)]
     Enter(Enter),
-}
-
-/// How log lines are written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// For people.
-    Text,
-    /// One JSON object per line.
-    Json,
 }
 
 fn duration(text: &str) -> Result<Duration, &'static str> {

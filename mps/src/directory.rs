@@ -9,10 +9,10 @@ use std::{
 
 use rustix::mount::MountFlags;
 use tessera_api::names::GpuUuid;
+use tessera_error_chain::chain;
 
 use crate::{
     layout::{MpsPaths, gpu_named},
-    report::chain,
     shm::{self, ShmSize},
     tmpfs,
 };

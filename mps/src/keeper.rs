@@ -18,6 +18,7 @@ use std::{
 };
 
 use tessera_api::names::GpuUuid;
+use tessera_error_chain::chain;
 use tokio::{
     sync::mpsc,
     time::{MissedTickBehavior, interval, sleep},
@@ -34,7 +35,6 @@ use crate::{
     log_tail,
     plan::{Phase, Step, Then, Why, Wish, plan},
     remnants,
-    report::chain,
     shm::ShmSize,
     status::{State, Status},
     wanted,

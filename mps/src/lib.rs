@@ -40,7 +40,6 @@ pub mod lock;
 mod log_tail;
 pub mod plan;
 mod remnants;
-mod report;
 pub mod run;
 pub mod shm;
 pub mod status;

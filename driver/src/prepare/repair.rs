@@ -7,6 +7,7 @@ use std::{
 };
 
 use tessera_api::names::{ClaimName, ClaimUid, Namespace, PoolName};
+use tessera_error_chain::chain;
 
 use super::{
     Node, PrepareError,
@@ -18,7 +19,6 @@ use super::{
 };
 use crate::{
     mps::MpsError,
-    report::chain,
     state::attempts,
     state::journal::{ClaimRecord, Journal, JournalError, Replaced, State},
 };

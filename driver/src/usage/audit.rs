@@ -10,6 +10,7 @@ use std::{
 };
 
 use tessera_api::{labels::event, names::GpuUuid};
+use tessera_error_chain::chain;
 use tessera_gpu::{GpuLibrary, GpuProcess};
 use tessera_intercept_abi::ProcessReport;
 use tokio::{sync::mpsc, time::sleep};
@@ -19,7 +20,7 @@ use super::{
     Ledgers, ShareUse,
     process::{HostProcess, ProcFs},
 };
-use crate::{context_memory::MOST_UNCHARGED, events::NodeNews, metrics::Metrics, mps::Mps, report::chain};
+use crate::{context_memory::MOST_UNCHARGED, events::NodeNews, metrics::Metrics, mps::Mps};
 
 /// Between rounds: soon enough to be of use, and a few calls to NVML per GPU in use.
 const EVERY: Duration = Duration::from_secs(30);

@@ -4,6 +4,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use tessera_error_chain::chain;
 use tessera_fake_world::Machine;
 
 use crate::abi::{Answer, Out, export};
@@ -35,16 +36,6 @@ fn open() -> Answer<&'static Machine> {
         Machine::open().inspect_err(|error| eprintln!("fake libcuda.so.1: {}", chain(error))).ok()
     });
     opened.as_ref().ok_or(Status::NoDevice)
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        text = format!("{text}: {cause}");
-        next = cause.source();
-    }
-    text
 }
 
 export! {

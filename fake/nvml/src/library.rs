@@ -3,6 +3,7 @@
 use std::ffi::{c_char, c_int, c_uint};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use tessera_error_chain::chain;
 use tessera_fake_world::Machine;
 
 use crate::abi::{Answer, Code, Out, Return, export};
@@ -39,13 +40,7 @@ fn init() -> Answer {
 
 /// NVML has no words for a bad world file; stderr has.
 fn complain(error: &dyn std::error::Error) {
-    let mut line = format!("libnvidia-ml.so.1 (fake): {error}");
-    let mut source = error.source();
-    while let Some(cause) = source {
-        line.push_str(&format!(": {cause}"));
-        source = cause.source();
-    }
-    eprintln!("{line}");
+    eprintln!("libnvidia-ml.so.1 (fake): {}", chain(error));
 }
 
 fn shutdown() -> Answer {

@@ -87,7 +87,7 @@ impl Bench {
 
     /// Has a keeper log to a file in place of standard error.
     pub(crate) fn log_of(&self, keeper: &mut Command) {
-        keeper.env("NO_COLOR", "1").stderr(File::create(self.directory.path().join("log")).expect("made"));
+        keeper.stderr(File::create(self.directory.path().join("log")).expect("made"));
     }
 
     /// What that keeper has logged.

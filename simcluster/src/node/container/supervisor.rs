@@ -20,6 +20,7 @@ use std::process::{ExitStatus, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::UnshareFlags;
+use tessera_error_chain::chain;
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, Command};
 
@@ -147,15 +148,4 @@ pub fn enter(spec: &Path) -> io::Result<()> {
 
 fn read(spec: &Path) -> io::Result<InitSpec> {
     Ok(serde_json::from_slice(&std::fs::read(spec)?)?)
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        source = error.source();
-    }
-    text
 }

@@ -1,0 +1,33 @@
+//! `--metrics-address`.
+
+use std::{
+    net::{AddrParseError, SocketAddr},
+    str::FromStr,
+};
+
+/// An address to listen at, or none: an empty text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Address(pub Option<SocketAddr>);
+
+impl FromStr for Address {
+    type Err = AddrParseError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text.is_empty() { Ok(Self(None)) } else { text.parse().map(|address| Self(Some(address))) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_text_is_no_address_and_half_of_one_is_refused() {
+        assert_eq!("".parse(), Ok(Address(None)));
+        assert_eq!(
+            "[::1]:9400".parse(),
+            Ok(Address(Some(SocketAddr::from(([0, 0, 0, 0, 0, 0, 0, 1], 9400)))))
+        );
+        assert!("9400".parse::<Address>().is_err());
+    }
+}
