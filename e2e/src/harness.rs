@@ -94,18 +94,30 @@ pub struct Report {
 }
 
 impl Report {
-    /// Runs what is selected, one after the other, and prints a line for each.
-    pub async fn of(selection: &Selection, trials: Vec<Trial<'_>>) -> Self {
+    /// Runs what is selected, one after the other, and prints a line for each. Once `lost` ends, the trial under way has failed, and the
+    /// others are not run: each would wait for the cluster, for up to a quarter of an hour.
+    pub async fn of(selection: &Selection, trials: Vec<Trial<'_>>, lost: impl Future<Output = ()>) -> Self {
+        tokio::pin!(lost);
         let mut report = Self::default();
-        for trial in trials.into_iter().filter(|trial| selection.selects(&trial.name)) {
-            report.run(trial).await;
+        let mut is_lost = false;
+        for Trial { name, run } in trials.into_iter().filter(|trial| selection.selects(&trial.name)) {
+            let began = Instant::now();
+            let outcome = tokio::select! {
+                biased;
+                () = &mut lost, if !is_lost => {
+                    is_lost = true;
+                    Err(anyhow::anyhow!("the cluster is lost: nobody can read from it any more"))
+                }
+                outcome = run, if !is_lost => outcome,
+                else => Err(anyhow::anyhow!("not run: the cluster is lost")),
+            };
+            report.note(name, began, outcome);
         }
         report
     }
 
-    async fn run(&mut self, Trial { name, run }: Trial<'_>) {
-        let began = Instant::now();
-        match run.await {
+    fn note(&mut self, name: String, began: Instant, outcome: TrialOutcome) {
+        match outcome {
             Ok(Outcome::Held(figures)) => {
                 println!("test {name} ... ok ({})", short(began.elapsed()));
                 self.passed += 1;
@@ -161,6 +173,8 @@ fn short(time: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::future::{pending, ready};
+
     use super::*;
 
     fn selection(arguments: &[&str]) -> Selection {
@@ -184,8 +198,19 @@ mod tests {
             trial("b", Ok(Outcome::Skipped("not here".into()))),
             trial("c", Ok(Outcome::Held(vec![]))),
         ];
-        let report = Report::of(&Selection::default(), trials).await;
+        let report = Report::of(&Selection::default(), trials, pending()).await;
         assert_eq!((report.passed, report.failed.len(), report.skipped.len()), (1, 1, 1));
         assert_eq!(format!("{:?}", report.finish()), format!("{:?}", ExitCode::FAILURE));
+    }
+
+    #[tokio::test]
+    async fn no_trial_waits_for_a_cluster_that_is_lost_and_none_begins_on_it() {
+        let trial = |name: &str, run| Trial { name: name.into(), run };
+        let trials = vec![
+            trial("waits", Box::pin(pending())),
+            trial("begins", Box::pin(async { panic!("it has begun") })),
+        ];
+        let report = Report::of(&Selection::default(), trials, ready(())).await;
+        assert_eq!(report.failed, ["waits", "begins"]);
     }
 }

@@ -51,7 +51,10 @@ pub mod ledger;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use kube::{Client, Config};
+use k8s_openapi::api::core::v1::Node;
+use kube::api::ListParams;
+use kube::{Api, Client, Config};
+use tokio::time::{sleep, timeout};
 
 pub use bench::Bench;
 pub use soak::SoakSize;
@@ -135,6 +138,21 @@ impl Cluster {
     /// The administrator.
     pub fn client(&self) -> &Client {
         &self.client
+    }
+
+    /// Ends when so many reads in a row have failed that no trial keeps its API server down for as long: two minutes at least. Counted,
+    /// since a trial that holds this thread up holds a clock up as well.
+    pub async fn lost(&self) {
+        const READS: u32 = 24;
+        const PAUSE: Duration = Duration::from_secs(5);
+        let nodes = Api::<Node>::all(self.client.clone());
+        let one = ListParams::default().limit(1);
+        let mut failed = 0;
+        while failed < READS {
+            sleep(PAUSE).await;
+            let read = timeout(PAUSE, nodes.list(&one)).await;
+            failed = if let Ok(Ok(_)) = read { 0 } else { failed + 1 };
+        }
     }
 }
 

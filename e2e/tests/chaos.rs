@@ -45,7 +45,7 @@ async fn run(selection: &Selection) -> anyhow::Result<Option<Report>> {
     let config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
     let operations = Operations::by(directory.path().join("node.sh"));
     let cluster = Cluster::new(config, Some(operations))?;
-    let report = Report::of(selection, on_faulty_cluster(&cluster, seeds)).await;
+    let report = Report::of(selection, on_faulty_cluster(&cluster, seeds), cluster.lost()).await;
     served.stop().await?;
     Ok(Some(report))
 }

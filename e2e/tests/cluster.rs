@@ -32,5 +32,5 @@ async fn run(selection: &Selection, kubeconfig: &Path) -> anyhow::Result<Report>
     let cluster = cluster.with_plugin(Plugin::beside_tests(kubeconfig)?);
     let cluster = cluster.with_sizes(Sizes::REAL.or_from_environment()?);
     let trials = everything(&cluster, trials::on_real_cluster(&cluster))?;
-    Ok(Report::of(selection, trials).await)
+    Ok(Report::of(selection, trials, cluster.lost()).await)
 }

@@ -45,7 +45,7 @@ async fn run(selection: &Selection) -> anyhow::Result<Option<Report>> {
     let cluster = cluster.with_plugin(Plugin::beside_tests(&path)?);
     let mut trials = everything(&cluster, vec![])?;
     trials.retain(|trial| trial.name != NO_DAEMON);
-    let report = Report::of(selection, trials).await;
+    let report = Report::of(selection, trials, cluster.lost()).await;
     served.stop().await?;
     Ok(Some(report))
 }
