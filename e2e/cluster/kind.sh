@@ -96,7 +96,7 @@ finish() {
   local status=$?
   trap - EXIT
   if [ "$status" -ne 0 ]; then
-    kubectl --kubeconfig "$kubeconfig" get pods,resourceclaims --all-namespaces --output wide >&2 || true
+    kubectl --kubeconfig "$kubeconfig" --request-timeout=10s get pods,resourceclaims --all-namespaces --output wide >&2 || true
   fi
   if [ "${TESSERA_E2E_KEEP:-}" = 1 ]; then
     say "kept: export KUBECONFIG=$kubeconfig; end it with: kind delete cluster --name $TESSERA_KIND_CLUSTER"
