@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use futures::FutureExt as _;
 use futures::future::LocalBoxFuture;
 
 use crate::runner::{Figure, Outcome, Runner};
@@ -97,19 +98,14 @@ impl Report {
     /// Runs what is selected, one after the other, and prints a line for each. Once `lost` ends, the trial under way has failed, and the
     /// others are not run: each would wait for the cluster, for up to a quarter of an hour.
     pub async fn of(selection: &Selection, trials: Vec<Trial<'_>>, lost: impl Future<Output = ()>) -> Self {
-        tokio::pin!(lost);
+        let lost = lost.shared();
         let mut report = Self::default();
-        let mut is_lost = false;
         for Trial { name, run } in trials.into_iter().filter(|trial| selection.selects(&trial.name)) {
             let began = Instant::now();
             let outcome = tokio::select! {
                 biased;
-                () = &mut lost, if !is_lost => {
-                    is_lost = true;
-                    Err(anyhow::anyhow!("the cluster is lost: nobody can read from it any more"))
-                }
-                outcome = run, if !is_lost => outcome,
-                else => Err(anyhow::anyhow!("not run: the cluster is lost")),
+                () = lost.clone() => Err(anyhow::anyhow!("the cluster is lost: nobody can read from it any more")),
+                outcome = run => outcome,
             };
             report.note(name, began, outcome);
         }
