@@ -192,6 +192,11 @@ impl Planner {
                 self.listed.insert(kind);
                 Ok(())
             }
+            What::Interrupted => {
+                self.retries.interrupted(change.at);
+                is_news = false;
+                Ok(())
+            }
             What::Applied(Object::Slice(slice)) => self.index.apply_slice(&slice),
             What::Applied(Object::Class(class)) => self.index.apply_class(Arc::unwrap_or_clone(class)),
             What::Applied(Object::Node(node)) => self.index.apply_node(&node).map(|news| is_news = news),
@@ -329,6 +334,9 @@ impl Planner {
         let fresh = match result {
             Ok(written) => {
                 self.contention.won(&claim);
+                if let Some(pod) = pod.as_ref().filter(|_| write == Write::Allocation) {
+                    self.retries.written(pod, now);
+                }
                 self.wrote(write, cause);
                 Some(written)
             }

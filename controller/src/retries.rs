@@ -27,6 +27,10 @@ const AFTER_NEW_FAILURE: Duration = Duration::from_secs(2);
 const WITHOUT_NEWS: Duration = Duration::from_secs(20);
 const TURNS: u32 = 2;
 
+/// So much more where the API server was away while the pod waited or this long before: kube-scheduler may hear nothing for longer than
+/// we. client-go's reflector waits up to 30 s between attempts, and its jitter doubles that.
+const AFTER_INTERRUPTION: Duration = Duration::from_secs(60);
+
 /// For how long a node is left out after the first failure there.
 const EXCLUSION: Duration = Duration::from_secs(10);
 
@@ -52,6 +56,8 @@ pub struct Retries {
     /// Claims that are not to be written yet.
     claims: BTreeMap<ClaimUid, Instant>,
     pace: Option<Pace>,
+    /// When the API server was last seen to be away.
+    interrupted: Option<Instant>,
 }
 
 /// How fast kube-scheduler is.
@@ -81,6 +87,7 @@ struct Placed {
     node: Option<NodeName>,
     /// We decided it for this pod; otherwise the pod came to a claim that was allocated already.
     decided: bool,
+    /// From when on the scheduler can have heard of it, as far as is known: when it was made, then when it was written.
     since: Instant,
     /// The scheduler's message when it was made.
     message: Option<String>,
@@ -162,6 +169,18 @@ impl Retries {
             changed: None,
             room_made: false,
         });
+    }
+
+    /// What was decided for the pod is written. The time until then, which may be long, was not the scheduler's.
+    pub fn written(&mut self, pod: &PodUid, now: Instant) {
+        if let Some(placed) = self.pods.get_mut(pod).and_then(|attempts| attempts.placed.as_mut()) {
+            placed.since = now;
+        }
+    }
+
+    /// The API server is away, or it has forgotten where we were.
+    pub fn interrupted(&mut self, now: Instant) {
+        self.interrupted = Some(now);
     }
 
     /// A decision does not stand: it could not be written, or not all of it. Unless that is news, it is not repeated at once.
@@ -250,8 +269,11 @@ impl Retries {
         }
         let Some(message) = &waiting.unschedulable else { return Verdict::Wait };
         let news = Some(message) != placed.message.as_ref() && !message.contains(NOT_ALLOCATED);
+        let was_interrupted = self.interrupted.is_some_and(|at| at + AFTER_INTERRUPTION > placed.since);
         let deadline = if news {
             *placed.changed.get_or_insert(now) + grown(AFTER_NEW_FAILURE, attempts.failures)
+        } else if was_interrupted {
+            placed.since + patience + AFTER_INTERRUPTION
         } else {
             placed.since + patience
         };

@@ -61,6 +61,8 @@ pub enum What {
     Deleted(Object),
     /// The kind has been listed in whole.
     Listed(Kind),
+    /// A watch failed, which goes on by itself.
+    Interrupted,
 }
 
 /// An object of one of the kinds.
@@ -166,7 +168,7 @@ async fn follow<K>(
             }
             Err(error) => {
                 tracing::warn!(?kind, error = &error as &dyn std::error::Error, "watch failed, trying again");
-                continue;
+                vec![What::Interrupted]
             }
         };
         for what in news {

@@ -8,7 +8,7 @@ use stand_in::StandIn;
 use stand_in::controller::{Controller, add_node, allocation, cluster, event, place, reserve_and_bind};
 use stand_in::objects::{bound, claim, class, node, pod, slice, unschedulable};
 use tessera_controller::metrics::ReasonLabel;
-use tokio::time::Duration;
+use tokio::time::{Duration, Instant};
 
 #[tokio::test]
 async fn a_pending_pod_gets_its_claim_allocated() {
@@ -351,6 +351,27 @@ async fn a_pod_that_the_scheduler_cannot_place_is_tried_on_another_node() {
     api.until("an allocation on the other node", elsewhere).await;
     let note = event(&api, "p", "TryingElsewhere").unwrap();
     assert!(note.contains("node-a") && note.contains("free ports"), "{note}");
+    controller.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_allocation_that_took_long_to_write_leaves_the_scheduler_its_time() {
+    let api = cluster(1);
+    api.put("resourceclaims", claim("c", "19Gi"));
+    api.put(
+        "pods",
+        unschedulable(pod("p", &["c"]), "0/1 nodes are available: 1 cannot allocate all claims."),
+    );
+    let begun = Instant::now();
+    api.fault(move |_, request| {
+        let is_early = begun.elapsed() < Duration::from_secs(25);
+        (is_early && request.path.ends_with("c/status")).then(|| stand_in::failure(503, "ServiceUnavailable"))
+    });
+    let controller = Controller::start(&api);
+    api.until("an allocation", |api| allocation(api, "c")).await;
+    tokio::time::sleep(Duration::from_secs(19)).await;
+    assert_eq!(event(&api, "p", "TryingElsewhere"), None, "kube-scheduler gets 20 s");
+    api.until("that it is given up", |api| event(api, "p", "TryingElsewhere")).await;
     controller.stop().await;
 }
 

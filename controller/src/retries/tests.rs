@@ -45,6 +45,43 @@ fn an_old_failure_is_acted_on_after_its_deadline() {
 }
 
 #[test]
+fn the_scheduler_has_its_time_from_when_the_decision_is_written() {
+    let now = Instant::now();
+    let mut retries = Retries::default();
+    retries.placed(&pod(), node("node-a"), Some("old".to_owned()), now);
+    let written = now + seconds(60);
+    retries.written(&pod(), written);
+    assert_eq!(retries.verdict(&waiting(Some("old")), written), Verdict::WaitUntil(written + WITHOUT_NEWS));
+}
+
+#[test]
+fn after_an_interruption_the_scheduler_gets_longer_and_not_for_ever() {
+    let now = Instant::now();
+    let mut retries = Retries::default();
+    retries.placed(&pod(), node("node-a"), Some("old".to_owned()), now);
+    let deadline = now + WITHOUT_NEWS + AFTER_INTERRUPTION;
+    for second in 0..79 {
+        retries.interrupted(now + seconds(second));
+        let verdict = retries.verdict(&waiting(Some("old")), now + seconds(second));
+        assert_eq!(verdict, Verdict::WaitUntil(deadline));
+    }
+    assert_eq!(retries.verdict(&waiting(Some("old")), deadline), Verdict::GiveUp);
+    let later = now + seconds(1000);
+    retries.placed(&pod(), node("node-a"), Some("old".to_owned()), later);
+    assert_eq!(retries.verdict(&waiting(Some("old")), later), Verdict::WaitUntil(later + WITHOUT_NEWS));
+}
+
+#[test]
+fn an_interruption_delays_nothing_that_the_scheduler_has_said() {
+    let now = Instant::now();
+    let mut retries = Retries::default();
+    retries.placed(&pod(), node("node-a"), Some("old".to_owned()), now);
+    retries.interrupted(now);
+    let news = retries.verdict(&waiting(Some("new")), now);
+    assert_eq!(news, Verdict::WaitUntil(now + AFTER_NEW_FAILURE));
+}
+
+#[test]
 fn a_pod_without_news_waits_for_its_turn_as_long_as_the_queue_is_long() {
     let now = Instant::now();
     let other = PodUid::new("other");
