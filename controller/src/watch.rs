@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice};
-use kube::runtime::utils::{Backoff, ResetTimerBackoff};
+use kube::runtime::utils::Backoff;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
@@ -84,8 +84,15 @@ pub enum Object {
 
 /// How long a watch that failed waits before the next attempt. A standing error (no permission, API server away) is retried
 /// ever more slowly, but never given up.
+///
+/// By time alone: a list that is refused again and again begins each time with an event (`Init`), which is no reason to begin anew.
+/// [`ResetTimerBackoff`](kube::runtime::utils::ResetTimerBackoff) does (kube-runtime 5.0.0).
 #[derive(Debug)]
-struct Pause(Duration);
+struct Pause {
+    next: Duration,
+    /// When the last one began.
+    last: Option<Instant>,
+}
 
 impl Pause {
     /// kube's default begins at 0.8 s; a watch that merely ended should not cost a waiting pod that much.
@@ -97,7 +104,7 @@ impl Pause {
 
 impl Default for Pause {
     fn default() -> Self {
-        Self(Self::SHORTEST)
+        Self { next: Self::SHORTEST, last: None }
     }
 }
 
@@ -105,16 +112,19 @@ impl Iterator for Pause {
     type Item = Duration;
 
     fn next(&mut self) -> Option<Duration> {
-        let pause = self.0;
-        self.0 = (pause * 2).min(Self::LONGEST);
+        let now = Instant::now();
+        if self.last.is_some_and(|last| now > last + Self::GOOD) {
+            self.next = Self::SHORTEST;
+        }
+        self.last = Some(now);
+        let pause = self.next;
+        self.next = (pause * 2).min(Self::LONGEST);
         Some(pause)
     }
 }
 
 impl Backoff for Pause {
-    fn reset(&mut self) {
-        *self = Self::default();
-    }
+    fn reset(&mut self) {}
 }
 
 /// Starts one task per kind. They end when the receiver is dropped.
@@ -148,9 +158,7 @@ async fn follow<K>(
     K: Resource + Default + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
 {
     let mut known = Known::default();
-    // By time: a list that is refused again and again begins each time with an event that is none (`Init`).
-    let pause = ResetTimerBackoff::new(Pause::default(), Pause::GOOD);
-    let events = watcher(api, config).backoff(pause);
+    let events = watcher(api, config).backoff(Pause::default());
     let mut events =
         std::pin::pin!(events.modify(|object| object.managed_fields_mut().clear()).into_stream());
     while let Some(event) = events.next().await {

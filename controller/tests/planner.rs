@@ -376,6 +376,20 @@ async fn an_allocation_that_took_long_to_write_leaves_the_scheduler_its_time() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_kind_that_the_server_does_not_have_is_asked_for_ever_more_rarely() {
+    let api = cluster(1);
+    api.lacks("devicetaintrules");
+    let controller = Controller::start(&api);
+    api.put("resourceclaims", claim("c", "19Gi"));
+    api.put("pods", pod("p", &["c"]));
+    api.until("an allocation", |api| allocation(api, "c")).await;
+    tokio::time::sleep(Duration::from_secs(300)).await;
+    let asked = api.lists().iter().filter(|(resource, _)| resource == "devicetaintrules").count();
+    assert!((30..=45).contains(&asked), "every ten seconds in the end, not {asked} times");
+    controller.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn after_the_scheduler_takes_an_allocation_back_that_node_is_left_out_for_the_pod() {
     let api = cluster(1);
     api.put("resourceclaims", claim("c", "19Gi"));

@@ -5,7 +5,7 @@
 pub(crate) mod controller;
 pub(crate) mod objects;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -42,6 +42,8 @@ pub(crate) struct Store {
     pub(crate) writes: Vec<Request>,
     /// Every list: the resource and its query.
     pub(crate) lists: Vec<(String, BTreeMap<String, String>)>,
+    /// Resources that are not served.
+    missing: BTreeSet<String>,
     faults: Vec<Fault>,
     watchers: BTreeMap<String, broadcast::Sender<Value>>,
 }
@@ -99,6 +101,11 @@ impl StandIn {
     /// Does something to the writes that come; the fault is asked before each.
     pub(crate) fn fault(&self, fault: impl FnMut(&mut Store, &Request) -> Option<Response> + Send + 'static) {
         self.store.lock().unwrap().faults.push(Box::new(fault));
+    }
+
+    /// Does not serve a resource, as an older API server.
+    pub(crate) fn lacks(&self, resource: &str) {
+        self.store.lock().unwrap().missing.insert(resource.to_owned());
     }
 
     /// From now on writes are answered so long after they were served.
@@ -169,6 +176,9 @@ impl StandIn {
 
     fn listing(&self, resource: &str) -> Response {
         let store = self.store.lock().unwrap();
+        if store.missing.contains(resource) {
+            return failure(404, "NotFound");
+        }
         let version = store.version.to_string();
         answer(
             StatusCode::OK,
