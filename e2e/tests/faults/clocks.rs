@@ -68,7 +68,7 @@ async fn clocks_jump(ahead: i64) {
     rig.pod("after", "10Gi").await;
     rig.bound(&["after".to_owned()]).await;
     for name in ["before", "meanwhile", "after"] {
-        assert_eq!(rig.shares_of(name), 1, "{name}");
+        assert_eq!(rig.shares_of(name).await, 1, "{name}");
     }
     rig.finish().await;
 }

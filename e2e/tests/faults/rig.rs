@@ -23,6 +23,7 @@ use tessera_e2e::wait::{self, Verdict};
 use tessera_simcluster::api::{ApiOptions, ApiServer, Fault, RequestInfo, User};
 use tessera_simcluster::cluster::{ClusterOptions, SimCluster};
 use tokio::process::{Child, Command};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -44,8 +45,33 @@ pub(crate) struct Rig {
     /// The administrator, untouched by faults.
     pub(crate) client: Client,
     seen: Arc<Mutex<Vec<Seen>>>,
-    over: JoinHandle<String>,
-    shares: Arc<Mutex<Vec<(String, String)>>>,
+    over: JoinHandle<()>,
+    overseen: watch::Receiver<Overseen>,
+}
+
+/// What the eye on the claims has seen.
+#[derive(Clone, Default)]
+struct Overseen {
+    /// The claim and the id of each share that was ever given.
+    shares: Vec<(String, String)>,
+    /// The newest version of a claim.
+    version: u64,
+    /// What must never be. Nothing after it is looked at.
+    wrong: Option<String>,
+}
+
+impl Overseen {
+    fn take(&mut self, claim: &ResourceClaim) -> Result<(), String> {
+        for (of, share) in shares_in(claim) {
+            match self.shares.iter().find(|(_, known)| *known == share) {
+                Some((by, _)) if *by == of => {}
+                Some((by, _)) => return Err(format!("share {share} is {by}'s and {of}'s")),
+                None => self.shares.push((of, share)),
+            }
+        }
+        self.version = self.version.max(version_of(claim));
+        Ok(())
+    }
 }
 
 /// Whether a controller asks.
@@ -65,16 +91,16 @@ impl Rig {
             create::<Node>(&Api::all(client.clone()), node(&format!("node-{number}"))).await;
             create::<ResourceSlice>(&Api::all(client.clone()), slice(&format!("node-{number}"), *gpus)).await;
         }
-        let shares: Arc<Mutex<Vec<(String, String)>>> = Arc::default();
+        let (sees, overseen) = watch::channel(Overseen::default());
         let ledger = DeviceLedger::new(&GpuInventory::read(&client).await.unwrap());
-        let over = tokio::spawn(watch_over(client.clone(), ledger, shares.clone()));
+        let over = tokio::spawn(watch_over(client.clone(), ledger, sees));
         let rig = Self {
             directory: TempDir::with_prefix("tfaults-").unwrap(),
             cluster,
             client,
             seen: Arc::default(),
             over,
-            shares,
+            overseen,
         };
         rig.decide(|_| Fault::None);
         rig
@@ -240,16 +266,26 @@ impl Rig {
         wait::until_one(self.leases(), "tessera-controller", &what, PATIENCE, judge).await.unwrap()
     }
 
-    /// How often the claim was given a share, as far as anybody could see.
-    pub(crate) fn shares_of(&self, claim: &str) -> usize {
-        self.shares.lock().unwrap().iter().filter(|(of, _)| of == claim).count()
+    /// How often the claim was given a share until now, as far as anybody could see.
+    pub(crate) async fn shares_of(&self, claim: &str) -> usize {
+        self.oversee().await.shares.iter().filter(|(of, _)| of == claim).count()
+    }
+
+    /// What the eye on the claims has seen up to now: its watch may be behind others.
+    async fn oversee(&self) -> Overseen {
+        let claims = self.claims().list(&ListParams::default()).await.unwrap();
+        let newest = claims.iter().map(version_of).max().unwrap_or_default();
+        let mut overseen = self.overseen.clone();
+        let seen = overseen.wait_for(|seen| seen.version >= newest || seen.wrong.is_some());
+        let seen = tokio::time::timeout(PATIENCE, seen).await.expect("the eye on the claims is closed");
+        let seen = seen.unwrap().clone();
+        assert_eq!(seen.wrong, None);
+        seen
     }
 
     /// Ends the test: nothing was over-committed at any moment.
     pub(crate) async fn finish(self) {
-        if self.over.is_finished() {
-            panic!("{}", self.over.await.unwrap());
-        }
+        self.oversee().await;
         self.over.abort();
         self.cluster.stop().await;
     }
@@ -299,35 +335,33 @@ impl Drop for Controller {
 }
 
 /// Looks at every change of every claim; ends only with what is wrong.
-async fn watch_over(
-    client: Client,
-    mut ledger: DeviceLedger,
-    shares: Arc<Mutex<Vec<(String, String)>>>,
-) -> String {
+async fn watch_over(client: Client, mut ledger: DeviceLedger, sees: watch::Sender<Overseen>) {
     let claims: Api<ResourceClaim> = Api::all(client);
     let mut stream = Box::pin(watcher(claims, watcher::Config::default()).default_backoff());
-    loop {
+    let wrong = loop {
         match stream.try_next().await {
             Ok(Some(watcher::Event::Apply(claim) | watcher::Event::InitApply(claim))) => {
                 if let Err(error) = ledger.see(&claim) {
-                    return format!("over-committed: {error}");
+                    break format!("over-committed: {error}");
                 }
-                let mut shares = shares.lock().unwrap();
-                for share in shares_in(&claim) {
-                    match shares.iter().find(|(_, known)| *known == share.1) {
-                        Some((of, _)) if *of == share.0 => {}
-                        Some((of, _)) => return format!("share {} is {of}'s and {}'s", share.1, share.0),
-                        None => shares.push(share),
-                    }
+                let mut doubled = None;
+                sees.send_modify(|seen| doubled = seen.take(&claim).err());
+                if let Some(doubled) = doubled {
+                    break doubled;
                 }
             }
             Ok(Some(watcher::Event::Delete(claim))) => ledger.forget(&claim),
             Ok(Some(watcher::Event::Init)) if ledger.holding() > 0 => {
-                return "the watch over the devices was interrupted".to_owned();
+                break "the watch over the devices was interrupted".to_owned();
             }
             Ok(_) | Err(_) => {}
         }
-    }
+    };
+    sees.send_modify(|seen| seen.wrong = Some(wrong));
+}
+
+fn version_of(claim: &ResourceClaim) -> u64 {
+    claim.metadata.resource_version.as_ref().unwrap().parse().unwrap()
 }
 
 fn shares_in(claim: &ResourceClaim) -> Vec<(String, String)> {

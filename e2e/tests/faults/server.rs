@@ -52,7 +52,7 @@ async fn crash_at_the_allocation(served: bool) {
     assert_eq!(rig.is_allocated("first").await, served);
     api.come_back(WatchCache::Fresh);
     rig.bound(&["first".to_owned()]).await;
-    assert_eq!(rig.shares_of("first"), 1);
+    assert_eq!(rig.shares_of("first").await, 1);
     // Something that is answered proves that the controller sees the world again.
     rig.pod("third", "20Gi").await;
     rig.bound(&["third".to_owned()]).await;

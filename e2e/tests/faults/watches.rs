@@ -62,7 +62,7 @@ async fn a_watch_that_ends_with_410_at_every_other_event_misses_nothing() {
     }
     rig.bound(&names).await;
     for name in &names {
-        assert_eq!(rig.shares_of(name), 1, "{name}");
+        assert_eq!(rig.shares_of(name).await, 1, "{name}");
     }
     assert!(rig.requests(is_list).len() > 1, "no list after 410");
     rig.finish().await;
@@ -92,7 +92,7 @@ async fn lagging(resource: &'static str) {
     }
     rig.bound(&names("second")).await;
     for name in names("first").iter().chain(&names("second")) {
-        assert_eq!(rig.shares_of(name), 1, "{name}");
+        assert_eq!(rig.shares_of(name).await, 1, "{name}");
     }
     assert_eq!(rig.requests(is_write).len(), 2 * 10, "nothing is written twice, and nothing taken back");
     assert_eq!(rig.events("TryingElsewhere").await, 0);
