@@ -164,7 +164,8 @@ impl Candidate {
                 () = tokio::time::sleep(RETRY_PERIOD.min(left)) => {}
             }
             let left = RENEW_DEADLINE.saturating_sub(self.renewed.borrow().elapsed());
-            if let Some(None) = self.attempt_in(left).await {
+            // A connection that swallows a request costs an attempt, not the lease.
+            if let Some(None) = self.attempt_in(left.min(REQUEST_TIMEOUT)).await {
                 return Err(LeadershipError::Taken { holder: self.holder() });
             }
             if self.renewed.borrow().elapsed() >= RENEW_DEADLINE {

@@ -103,7 +103,7 @@ async fn a_renewal_that_is_answered_late_counts_from_when_it_was_sent() {
     leader.acquire().await;
     let tenure = leader.tenure();
     let mut renewals = 0;
-    api.answer_late(Duration::from_secs(7));
+    api.answer_late(Duration::from_secs(3));
     api.fault(move |_, _| {
         renewals += 1;
         (renewals > 1).then(|| failure(500, "InternalError"))
@@ -119,6 +119,28 @@ async fn a_renewal_that_is_answered_late_counts_from_when_it_was_sent() {
         "the last request must end before the lease can pass on: {took:?}"
     );
     assert!(tenure.is_over());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_is_never_answered_is_sent_again_in_time() {
+    let api = StandIn::new();
+    let mut leader = candidate(&api, "a");
+    leader.acquire().await;
+    let before = api.writes().len();
+    api.answer_late(Duration::from_secs(3600));
+    let stop = CancellationToken::new();
+    let holding = leader.hold(stop.clone());
+    tokio::pin!(holding);
+    let swallowed = api.until("a renewal", |api| (api.writes().len() > before).then_some(()));
+    tokio::select! {
+        () = swallowed => {}
+        ended = &mut holding => panic!("{ended:?}"),
+    }
+    api.answer_late(Duration::ZERO);
+    let ended = tokio::time::timeout(Duration::from_secs(60), &mut holding).await;
+    assert!(ended.is_err(), "{ended:?}");
+    stop.cancel();
+    holding.await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
