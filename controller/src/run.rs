@@ -1,10 +1,10 @@
 //! Wiring.
 
 use anyhow::Context;
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config};
+use kube::Client;
 use prometheus_client::registry::Registry;
 use tessera_allocator::Settings;
+use tessera_cluster_access::client;
 use tessera_daemon::address::Address;
 use tessera_daemon::log;
 use tessera_daemon::signals::stop_on_signal;
@@ -20,12 +20,9 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     let Args { kubeconfig, namespace, identity, leader_elect, log_format, .. } = args;
     let (patience, Address(address)) = (args.patience_seconds, args.metrics_address);
     log::start(log_format);
-    // Another process-wide provider may have been installed by a test: the first one stays, and either will do.
-    let _ = rustls::crypto::ring::default_provider().install_default();
     let identity = identity.filter(|i| !i.is_empty()).unwrap_or_else(default_identity);
     let stop = stop_on_signal("stopping").context("cannot wait for signals")?;
-    let client =
-        Client::try_from(config(kubeconfig).await?).context("cannot make a client for the API server")?;
+    let client = client(kubeconfig.as_deref()).await?;
     let mut registry = Registry::default();
     let metrics = Metrics::new(&mut registry);
     let serving = tokio::spawn({
@@ -91,19 +88,6 @@ async fn work(
         }
     }
     Ok(())
-}
-
-async fn config(kubeconfig: Option<std::path::PathBuf>) -> anyhow::Result<Config> {
-    let Some(path) = kubeconfig else {
-        return Config::infer()
-            .await
-            .context("no service account and no kubeconfig found; give one with --kubeconfig");
-    };
-    let read =
-        Kubeconfig::read_from(&path).with_context(|| format!("cannot read kubeconfig {}", path.display()))?;
-    Config::from_custom_kubeconfig(read, &KubeConfigOptions::default())
-        .await
-        .with_context(|| format!("cannot use kubeconfig {}", path.display()))
 }
 
 fn default_identity() -> String {

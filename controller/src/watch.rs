@@ -8,11 +8,12 @@ use std::time::Duration;
 use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, DeviceTaintRule, ResourceClaim, ResourceSlice};
-use kube::runtime::utils::Backoff;
+use kube::runtime::utils::{Backoff, ResetTimerBackoff};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use tessera_api::names::DRIVER_NAME;
+use tessera_cluster_access::ByTime;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
@@ -84,15 +85,8 @@ pub enum Object {
 
 /// How long a watch that failed waits before the next attempt. A standing error (no permission, API server away) is retried
 /// ever more slowly, but never given up.
-///
-/// By time alone: a list that is refused again and again begins each time with an event (`Init`), which is no reason to begin anew.
-/// [`ResetTimerBackoff`](kube::runtime::utils::ResetTimerBackoff) does (kube-runtime 5.0.0).
 #[derive(Debug)]
-struct Pause {
-    next: Duration,
-    /// When the last one began.
-    last: Option<Instant>,
-}
+struct Pause(Duration);
 
 impl Pause {
     /// kube's default begins at 0.8 s; a watch that merely ended should not cost a waiting pod that much.
@@ -104,7 +98,7 @@ impl Pause {
 
 impl Default for Pause {
     fn default() -> Self {
-        Self { next: Self::SHORTEST, last: None }
+        Self(Self::SHORTEST)
     }
 }
 
@@ -112,19 +106,16 @@ impl Iterator for Pause {
     type Item = Duration;
 
     fn next(&mut self) -> Option<Duration> {
-        let now = Instant::now();
-        if self.last.is_some_and(|last| now > last + Self::GOOD) {
-            self.next = Self::SHORTEST;
-        }
-        self.last = Some(now);
-        let pause = self.next;
-        self.next = (pause * 2).min(Self::LONGEST);
+        let pause = self.0;
+        self.0 = (pause * 2).min(Self::LONGEST);
         Some(pause)
     }
 }
 
 impl Backoff for Pause {
-    fn reset(&mut self) {}
+    fn reset(&mut self) {
+        *self = Self::default();
+    }
 }
 
 /// Starts one task per kind. They end when the receiver is dropped.
@@ -158,7 +149,8 @@ async fn follow<K>(
     K: Resource + Default + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
 {
     let mut known = Known::default();
-    let events = watcher(api, config).backoff(Pause::default());
+    let pause = ByTime(ResetTimerBackoff::new(Pause::default(), Pause::GOOD));
+    let events = watcher(api, config).backoff(pause);
     let mut events =
         std::pin::pin!(events.modify(|object| object.managed_fields_mut().clear()).into_stream());
     while let Some(event) = events.next().await {

@@ -3,10 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use anyhow::Context;
-use kube::{
-    Client, Config,
-    config::{KubeConfigOptions, Kubeconfig},
-};
+use tessera_cluster_access::client;
 use tessera_daemon::{log, signals::stop_on_signal};
 use tessera_gpu::{GpuLibrary, NvmlLibrary, NvmlOptions};
 
@@ -86,7 +83,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         on_other_allocator: other_allocators,
         proc: "/proc".into(),
     };
-    let edges = Edges { client: client(kubeconfig).await?, gpus, mounts: Arc::new(KernelMounts) };
+    let edges = Edges { client: client(kubeconfig.as_deref()).await?, gpus, mounts: Arc::new(KernelMounts) };
     let mut driver = Driver::start(settings, edges).await?;
     if let Some(address) = metrics_address.0 {
         let bound = http::serve(address, driver.endpoints(), driver.stopping()).await;
@@ -101,21 +98,4 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     tracing::info!("stopping; running pods are not touched");
     driver.stop().await;
     failure.map_or(Ok(()), |failure| Err(anyhow::anyhow!(failure)))
-}
-
-async fn client(kubeconfig: Option<std::path::PathBuf>) -> anyhow::Result<Client> {
-    // Another crate in the process may have set one already, and any does.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    let config = match kubeconfig {
-        None => Config::infer().await.context("no cluster is configured: set --kubeconfig")?,
-        Some(path) => {
-            let kubeconfig = Kubeconfig::read_from(&path)
-                .with_context(|| format!("--kubeconfig {} cannot be read", path.display()))?;
-            let options = KubeConfigOptions::default();
-            Config::from_custom_kubeconfig(kubeconfig, &options)
-                .await
-                .context("--kubeconfig cannot be used")?
-        }
-    };
-    Client::try_from(config).context("no client can be made from the cluster's configuration")
 }
