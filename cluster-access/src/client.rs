@@ -8,8 +8,8 @@ use kube::{Client, Config};
 /// Why there is no client.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Neither was a file named, nor is there a configuration where one is looked for.
-    #[error("no service account and no kubeconfig found: set --kubeconfig")]
+    /// No file was named, and where a configuration is looked for there is none that can be used.
+    #[error("no cluster is configured, neither by KUBECONFIG nor by a service account: set --kubeconfig")]
     NotFound(#[source] Box<InferConfigError>),
     /// The file cannot be read, or is none.
     #[error("--kubeconfig {} cannot be read", path.display())]
@@ -34,8 +34,8 @@ pub enum ClientError {
     Unusable(#[source] Box<kube::Error>),
 }
 
-/// A client of the cluster that the file's current context names; without a file, of the one that this pod runs in, or of the one
-/// that `KUBECONFIG` or `~/.kube/config` names. Nothing is sent yet.
+/// A client of the cluster that the file's current context names; without a file, of the one that `KUBECONFIG` or `~/.kube/config`
+/// names, or else of the one that this pod runs in. Nothing is sent yet.
 ///
 /// # Errors
 /// [`ClientError`].

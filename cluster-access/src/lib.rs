@@ -1,7 +1,7 @@
-//! How driver and controller reach the API server: the client by the flag that both have, and the pauses of their watches.
+//! How driver and controller reach the API server: the client by the flag that both have, and watches that go on.
 
 mod client;
-mod pause;
+mod watching;
 
 pub use client::{ClientError, client};
-pub use pause::ByTime;
+pub use watching::patiently;

@@ -94,6 +94,22 @@ impl Tenure {
     }
 }
 
+/// Why an attempt to read and write the lease came to nothing.
+#[derive(Debug, thiserror::Error)]
+enum AttemptError {
+    /// The request was given up, so that a connection that swallows it costs an attempt and not the lease.
+    #[error("no answer within {REQUEST_TIMEOUT:?}")]
+    Late,
+    /// The server's answer, or that it cannot be reached.
+    #[error(transparent)]
+    Request(kube::Error),
+}
+
+async fn answered<T>(request: impl Future<Output = Result<T, kube::Error>>) -> Result<T, AttemptError> {
+    let answer = tokio::time::timeout(REQUEST_TIMEOUT, request).await.map_err(|_| AttemptError::Late)?;
+    answer.map_err(AttemptError::Request)
+}
+
 /// A candidate for leadership.
 pub struct Candidate {
     leases: Api<Lease>,
@@ -144,7 +160,7 @@ impl Candidate {
                 let error = &error as &dyn std::error::Error;
                 tracing::warn!(error, "cannot read or write the Lease, trying again");
             }
-            Err(_) => tracing::warn!("no answer about the Lease in time, trying again"),
+            Err(_) => tracing::warn!("the Lease could not be read and written in time, trying again"),
         }
         None
     }
@@ -164,8 +180,7 @@ impl Candidate {
                 () = tokio::time::sleep(RETRY_PERIOD.min(left)) => {}
             }
             let left = RENEW_DEADLINE.saturating_sub(self.renewed.borrow().elapsed());
-            // A connection that swallows a request costs an attempt, not the lease.
-            if let Some(None) = self.attempt_in(left.min(REQUEST_TIMEOUT)).await {
+            if let Some(None) = self.attempt_in(left).await {
                 return Err(LeadershipError::Taken { holder: self.holder() });
             }
             if self.renewed.borrow().elapsed() >= RENEW_DEADLINE {
@@ -180,18 +195,18 @@ impl Candidate {
     }
 
     /// Reads the lease and writes it if that is ours to do; gives the decision if we lead now.
-    async fn attempt(&mut self) -> Result<Option<Decision>, kube::Error> {
-        let lease = self.leases.get_opt(CONTROLLER_LEASE).await?;
+    async fn attempt(&mut self) -> Result<Option<Decision>, AttemptError> {
+        let lease = answered(self.leases.get_opt(CONTROLLER_LEASE)).await?;
         let now = Instant::now();
         let unchanged_since = self.observe(lease.as_ref(), now);
         let spec = lease.as_ref().and_then(|l| l.spec.as_ref());
         let decision = decide(spec, &self.identity, unchanged_since, now);
         let written = match (decision, lease) {
             (Decision::Wait, _) => return Ok(None),
-            (_, None) => self.leases.create(&PostParams::default(), &self.fresh()).await,
+            (_, None) => answered(self.leases.create(&PostParams::default(), &self.fresh())).await,
             (_, Some(lease)) => {
                 let lease = self.renewed(lease, decision);
-                self.leases.replace(CONTROLLER_LEASE, &PostParams::default(), &lease).await
+                answered(self.leases.replace(CONTROLLER_LEASE, &PostParams::default(), &lease)).await
             }
         };
         match written {
@@ -201,10 +216,11 @@ impl Candidate {
                 Ok(Some(decision))
             }
             // Somebody was faster. If we lead, the next reading says who.
-            Err(kube::Error::Api(status)) if status.code == 409 => match decision {
-                Decision::Renew => Err(kube::Error::Api(status)),
-                _ => Ok(None),
-            },
+            Err(AttemptError::Request(kube::Error::Api(status)))
+                if status.code == 409 && decision != Decision::Renew =>
+            {
+                Ok(None)
+            }
             Err(error) => Err(error),
         }
     }
@@ -247,20 +263,26 @@ impl Candidate {
     }
 
     /// Lets the next one in without waiting. Called when nothing of ours is being written any more.
-    async fn give_back(&mut self) {
-        let Some((mut lease, _)) = self.seen.take() else { return };
-        if let Some(spec) = &mut lease.spec {
-            spec.holder_identity = Some(String::new());
-            spec.lease_duration_seconds = Some(1);
-        }
-        let params = PostParams::default();
-        let replace = self.leases.replace(CONTROLLER_LEASE, &params, &lease);
-        match tokio::time::timeout(REQUEST_TIMEOUT, replace).await {
-            Ok(Ok(_)) => tracing::info!("gave the Lease back"),
+    async fn give_back(&self) {
+        match tokio::time::timeout(REQUEST_TIMEOUT, self.clear()).await {
+            Ok(Ok(())) => tracing::info!("gave the Lease back"),
             Ok(Err(error)) => {
                 tracing::warn!(error = &error as &dyn std::error::Error, "cannot give the Lease back")
             }
             Err(_) => tracing::warn!("cannot give the Lease back in time"),
         }
+    }
+
+    /// Writes that nobody holds the lease. As it is now, since a renewal without an answer may have been served; unless it is another's.
+    async fn clear(&self) -> Result<(), kube::Error> {
+        let Some(mut lease) = self.leases.get_opt(CONTROLLER_LEASE).await? else { return Ok(()) };
+        let Some(spec) =
+            lease.spec.as_mut().filter(|spec| spec.holder_identity.as_ref() == Some(&self.identity))
+        else {
+            return Ok(());
+        };
+        spec.holder_identity = Some(String::new());
+        spec.lease_duration_seconds = Some(1);
+        self.leases.replace(CONTROLLER_LEASE, &PostParams::default(), &lease).await.map(drop)
     }
 }

@@ -63,7 +63,7 @@ pub struct Retries {
 /// How fast kube-scheduler is.
 #[derive(Debug, Clone, Copy)]
 struct Pace {
-    /// What it took from our decision to the binding, for the slowest of the pods that were bound last.
+    /// What it took from the writing of our decision to the binding, for the slowest of the pods that were bound last.
     took: Duration,
     /// When they were bound.
     seen: Instant,
@@ -178,7 +178,7 @@ impl Retries {
         }
     }
 
-    /// The API server is away, or it has forgotten where we were.
+    /// The API server is away, as we see it, or has been.
     pub fn interrupted(&mut self, now: Instant) {
         self.interrupted = Some(now);
     }
@@ -270,12 +270,11 @@ impl Retries {
         let Some(message) = &waiting.unschedulable else { return Verdict::Wait };
         let news = Some(message) != placed.message.as_ref() && !message.contains(NOT_ALLOCATED);
         let was_interrupted = self.interrupted.is_some_and(|at| at + AFTER_INTERRUPTION > placed.since);
+        let more = if was_interrupted { AFTER_INTERRUPTION } else { Duration::ZERO };
         let deadline = if news {
             *placed.changed.get_or_insert(now) + grown(AFTER_NEW_FAILURE, attempts.failures)
-        } else if was_interrupted {
-            placed.since + patience + AFTER_INTERRUPTION
         } else {
-            placed.since + patience
+            placed.since + (patience + more).min(LONGEST)
         };
         if now >= deadline { Verdict::GiveUp } else { Verdict::WaitUntil(deadline) }
     }

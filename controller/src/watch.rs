@@ -13,7 +13,7 @@ use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use tessera_api::names::DRIVER_NAME;
-use tessera_cluster_access::ByTime;
+use tessera_cluster_access::patiently;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
@@ -62,7 +62,7 @@ pub enum What {
     Deleted(Object),
     /// The kind has been listed in whole.
     Listed(Kind),
-    /// A watch failed, which goes on by itself.
+    /// A watch failed, which goes on by itself: the API server is away, or has forgotten where we were.
     Interrupted,
 }
 
@@ -92,7 +92,7 @@ impl Pause {
     /// kube's default begins at 0.8 s; a watch that merely ended should not cost a waiting pod that much.
     const SHORTEST: Duration = Duration::from_millis(100);
     const LONGEST: Duration = Duration::from_secs(10);
-    /// A watch that has gone well for so long begins anew.
+    /// Where no pause has begun for so long, they begin anew.
     const GOOD: Duration = Duration::from_secs(30);
 }
 
@@ -149,8 +149,8 @@ async fn follow<K>(
     K: Resource + Default + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
 {
     let mut known = Known::default();
-    let pause = ByTime(ResetTimerBackoff::new(Pause::default(), Pause::GOOD));
-    let events = watcher(api, config).backoff(pause);
+    let pause = ResetTimerBackoff::new(Pause::default(), Pause::GOOD);
+    let events = patiently(watcher(api, config), pause);
     let mut events =
         std::pin::pin!(events.modify(|object| object.managed_fields_mut().clear()).into_stream());
     while let Some(event) = events.next().await {
@@ -168,6 +168,9 @@ async fn follow<K>(
             }
             Err(error) => {
                 tracing::warn!(?kind, error = &error as &dyn std::error::Error, "watch failed, trying again");
+                if !is_interruption(&error) {
+                    continue;
+                }
                 vec![What::Interrupted]
             }
         };
@@ -177,6 +180,18 @@ async fn follow<K>(
             }
         }
     }
+}
+
+/// Others are cut off as well: not so where the API server does not let us watch, which may last.
+fn is_interruption(error: &watcher::Error) -> bool {
+    let (watcher::Error::InitialListFailed(kube::Error::Api(status))
+    | watcher::Error::WatchStartFailed(kube::Error::Api(status))
+    | watcher::Error::WatchFailed(kube::Error::Api(status))
+    | watcher::Error::WatchError(status)) = error
+    else {
+        return true;
+    };
+    !matches!(status.code, 401 | 403 | 404)
 }
 
 /// The API server does not have the kind, or does not let us see it.

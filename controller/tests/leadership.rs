@@ -144,6 +144,24 @@ async fn a_renewal_that_is_never_answered_is_sent_again_in_time() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_lease_is_given_back_although_a_renewal_that_was_served_got_no_answer() {
+    let api = StandIn::new();
+    let mut leader = candidate(&api, "a");
+    leader.acquire().await;
+    api.answer_late(Duration::from_secs(3600));
+    let stop = CancellationToken::new();
+    let holding = leader.hold(stop.clone());
+    tokio::pin!(holding);
+    // The renewal is sent after two seconds and given up after six; the next one would be sent after eight.
+    let ended = tokio::time::timeout(Duration::from_secs(7), &mut holding).await;
+    assert!(ended.is_err(), "{ended:?}");
+    api.answer_late(Duration::ZERO);
+    stop.cancel();
+    holding.await.unwrap();
+    assert_eq!(holder(&api), "");
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_time_waited_after_taking_over_does_not_lengthen_the_tenure() {
     let api = StandIn::new();
     candidate(&api, "dead").acquire().await;

@@ -376,6 +376,49 @@ async fn an_allocation_that_took_long_to_write_leaves_the_scheduler_its_time() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn kube_scheduler_has_longer_once_watches_were_cut_off() {
+    let api = cluster(1);
+    api.put("resourceclaims", claim("c", "19Gi"));
+    api.put(
+        "pods",
+        unschedulable(pod("p", &["c"]), "0/1 nodes are available: 1 cannot allocate all claims."),
+    );
+    let controller = Controller::start(&api);
+    api.until("an allocation", |api| allocation(api, "c")).await;
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    api.break_watches();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(event(&api, "p", "TryingElsewhere"), None);
+    api.until("that it is given up", |api| event(api, "p", "TryingElsewhere")).await;
+    controller.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_claim_of_a_pod_is_not_given_up_while_another_is_being_written() {
+    let api = cluster(2);
+    for name in ["one", "two"] {
+        api.put("resourceclaims", claim(name, "19Gi"));
+    }
+    api.put(
+        "pods",
+        unschedulable(pod("p", &["one", "two"]), "0/1 nodes are available: 1 cannot allocate all claims."),
+    );
+    let begun = Instant::now();
+    api.fault(move |_, request| {
+        let is_early = begun.elapsed() < Duration::from_secs(25);
+        (is_early && request.path.ends_with("two/status"))
+            .then(|| stand_in::failure(503, "ServiceUnavailable"))
+    });
+    let controller = Controller::start(&api);
+    let first = api.until("an allocation", |api| allocation(api, "one")).await;
+    api.until("the other allocation", |api| allocation(api, "two")).await;
+    tokio::time::sleep(Duration::from_secs(19)).await;
+    assert_eq!(event(&api, "p", "TryingElsewhere"), None);
+    assert_eq!(allocation(&api, "one"), Some(first));
+    controller.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_kind_that_the_server_does_not_have_is_asked_for_ever_more_rarely() {
     let api = cluster(1);
     api.lacks("devicetaintrules");

@@ -18,13 +18,10 @@ use futures::{Stream, StreamExt};
 use k8s_openapi::api::{core::v1::Node, resource::v1::ResourceSlice};
 use kube::{
     Api, Client, ResourceExt,
-    runtime::{
-        WatchStreamExt,
-        watcher::{self, DefaultBackoff, watcher},
-    },
+    runtime::watcher::{self, DefaultBackoff, watcher},
 };
 use tessera_api::names::{DRIVER_NAME, NodeName};
-use tessera_cluster_access::ByTime;
+use tessera_cluster_access::patiently;
 use tessera_error_chain::chain;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -63,10 +60,9 @@ pub fn watch(
     }
     let (sender, known) = watch::channel(None);
     let nodes = watcher::Config::default().fields(&format!("metadata.name={node}"));
-    let nodes = watcher(Api::<Node>::all(client.clone()), nodes).backoff(ByTime::<DefaultBackoff>::default());
+    let nodes = patiently(watcher(Api::<Node>::all(client.clone()), nodes), DefaultBackoff::default());
     let slices = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
-    let slices =
-        watcher(Api::<ResourceSlice>::all(client), slices).backoff(ByTime::<DefaultBackoff>::default());
+    let slices = patiently(watcher(Api::<ResourceSlice>::all(client), slices), DefaultBackoff::default());
     tokio::spawn(async move {
         tokio::select! {
             () = stop.cancelled() => {}

@@ -24,16 +24,13 @@ use k8s_openapi::api::{core::v1::Node, resource::v1::ResourceSlice};
 use kube::{
     Api, Client, Resource,
     api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
-    runtime::{
-        WatchStreamExt,
-        watcher::{self, DefaultBackoff, watcher},
-    },
+    runtime::watcher::{self, DefaultBackoff, watcher},
 };
 use tessera_api::{
     names::{DRIVER_NAME, DeviceName, GpuUuid, NodeName, ORPHANED_TAINT_KEY},
     slice::same_content,
 };
-use tessera_cluster_access::ByTime;
+use tessera_cluster_access::patiently;
 use tessera_error_chain::chain;
 use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
@@ -152,8 +149,10 @@ impl Publisher {
     /// Publishes until `stop`. What is published stays: a restart of the driver changes nothing.
     pub async fn run(mut self, stop: CancellationToken) {
         let fields = format!("spec.driver={DRIVER_NAME},spec.nodeName={}", self.source.node());
-        let events = watcher(self.slices.clone(), watcher::Config::default().fields(&fields))
-            .backoff(ByTime::<DefaultBackoff>::default());
+        let events = patiently(
+            watcher(self.slices.clone(), watcher::Config::default().fields(&fields)),
+            DefaultBackoff::default(),
+        );
         let mut events = std::pin::pin!(events);
         let mut pace = Pace::default();
         let mut complete = false;

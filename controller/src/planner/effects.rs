@@ -52,10 +52,11 @@ impl Planner {
             self.release(&claim, None, now);
         }
         let refused: BTreeSet<&PodUid> = refusals.iter().map(|r| &r.pod).collect();
+        let written: BTreeSet<PodUid> = self.writing.values().filter_map(|w| w.pod.clone()).collect();
         for waiting in self.index.waiting() {
-            // What cannot be written now is not given up either: the node would be blamed for it.
+            // What cannot be written now is not given up either, nor the claims beside it: the node would be blamed for it.
             let busy = |claim| self.writing.contains_key(claim) || self.is_held(claim, now);
-            if waiting.movable.iter().any(busy) {
+            if written.contains(&waiting.pod) || waiting.movable.iter().any(busy) {
                 continue;
             }
             if self.is_long_unlisted(&waiting.pod) {

@@ -72,6 +72,19 @@ fn after_an_interruption_the_scheduler_gets_longer_and_not_for_ever() {
 }
 
 #[test]
+fn an_interruption_shortly_before_counts_and_an_older_one_does_not() {
+    let interrupted = Instant::now();
+    let mut retries = Retries::default();
+    retries.interrupted(interrupted);
+    for (after, more) in [(59, AFTER_INTERRUPTION), (60, Duration::ZERO)] {
+        let now = interrupted + seconds(after);
+        retries.placed(&pod(), node("node-a"), Some("old".to_owned()), now);
+        let verdict = retries.verdict(&waiting(Some("old")), now);
+        assert_eq!(verdict, Verdict::WaitUntil(now + WITHOUT_NEWS + more));
+    }
+}
+
+#[test]
 fn an_interruption_delays_nothing_that_the_scheduler_has_said() {
     let now = Instant::now();
     let mut retries = Retries::default();

@@ -6,7 +6,6 @@ pub(crate) mod controller;
 pub(crate) mod objects;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -16,7 +15,7 @@ use axum::extract::{Path, Query, State};
 use axum::http::{Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::any;
-use futures::StreamExt;
+use futures::{StreamExt, TryStreamExt};
 use kube::Client;
 use serde_json::{Value, json};
 use tokio::sync::{broadcast, watch};
@@ -108,6 +107,11 @@ impl StandIn {
         self.store.lock().unwrap().missing.insert(resource.to_owned());
     }
 
+    /// Breaks the connection of every watch, which may begin again.
+    pub(crate) fn break_watches(&self) {
+        self.store.lock().unwrap().watchers.clear();
+    }
+
     /// From now on writes are answered so long after they were served.
     pub(crate) fn answer_late(&self, lag: Duration) {
         *self.lag.lock().unwrap() = lag;
@@ -194,10 +198,8 @@ impl StandIn {
         let live = sender.subscribe();
         let missed = store.list(resource).into_iter().filter(|o| version_of(o) > since);
         let missed: Vec<Value> = missed.map(|object| json!({"type": "ADDED", "object": object})).collect();
-        let live =
-            futures::stream::unfold(live, |mut live| async move { Some((live.recv().await.ok()?, live)) });
-        let lines =
-            futures::stream::iter(missed).chain(live).map(|event| Ok::<_, Infallible>(format!("{event}\n")));
+        let live = futures::stream::unfold(live, async |mut live| Some((live.recv().await, live)));
+        let lines = futures::stream::iter(missed).map(Ok).chain(live).map_ok(|event| format!("{event}\n"));
         Response::new(Body::from_stream(lines))
     }
 }

@@ -34,7 +34,7 @@ const PACE: Duration = Duration::from_millis(200);
 /// So many pods live at once. With the shapes below they fit on twelve GPUs, however they are spread.
 const MOST: usize = 16;
 
-/// A pause of the controller after failures (20 s, doubled) may begin with the last fault.
+/// A pause of the controller after failures (20 s, doubled, and 60 s where the API server was away) may begin with the last fault.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Memory and cores of the shapes.

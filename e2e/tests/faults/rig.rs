@@ -271,7 +271,7 @@ impl Rig {
         self.oversee().await.shares.iter().filter(|(of, _)| of == claim).count()
     }
 
-    /// What the eye on the claims has seen up to now: its watch may be behind others.
+    /// What the eye on the claims has seen, all that is now among it: its watch may be behind others.
     async fn oversee(&self) -> Overseen {
         let claims = self.claims().list(&ListParams::default()).await.unwrap();
         let newest = claims.iter().map(version_of).max().unwrap_or_default();
