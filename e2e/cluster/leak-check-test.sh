@@ -11,7 +11,8 @@ source "$here/lib/cluster.sh"
 
 clean_up() {
   umount "$rundir/mounted" 2>/dev/null || true
-  ip link delete "$mark-leak" 2>/dev/null || true
+  link_delete "$mark-leak"
+  link_delete "$(machine_link stray)"
   rmdir "$hierarchy/$mark-e2e-leak" 2>/dev/null || true
   if [ -n "${inner:-}" ]; then kill -KILL "$inner" 2>/dev/null || true; fi
   rm -rf "$rundir"
@@ -52,6 +53,11 @@ expect_found "process $inner of stray"
 kill -KILL "$inner"
 wait "$pid" 2>/dev/null || true
 wait_for "the process to end" 5 namespace_is_empty "$(cut -d' ' -f3 "$rundir/machines/stray")"
+
+# A machine that was killed a moment ago: its link may be there for longer than its processes.
+echo "0 1 pid:[0]" >"$rundir/machines/stray"
+ip link add "$(machine_link stray)" type bridge
+"$here/down.sh" || fail "down.sh leaves the link of a machine that has ended"
 
 "$here/down.sh" || fail "down.sh fails although nothing is left"
 say "the leak check finds what it should"

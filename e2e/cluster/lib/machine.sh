@@ -32,12 +32,17 @@ machine_exec() { # name command...
   nsenter --target "$pid" --mount --net --pid --ipc --uts -- "$@"
 }
 
-# Joins a machine to the bridge. The link's host end is named after the mark so that a leak can be recognised; both
-# ends go with the machine's network namespace.
+# The host's end of a machine's link, named after the mark so that a leak can be recognised. A link's name has 15 characters.
+machine_link() { # name
+  local link=$mark-$1
+  echo "${link:0:15}"
+}
+
+# Joins a machine to the bridge.
 machine_connect() { # name
-  local name=$1 pid link=$mark-$1
+  local name=$1 pid link
+  link=$(machine_link "$name")
   read -r pid _ <"$(machine_record "$name")"
-  link=${link:0:15}
   ip link add "$link" type veth peer name eth0 netns "$pid"
   ip link set "$link" master "$bridge" up
   machine_exec "$name" ip address add "${address[$name]}/24" dev eth0

@@ -7,7 +7,7 @@ cluster_stop() {
   machines_stop
   for node in "${node_names[@]}"; do cgroup_remove "$node"; done
   if [ -f "$rundir/bridge" ]; then
-    if ip link show "$bridge" >/dev/null 2>&1; then ip link delete "$bridge"; fi
+    link_delete "$bridge"
     rm "$rundir/bridge"
   fi
   host_settings_restore
@@ -22,7 +22,7 @@ machines_stop() {
 }
 
 # Ends PID 1 of a machine; the kernel then ends every other process of its PID namespace, and with the last process go
-# the mounts and the network.
+# the mounts and the network: the latter some time after it, which nobody is told of.
 machine_stop() { # name
   local name=${1%.part} pid namespace
   read -r pid _ namespace <"$(machine_record "$1")"
@@ -30,6 +30,12 @@ machine_stop() { # name
     kill -KILL "$pid"
     wait_for "the processes of $name to end" 60 namespace_is_empty "$namespace"
   fi
+  link_delete "$(machine_link "$name")"
+}
+
+# Takes a link away, unless it has gone or goes meanwhile.
+link_delete() { # link
+  ip link delete "$1" 2>/dev/null || ! ip link show "$1" >/dev/null 2>&1
 }
 
 namespace_is_empty() { [ -z "$(processes_of_namespace "$1")" ]; }

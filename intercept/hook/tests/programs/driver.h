@@ -63,11 +63,14 @@ static inline size_t free_bytes(void) {
     return free_now;
 }
 
+/* A line, whole also where several threads say one. */
 static inline void say(const char *format, ...) {
     va_list list;
+    flockfile(stdout);
     __builtin_va_start(list, format);
     vprintf(format, list);
     __builtin_va_end(list);
     putchar('\n');
     fflush(stdout);
+    funlockfile(stdout);
 }
