@@ -32,8 +32,10 @@ use crate::wait::{self, Verdict};
 /// Pods that are there at a time.
 const AT_A_TIME: usize = 40;
 
-/// The longest time without any pod's end: a retry of the kubelet's and the start of a component fit in several times.
-const STALL: Duration = Duration::from_secs(150);
+/// The longest time without any pod's end. A kubelet that is killed amid starts of containers takes 3.1 s at its next start for each of
+/// them that has a cgroup and no task (cAdvisor asks containerd five times), in which it does nothing for pods: 19 s were seen, twice in a
+/// row. It may be killed again several times before it is done.
+const STALL: Duration = Duration::from_secs(300);
 
 /// Time for the last claims to go, and what nodes have of them: a kubelet that was killed while a pod was deleted by force finds its
 /// claims when it looks for claims without pods, every 60 s.
