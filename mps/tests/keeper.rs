@@ -245,12 +245,12 @@ fn a_daemon_that_never_answers_is_killed_and_never_ready() {
     let failed = bench.status(1, "has failed", |status| status.state == State::Failed);
     let reason = "the daemon did not answer within 1.5s";
     assert!(failed.message.starts_with(reason), "{failed:?}");
-    let again = bench.status(1, "starts again", |status| {
+    // On a busy machine it may be killed before it has said anything.
+    let again = bench.status(1, "starts again, with what it said before", |status| {
         assert_ne!(status.state, State::Ready);
-        status.state == State::Starting && status.starts >= 2
+        status.state == State::Starting && status.starts >= 2 && status.message.contains("control.log:")
     });
-    assert!(again.starts >= 2 && again.message.starts_with(reason), "{again:?}");
-    assert!(again.message.contains("control.log:"), "{again:?}");
+    assert!(again.message.starts_with(reason), "{again:?}");
     // It does not quit either.
     bench.want(&[]);
     bench.gone(1);

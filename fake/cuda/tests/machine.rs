@@ -90,6 +90,9 @@ fn what_is_held_is_seen_by_the_whole_machine() {
     assert_eq!(driver.call("cuMemAlloc_v2", [out(&mut pointer), 512]), DEVICE_UNAVAILABLE);
 }
 
+/// A kernel that runs for as long as the test does, however slow the machine is.
+const ENDLESS: &str = "spin_for_1000s";
+
 #[test]
 fn work_takes_its_time_one_kernel_after_the_other() {
     let driver = Driver::begin(shipped::T4_1);
@@ -103,30 +106,35 @@ fn work_takes_its_time_one_kernel_after_the_other() {
     driver.launch(function, first);
     driver.launch(function, second);
     driver.ok("cuEventRecord", [end, second]);
-    assert_eq!(driver.call("cuStreamQuery", [second]), NOT_READY);
-    assert_eq!(driver.call("cuEventQuery", [end]), NOT_READY);
     driver.ok("cuEventSynchronize", [end]);
     driver.ok("cuStreamQuery", [second]);
     let mut milliseconds = 0_f32;
     driver.ok("cuEventElapsedTime", [out(&mut milliseconds), begin, end]);
     assert!(milliseconds >= 60.0, "two kernels of 30 ms: {milliseconds}");
+
+    driver.launch(driver.function(ENDLESS), second);
+    driver.ok("cuEventRecord", [end, second]);
+    assert_eq!(driver.call("cuStreamQuery", [second]), NOT_READY);
+    assert_eq!(driver.call("cuEventQuery", [end]), NOT_READY);
 }
 
 #[test]
 fn a_stream_waits_for_an_event_of_another() {
     let driver = Driver::begin(shipped::T4_1);
-    let (slow, mut event) = (driver.function("spin_for_40ms"), 0_usize);
-    let [mut first, mut second] = [0_usize; 2];
+    let [mut first, mut second, mut event] = [0_usize; 3];
     driver.ok("cuStreamCreate", [out(&mut first), 1]);
     driver.ok("cuStreamCreate", [out(&mut second), 1]);
     driver.ok("cuEventCreate", [out(&mut event), 2]);
-    driver.launch(slow, first);
+    driver.launch(driver.function("spin_for_40ms"), first);
+    driver.ok("cuEventRecord", [event, first]);
+    driver.ok("cuStreamWaitEvent", [second, event, 0]);
+    driver.ok("cuStreamSynchronize", [second]);
+    driver.ok("cuStreamQuery", [first]);
+    driver.launch(driver.function(ENDLESS), first);
     driver.ok("cuEventRecord", [event, first]);
     driver.ok("cuStreamQuery", [second]);
     driver.ok("cuStreamWaitEvent", [second, event, 0]);
     assert_eq!(driver.call("cuStreamQuery", [second]), NOT_READY);
-    driver.ok("cuStreamSynchronize", [second]);
-    driver.ok("cuStreamQuery", [first]);
     let mut milliseconds = 0_f32;
     let untimed = driver.call("cuEventElapsedTime", [out(&mut milliseconds), event, event]);
     assert_eq!(untimed, INVALID_HANDLE, "made without timing");

@@ -102,11 +102,12 @@ fn who_may_borrow_goes_as_fast_as_the_host_says_and_by_its_share_when_that_is_ol
     }
     let node = Node::with_paused_clock();
     let (program, share) = (compute(&node), share(&node, "claim-0", ComputePolicy::Balance, 25));
+    let container = node.contain(&[&share]);
     // What the host says holds for ten seconds from now, and one more; the program's clock begins at the machine's.
     let stamp_ms = (monotonic_ns() / 1_000_000 + 10_000) as u32;
     let others = Crowd::new(0);
     share.publish(&Published { rate: Rate::from_percent(75), others, others_busy_ns: 0, stamp_ms });
-    let lines = node.contain(&[&share]).start(&program, &of_a_millisecond("plain", "1000", "14")).all("gpu");
+    let lines = container.start(&program, &of_a_millisecond("plain", "1000", "14")).all("gpu");
     let parts: Vec<_> = lines.iter().map(|line| number(line, "gpu")).collect();
     assert!(parts[1..3].iter().all(|part| (0.74..0.76).contains(part)), "{parts:?}");
     assert!(parts[12..].iter().all(|part| (0.24..0.26).contains(part)), "{parts:?}");
@@ -221,7 +222,7 @@ fn balance_gives_what_others_leave_and_takes_it_back() {
     let mut first = containers[0].start(&program, &windows);
     // A busy machine may take its time to tell.
     fn sees(running: &mut Running, mut this: impl FnMut(&Value) -> bool) -> bool {
-        (0..60).any(|_| this(&ended(running)))
+        (0..600).any(|_| this(&ended(running)))
     }
     assert!(sees(&mut first, |line| number(line, "gpu") > 0.4), "what the second leaves is the first's");
     let mut second = containers[1].start(&program, &windows);

@@ -1,6 +1,6 @@
 //! `nvidia-smi`, as a sampler beside a container and as a program in one.
 
-use std::io::Read as _;
+use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -9,16 +9,18 @@ use crate::container::{Mode, NodeShare};
 
 const LINES: &str = "--format=csv,noheader,nounits";
 
-/// Runs something while the program samples the GPU every 100 ms; what it printed.
+/// Runs something while the program samples the GPU every 100 ms, from its first line on; what it printed.
 pub(super) fn sampled<T>(program: &Path, rig: &Rig<'_>, run: impl FnOnce() -> T) -> (T, String) {
     let mut command = Command::new(program);
     command.args(["--query-gpu=timestamp,utilization.gpu", LINES, "--loop-ms=100"]);
     command.arg(format!("--id={}", rig.gpu.uuid)).stdout(Stdio::piped());
     let mut sampler = command.spawn().expect("it starts");
+    let mut output = BufReader::new(sampler.stdout.take().expect("piped"));
+    let mut said = String::new();
+    output.read_line(&mut said).expect("text");
     let found = run();
     sampler.kill().expect("it is ours");
-    let mut said = String::new();
-    sampler.stdout.take().expect("piped").read_to_string(&mut said).expect("text");
+    output.read_to_string(&mut said).expect("text");
     sampler.wait().expect("it is ours");
     (found, said)
 }
