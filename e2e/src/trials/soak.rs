@@ -38,8 +38,8 @@ const AT_A_TIME: usize = 40;
 const STALL: Duration = Duration::from_secs(300);
 
 /// Time for the last claims to go, and what nodes have of them: a kubelet that was killed while a pod was deleted by force finds its
-/// claims when it looks for claims without pods, every 60 s.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// claims when it looks for claims without pods, every 60 s once it has started.
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// How much there is to soak.
 #[derive(Clone, Copy, Debug)]

@@ -104,9 +104,10 @@ async fn a_failed_prepare_is_told_and_tried_again_and_told_once() {
     rig.script.called(3).await;
     rig.script.heal("claim");
     rig.phase("pod", "Succeeded").await;
-    let events = rig.events("FailedPrepareDynamicResources").await;
+    // The kubelet may have seen the pod before its claim was reserved, which is another event.
+    let mut events = rig.events("FailedPrepareDynamicResources").await;
+    events.retain(|event| event.message.as_deref().unwrap().contains("the GPU is on fire"));
     assert_eq!(events.len(), 1);
-    assert!(events[0].message.as_deref().unwrap().contains("the GPU is on fire"));
     kubelet.stop().await;
 }
 
