@@ -38,6 +38,8 @@ pub(crate) struct OnNode<'a> {
     pub(crate) fault: Option<NodeReason>,
     /// Why the search had to be stopped, and at which claim.
     pub(crate) failed: Option<(usize, &'a Failure)>,
+    /// Evaluating selectors takes of them; what the search has found out is known.
+    pub(crate) steps: &'a mut u64,
 }
 
 impl Explainer {
@@ -206,16 +208,14 @@ impl OnNode<'_> {
     fn unselected(&mut self, alternative: &AlternativeShape, i: usize) -> Option<Reason> {
         let resolved = alternative.resolved.as_ref().ok()?;
         let candidate = &self.reach.candidates[i];
-        // What the search has found out is known, and it has gone over every device of a node on which nothing fits.
-        let mut steps = 0;
         let failed = |error: SelectorError| Some(Reason::SelectorError { message: error.to_string() });
-        match self.selections.selects(resolved.selection, candidate, self.interner, &mut steps) {
+        match self.selections.selects(resolved.selection, candidate, self.interner, self.steps) {
             Ok(true) if candidate.reachable => None,
             Ok(true) => Some(Reason::RequestSelector),
             Err(error) => failed(error),
             Ok(false) => {
                 let of_class = self.selections.of(resolved.class.selectors.iter());
-                match self.selections.selects(of_class, candidate, self.interner, &mut steps) {
+                match self.selections.selects(of_class, candidate, self.interner, self.steps) {
                     Ok(true) => Some(Reason::RequestSelector),
                     _ => Some(Reason::ClassSelector { class: resolved.class.name.to_string() }),
                 }

@@ -64,15 +64,17 @@ pub(crate) struct Ground<'p> {
 }
 
 impl Fits {
-    /// Finds out about the nodes that have changed, as far as the steps go.
-    pub(crate) fn refresh(&mut self, shape: &mut Shape, ground: &mut Ground<'_>, steps: &mut u64) {
-        let generation = if shape.looks_ahead() { ground.forecast.generation() } else { 0 };
-        let reordered = ground.cluster.reordered();
-        if self.reordered != reordered || self.forecast != generation {
-            *self = Self { reordered, forecast: generation, ..Self::default() };
-        }
+    /// Finds out about the nodes that have changed, as far as the steps go; `whole` is what a pod gets that is the first.
+    pub(crate) fn refresh(
+        &mut self,
+        shape: &mut Shape,
+        ground: &mut Ground<'_>,
+        steps: &mut u64,
+        whole: u64,
+    ) {
         let mut found = Vec::new();
-        self.ask(shape, ground, steps, &mut found);
+        self.renew(shape, ground);
+        self.ask(shape, ground, steps, whole, &mut found);
         if self.ranked.is_empty() {
             // Put into order all at once: a tenth of the time of one by one.
             self.ranked = found.into_iter().collect();
@@ -81,9 +83,49 @@ impl Fits {
         }
     }
 
+    /// Finds out about one node, if it has changed, as far as the steps go.
+    pub(crate) fn refresh_node(
+        &mut self,
+        node: NodeIndex,
+        shape: &mut Shape,
+        ground: &mut Ground<'_>,
+        steps: &mut u64,
+    ) {
+        self.renew(shape, ground);
+        self.nodes.resize_with(ground.cluster.nodes.len(), NodeFit::default);
+        let tries = self.undecided.get(&node).copied().unwrap_or(0);
+        let is_known = self.nodes[node].stamp == ground.cluster.nodes[node].stamp;
+        if is_known && (tries == 0 || tries >= MAX_TRIES) {
+            return;
+        }
+        let tries = self.forget(node, ground.cluster);
+        let answer = evaluate(shape, ground, node, steps);
+        if matches!(answer, Answer::Undecided) {
+            self.undecided.insert(node, tries + 1);
+        }
+        let mut found = Vec::new();
+        self.learn(node, answer, ground.cluster, &mut found);
+        self.ranked.extend(found);
+    }
+
+    /// Forgets everything where nodes have other places or ranks now.
+    fn renew(&mut self, shape: &Shape, ground: &Ground<'_>) {
+        let generation = if shape.looks_ahead() { ground.forecast.generation() } else { 0 };
+        let reordered = ground.cluster.reordered();
+        if self.reordered != reordered || self.forecast != generation {
+            *self = Self { reordered, forecast: generation, ..Self::default() };
+        }
+    }
+
     /// Asks the nodes that have changed; `found` are those on which it fits.
-    fn ask(&mut self, shape: &mut Shape, ground: &mut Ground<'_>, steps: &mut u64, found: &mut Vec<Ranked>) {
-        let budget = *steps;
+    fn ask(
+        &mut self,
+        shape: &mut Shape,
+        ground: &mut Ground<'_>,
+        steps: &mut u64,
+        whole: u64,
+        found: &mut Vec<Ranked>,
+    ) {
         let cluster = &*ground.cluster;
         self.nodes.resize_with(cluster.nodes.len(), NodeFit::default);
         let changed = self.seen.and_then(|seen| cluster.changed_since(seen));
@@ -103,7 +145,7 @@ impl Fits {
             let given = *steps;
             let answer = evaluate(shape, ground, node, steps);
             // One that only got what others had left over is asked again.
-            if matches!(answer, Answer::Undecided) && given < budget / 2 {
+            if matches!(answer, Answer::Undecided) && given < whole / 2 {
                 self.seen = None;
                 return;
             }

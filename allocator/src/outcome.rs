@@ -1,5 +1,7 @@
 //! What planning gives: decisions to carry out, and reasons for pods that have to wait.
 
+use std::sync::Arc;
+
 use tessera_api::ConfigError;
 use tessera_api::names::{ClaimUid, DeviceClassName, Namespace, NodeName, PodName, RequestName};
 use tessera_api::reason::Explanation;
@@ -13,6 +15,8 @@ pub struct Plan {
     pub decisions: Vec<Decision>,
     /// Pods that have to wait, and why.
     pub refusals: Vec<Refusal>,
+    /// Pods that are not decided on because the steps of the plan were spent: the next plan goes on with them.
+    pub unreached: Vec<PodUid>,
     /// Steps spent: devices looked at by the search.
     pub steps: u64,
     /// The node that is kept free for a pod that has to wait.
@@ -72,8 +76,8 @@ pub struct Refusal {
     pub pod: PodUid,
     /// The claim to which the reasons apply.
     pub claim: ClaimUid,
-    /// Why.
-    pub cause: Cause,
+    /// Why. Pods of one shape share it.
+    pub cause: Arc<Cause>,
 }
 
 /// Why a claim has to wait.

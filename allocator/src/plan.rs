@@ -11,6 +11,9 @@ use crate::policy::Policy;
 pub struct Settings {
     /// Devices that may be looked at for one pod, on all nodes together. Beyond that the pod is "not decided".
     pub steps_per_pod: u64,
+    /// Devices that may be looked at in one plan, but no fewer than for one pod. Pods that it does not reach are
+    /// [`Plan::unreached`].
+    pub steps_per_plan: u64,
     /// The policy of pods whose configuration names none.
     pub policy: Policy,
     /// For policies that draw lots.
@@ -28,6 +31,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             steps_per_pod: 1_000_000,
+            steps_per_plan: u64::MAX,
             policy: Policy::default(),
             seed: 0,
             now: 0,
@@ -41,6 +45,9 @@ impl Default for Settings {
 /// Pods are taken by priority, then age, then namespace and name; what one gets is gone for the next. All pending claims of
 /// a pod are placed on one node, or none is. The same arguments give the same plan. Whoever plans again and again keeps a
 /// [`Planner`] instead.
+///
+/// Where the steps of a plan end before all pods are reached, the namespaces that have spent the most come last in the plans after
+/// it, until one has reached all pods: a namespace whose requests are expensive waits for itself.
 ///
 /// One node at most is kept free ([`Plan::kept`]): for the first pod in this order that has waited for longer than
 /// [`Settings::patience`] and lacks nothing but what others hold, where it would fit once they have given that back. Pods that

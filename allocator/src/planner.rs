@@ -4,6 +4,7 @@ mod keep;
 mod observe;
 mod place;
 mod shapes;
+mod turns;
 
 use std::sync::Arc;
 
@@ -26,6 +27,7 @@ use crate::shape::{Selections, Shape};
 
 use observe::Accepted;
 use shapes::{ShapeId, Shapes};
+use turns::Turns;
 
 /// Plans pods on a cluster, and remembers what it has found out about each node until the node changes.
 ///
@@ -41,6 +43,7 @@ pub struct Planner {
     shapes: Shapes,
     forecast: Forecast,
     accepted: Accepted,
+    turns: Turns,
 }
 
 /// Why claims get no devices on a node.
@@ -112,14 +115,20 @@ impl Planner {
 
     /// A class was made or changed.
     pub fn set_class(&mut self, class: &Arc<DeviceClass>) {
-        self.shapes.clear();
+        self.forget_classes();
         self.cluster.classes.insert(class.name.clone(), Arc::clone(class));
     }
 
     /// A class is gone.
     pub fn remove_class(&mut self, name: &DeviceClassName) {
-        self.shapes.clear();
+        self.forget_classes();
         self.cluster.classes.remove(name);
+    }
+
+    /// Forgets what was found out with the classes as they were.
+    fn forget_classes(&mut self) {
+        self.shapes.clear();
+        self.accepted.forget_impossible();
     }
 
     /// Says what is taken of a device; nothing where there is no use.
@@ -147,6 +156,13 @@ impl Planner {
     pub fn plan(&mut self, pods: &[crate::model::PendingPod], settings: Settings) -> Plan {
         self.bound_memory();
         place::plan(self, pods, settings)
+    }
+
+    /// Decides on devices for the pending claims of a pod that is bound to `node`: there and nowhere else, whatever the state of
+    /// the node. No node is kept free for the pod, and its request is not counted among those that are expected.
+    pub fn plan_on(&mut self, node: &NodeName, pod: &crate::model::PendingPod, settings: Settings) -> Plan {
+        self.bound_memory();
+        place::plan_on(self, node, pod, settings)
     }
 
     /// Looks for devices for these claims, all of them together, on one node, whatever the state of the node; nothing is
@@ -185,7 +201,8 @@ impl Planner {
         let (shapes, mut ground) = self.parts();
         let entry = shapes.get_mut(shape);
         let mut steps = steps;
-        entry.fits.refresh(&mut entry.shape, &mut ground, &mut steps);
+        let whole = steps;
+        entry.fits.refresh(&mut entry.shape, &mut ground, &mut steps, whole);
         entry.fits.len()
     }
 

@@ -16,6 +16,7 @@ static CORDON: LazyLock<NodeTaint> = LazyLock::new(|| NodeTaint {
 });
 
 /// Where a claim of the pod is allocated: the pod can go nowhere else.
+#[derive(Clone)]
 pub(crate) struct Bound {
     pub(crate) claim: ClaimName,
     pub(crate) nodes: NodeSelector,

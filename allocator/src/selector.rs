@@ -12,6 +12,7 @@
 //! Times and durations, URLs and named formats say nothing about devices and are left out: an expression with one of them
 //! does not compile and never matches.
 
+mod cache;
 mod check;
 mod code;
 mod cost;
@@ -29,23 +30,29 @@ mod work;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::Arc;
 
-use cel::common::ast::IdedExpr;
+use tessera_api::names::DRIVER_NAME;
 
-pub use driver::DriverVerdict;
+pub use driver::Drivers;
 pub(crate) use reads::{Read, Reads};
 pub use view::DeviceView;
 
+use cache::Cache;
 use eval::Fault;
 use value::Value;
 
 /// Bytes of address space for compiling one expression: 10 KiB of operators, one nested in the other, take about a tenth.
 const COMPILER_STACK: usize = 256 << 20;
 
-/// Compiled programs kept. A cluster has a handful of classes; beyond this the oldest half is of no use either.
-const MAX_CACHED: usize = 4096;
+/// Steps of a search that compiling one byte counts as: 10 KiB take about 25 ms, and a step .5 us.
+const STEPS_PER_BYTE: u64 = 5;
+
+/// Steps that compiling counts as besides: for the thread.
+const STEPS_PER_PROGRAM: u64 = 200;
+
+/// Bytes of the message of an error that are kept: the parser may have one for each byte of an expression.
+const MAX_PROBLEM_BYTES: usize = 512;
 
 /// Why a selector has no answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -85,7 +92,10 @@ pub enum SelectorError {
 }
 
 impl SelectorError {
-    fn compile(problem: String) -> Self {
+    fn compile(mut problem: String) -> Self {
+        if let Some(end) = (0..=MAX_PROBLEM_BYTES).rev().find(|end| problem.is_char_boundary(*end)) {
+            problem.truncate(end);
+        }
         Self::Compile { problem }
     }
 
@@ -97,15 +107,10 @@ impl SelectorError {
 /// An expression, ready to be evaluated on any number of devices.
 #[derive(Debug)]
 pub struct CompiledSelector {
-    syntax: IdedExpr,
     checked: check::Checked,
     reads: Reads,
+    drivers: Drivers,
 }
-
-type Cache = HashMap<Box<str>, Result<Arc<CompiledSelector>, SelectorError>>;
-
-/// Programs by source. A pure function remembered, not state: the same source always gives the same entry.
-static CACHE: LazyLock<Mutex<Cache>> = LazyLock::new(Mutex::default);
 
 impl CompiledSelector {
     /// Compiles `expression`, or takes it from those compiled before.
@@ -113,15 +118,18 @@ impl CompiledSelector {
     /// # Errors
     /// The expression is too long, does not compile or uses what we do not know.
     pub fn cached(expression: &str) -> Result<Arc<Self>, SelectorError> {
-        if let Some(known) = CACHE.lock().unwrap_or_else(PoisonError::into_inner).get(expression) {
-            return known.clone();
+        Self::cached_in(expression, &mut 0)
+    }
+
+    /// The same; compiling takes of `steps`, what was compiled before does not.
+    pub(crate) fn cached_in(expression: &str, steps: &mut u64) -> Result<Arc<Self>, SelectorError> {
+        if let Some(known) = Cache::of_process().get(expression) {
+            return known;
         }
+        let bytes = expression.len() as u64;
+        *steps = steps.saturating_sub(STEPS_PER_PROGRAM + bytes.saturating_mul(STEPS_PER_BYTE));
         let compiled = Self::compile(expression).map(Arc::new);
-        let mut cache = CACHE.lock().unwrap_or_else(PoisonError::into_inner);
-        if cache.len() >= MAX_CACHED {
-            cache.clear();
-        }
-        cache.insert(expression.into(), compiled.clone());
+        Cache::of_process().insert(expression, compiled.clone());
         compiled
     }
 
@@ -132,7 +140,8 @@ impl CompiledSelector {
             let syntax = parse::parse(expression)?;
             let checked = check::check(&syntax)?;
             let reads = Reads::of(&checked.code);
-            Ok(Self { syntax, checked, reads })
+            let drivers = Drivers::of(&syntax, DRIVER_NAME);
+            Ok(Self { checked, reads, drivers })
         };
         std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().stack_size(COMPILER_STACK);
@@ -174,8 +183,13 @@ impl CompiledSelector {
         &self.reads
     }
 
-    /// Whether a device of the driver `driver` can be selected at all.
-    pub fn verdict_on_driver(&self, driver: &str) -> DriverVerdict {
-        driver::verdict(&self.syntax, driver)
+    /// Devices of which drivers can be selected at all.
+    pub fn drivers(&self) -> Drivers {
+        self.drivers
+    }
+
+    /// Memory that the selector takes, in bytes, roughly.
+    fn bytes(&self) -> usize {
+        self.checked.parts * std::mem::size_of::<code::Code>()
     }
 }

@@ -57,7 +57,7 @@ fn kept(plan: &Plan) -> Option<String> {
 
 fn told(plan: &Plan, pod: &str) -> Vec<Reason> {
     let refusal = plan.refusals.iter().find(|r| r.pod.as_str() == pod).unwrap();
-    let Cause::NoFit(explanation) = &refusal.cause else { panic!("{refusal:?}") };
+    let Cause::NoFit(explanation) = &*refusal.cause else { panic!("{refusal:?}") };
     explanation.tallies().map(|(reason, _)| reason.clone()).collect()
 }
 

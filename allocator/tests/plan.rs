@@ -31,7 +31,7 @@ fn places(plan: &Plan) -> Vec<Vec<String>> {
 
 /// Per reason, how many devices on how many nodes.
 fn reasons(plan: &Plan) -> BTreeMap<Reason, (u64, usize)> {
-    let Cause::NoFit(explanation) = &plan.refusals[0].cause else { panic!("{:?}", plan.refusals) };
+    let Cause::NoFit(explanation) = &*plan.refusals[0].cause else { panic!("{:?}", plan.refusals) };
     explanation
         .tallies()
         .map(|(reason, tally)| (reason.clone(), (tally.devices(), tally.nodes().len())))
@@ -349,7 +349,7 @@ fn memory_that_is_not_all_there_goes_to_claims_that_may_spill_and_to_no_others()
         // However little it asks for.
         let plan = decide(&cluster, &[pod_with_config(&[("memory", "1Gi")], refused)]);
         assert_eq!(reasons(&plan), BTreeMap::from([(Reason::Oversubscribed, (1, 1))]));
-        let Cause::NoFit(explanation) = &plan.refusals[0].cause else { panic!("{:?}", plan.refusals) };
+        let Cause::NoFit(explanation) = &*plan.refusals[0].cause else { panic!("{:?}", plan.refusals) };
         assert_eq!(
             explanation.render(1024),
             "1 device on 1 node: memory is oversubscribed; the claim must say memory.oversubscribe: true"
@@ -412,12 +412,12 @@ fn an_unknown_class_and_a_bad_config_are_named() {
         Some(tessera_api::names::DeviceClassName::new("h200.gpu.tessera.dev").unwrap());
     let plan = decide(&cluster, &[pod("p", vec![claim("c", vec![lost])])]);
     assert!(
-        matches!(&plan.refusals[0].cause, Cause::UnknownClass { class, .. } if class.as_str() == "h200.gpu.tessera.dev")
+        matches!(&*plan.refusals[0].cause, Cause::UnknownClass { class, .. } if class.as_str() == "h200.gpu.tessera.dev")
     );
     let bad =
         configured(claim("c", vec![request("gpu", 1, &[])]), json!({"placement": {"node": "Tightest"}}));
     let plan = decide(&cluster, &[pod("p", vec![bad])]);
-    let Cause::Config { error, .. } = &plan.refusals[0].cause else { panic!("{:?}", plan.refusals) };
+    let Cause::Config { error, .. } = &*plan.refusals[0].cause else { panic!("{:?}", plan.refusals) };
     assert!(error.to_string().contains("placement.node"), "{error}");
 }
 
@@ -459,7 +459,7 @@ fn a_hopeless_search_ends_with_the_step_budget_and_says_not_decided() {
     hopeless.constraints[0].requests = vec!["r5".to_owned()];
     let settings = Settings { steps_per_pod: 1000, ..Settings::default() };
     let plan = plan(&cluster.0, &[pod("p", vec![hopeless])], settings);
-    assert_eq!(plan.refusals[0].cause, Cause::NotDecided);
+    assert_eq!(*plan.refusals[0].cause, Cause::NotDecided);
     assert_eq!(plan.steps, 1000);
 }
 
@@ -569,7 +569,7 @@ fn who_waits_is_told_the_node_on_which_the_least_would_have_to_change() {
     let nearest = |cluster: &Cluster, count| {
         let wanted = vec![request("gpu", count, &[("memory", "40Gi")])];
         let waiting = decide(cluster, &[pod("p", vec![claim("c", wanted)])]);
-        let Cause::NoFit(explanation) = &waiting.refusals[0].cause else { panic!("{:?}", waiting.refusals) };
+        let Cause::NoFit(explanation) = &*waiting.refusals[0].cause else { panic!("{:?}", waiting.refusals) };
         explanation.nearest_clause()
     };
     let of_two = nearest(&cluster, 2).unwrap();

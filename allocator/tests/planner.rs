@@ -163,9 +163,9 @@ fn evaluating_a_selector_takes_of_the_steps_once() {
     let bounded = Settings { steps_per_pod: first / 2, ..settings };
     planner.forget();
     let refusals = planner.plan(&laborious, bounded).refusals;
-    assert!(matches!(refusals[0].cause, Cause::NotDecided), "{refusals:?}");
+    assert!(matches!(*refusals[0].cause, Cause::NotDecided), "{refusals:?}");
     assert!(
-        matches!(planner.plan(&laborious, bounded).refusals[0].cause, Cause::NoFit(_)),
+        matches!(*planner.plan(&laborious, bounded).refusals[0].cause, Cause::NoFit(_)),
         "it goes on where it was"
     );
 }

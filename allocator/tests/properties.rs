@@ -196,7 +196,7 @@ proptest! {
         let count = |slice: &Slice| slice.devices.len() as u64;
         let published: u64 = cluster.0.slices.values().map(|slice| count(slice)).sum();
         for refusal in &plan.refusals {
-            let Cause::NoFit(explanation) = &refusal.cause else { panic!("{refusal:?}") };
+            let Cause::NoFit(explanation) = &*refusal.cause else { panic!("{refusal:?}") };
             prop_assert_eq!(explanation.tallies().map(|(_, tally)| tally.devices()).sum::<u64>(), published);
             let PodClaim::Pending(claim) = &pods[0].claims[0] else { panic!() };
             let is_only_request = pods[0].claims.len() == 1 && claim.requests.len() == 1 && claim.constraints.is_empty();

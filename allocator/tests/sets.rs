@@ -100,7 +100,7 @@ fn what_is_not_known_to_be_joined_is_joined_to_nothing() {
 #[test]
 fn whoever_waits_for_joined_devices_is_told_how_many_are_missing() {
     let waiting = plan(&bridges().0, &[wants(3, require("NVLink"))], Settings::default());
-    let Cause::NoFit(explanation) = &waiting.refusals[0].cause else { panic!("{:?}", waiting.refusals) };
+    let Cause::NoFit(explanation) = &*waiting.refusals[0].cause else { panic!("{:?}", waiting.refusals) };
     let scattered = Reason::Scattered { scopes: vec![TopologyScope::NvLink] };
     let (reason, tally) = explanation.tallies().next().unwrap();
     assert_eq!((reason, tally.devices(), tally.least_missing()), (&scattered, 8, Some(quantity("1"))));
@@ -209,7 +209,7 @@ fn sets_that_can_stand_for_each_other_are_not_all_tried() {
     ] {
         let settings = Settings { policy: Policy::LeastFragmentation, ..Settings::default() };
         let plan = plan(&cluster.0, &[pod], settings);
-        assert!(matches!(plan.refusals[0].cause, Cause::NoFit(_)), "{:?}", plan.refusals);
+        assert!(matches!(*plan.refusals[0].cause, Cause::NoFit(_)), "{:?}", plan.refusals);
         assert!(plan.steps < most, "{} of {most}", plan.steps);
     }
 }

@@ -58,7 +58,7 @@ fn places(plan: &Plan) -> Vec<Vec<&str>> {
 }
 
 fn why(plan: &Plan) -> String {
-    match &plan.refusals[0].cause {
+    match &*plan.refusals[0].cause {
         Cause::NoFit(explanation) => explanation.render(1024),
         other => panic!("{other:?}"),
     }
@@ -188,7 +188,9 @@ fn a_claim_by_mps_for_more_than_one_gpu_is_refused() {
         [vec![request("gpu", 2, &[])], vec![all], vec![memory("a", 1), memory("b", 1)], vec![either]]
     {
         let plan = decide_one(&cluster, vec![of_requests("c", Sharing::Mps, requests.clone())]);
-        let Cause::NotSupported { what, .. } = &plan.refusals[0].cause else { panic!("{:?}", plan.refusals) };
+        let Cause::NotSupported { what, .. } = &*plan.refusals[0].cause else {
+            panic!("{:?}", plan.refusals)
+        };
         assert_eq!(*what, NotSupported::MpsOfSeveral);
         assert_eq!(
             what.to_string(),

@@ -82,7 +82,9 @@ impl Snapshot {
         self.device_classes.iter().for_each(|class| note(index.apply_class(class.clone())));
         self.nodes.iter().for_each(|node| note(index.apply_node(node).map(drop)));
         self.resource_claims.iter().for_each(|claim| note(index.apply_claim(&Arc::new(claim.clone()))));
-        self.pods.iter().for_each(|pod| index.apply_pod(pod));
+        for pod in &self.pods {
+            index.apply_pod(pod);
+        }
         Picture { index, unusable }
     }
 

@@ -219,7 +219,7 @@ impl Writer {
                 Ok(Err(kube::Error::Api(status))) if matches!(status.code, 404 | 409) => {
                     return Err(CommitError::Conflict {
                         claim: name(claim),
-                        now: self.read(claim, &api).await,
+                        now: self.read(claim, &api, open).await,
                     });
                 }
                 // Who may write is asked before versions are compared: this says nothing about an earlier sending.
@@ -248,13 +248,22 @@ impl Writer {
         }
     }
 
-    /// The claim as it is now; none if it is another one or gone.
-    async fn read(&self, claim: &ResourceClaim, api: &Api<ResourceClaim>) -> Option<Box<ResourceClaim>> {
+    /// The claim as it is now; none if it is another one or gone. Where a write of ours is `open`, which the conflict may be with, only
+    /// the claim itself or its absence is an answer: a refusal is none, as an API server that has not read its RBAC rules yet refuses
+    /// everything.
+    async fn read(
+        &self,
+        claim: &ResourceClaim,
+        api: &Api<ResourceClaim>,
+        open: bool,
+    ) -> Option<Box<ResourceClaim>> {
         let mut pause = FIRST_PAUSE;
         loop {
             match tokio::time::timeout(REQUEST_TIMEOUT, api.get_opt(&claim.name_any())).await {
                 Ok(Ok(now)) => return now.filter(|now| now.uid() == claim.uid()).map(Box::new),
-                Ok(Err(kube::Error::Api(status))) if status.code < 500 && status.code != 429 => return None,
+                Ok(Err(kube::Error::Api(status))) if !open && status.code < 500 && status.code != 429 => {
+                    return None;
+                }
                 _ => tokio::time::sleep(pause).await,
             }
             pause = (pause * 2).min(LONGEST_PAUSE);

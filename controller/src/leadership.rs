@@ -30,6 +30,9 @@ const LEASE_DURATION: Duration = Duration::from_secs(15);
 const RENEW_DEADLINE: Duration = Duration::from_secs(10);
 const RETRY_PERIOD: Duration = Duration::from_secs(2);
 
+/// How often the lease is renewed by a candidate that waits until it may lead.
+const RENEW_PERIOD_BEFORE_LEADING: Duration = Duration::from_secs(5);
+
 const _: () = assert!(REQUEST_TIMEOUT.as_millis() < LEASE_DURATION.as_millis() - RENEW_DEADLINE.as_millis());
 
 /// Why leadership ended.
@@ -74,6 +77,24 @@ pub fn decide(lease: Option<&LeaseSpec>, identity: &str, unchanged_since: Instan
             let duration = duration.map_or(LEASE_DURATION, Duration::from_secs);
             if now.duration_since(unchanged_since) >= duration { Decision::TakeOver } else { Decision::Wait }
         }
+    }
+}
+
+/// For how long a candidate that has just written the lease waits before it lists and writes.
+///
+/// | decision | who may still write | for how long |
+/// |---|---|---|
+/// | `Acquire` | nobody: the lease was given back after the last write | |
+/// | `TakeOver` | the holder before, requests that it sent before its renew deadline | [`REQUEST_TIMEOUT`] |
+/// | `Renew` | a process of the same name before this one: likewise | [`REQUEST_TIMEOUT`] |
+/// | `Create` | a holder whose lease was deleted and that has not looked since: until its renew deadline, and then likewise | both |
+///
+/// A first start of a cluster does not wait where the Lease is there, without a holder: the chart makes it.
+pub fn wait_before_leading(decision: Decision) -> Duration {
+    match decision {
+        Decision::Acquire | Decision::Wait => Duration::ZERO,
+        Decision::TakeOver | Decision::Renew => REQUEST_TIMEOUT,
+        Decision::Create => RENEW_DEADLINE + REQUEST_TIMEOUT,
     }
 }
 
@@ -137,18 +158,38 @@ impl Candidate {
     pub async fn acquire(&mut self) {
         loop {
             if let Some(decision) = self.attempt_in(REQUEST_TIMEOUT).await.unwrap_or_default() {
-                // A lease of our own name may be that of a process before us whose last requests are still under way.
-                let waits = matches!(decision, Decision::TakeOver | Decision::Renew);
-                if waits {
-                    tokio::time::sleep(REQUEST_TIMEOUT).await;
+                let wait = wait_before_leading(decision);
+                if !wait.is_zero() {
+                    tracing::info!(
+                        ?decision,
+                        ?wait,
+                        "waiting until nothing of a leader before can be under way"
+                    );
                 }
-                // The work begins with a lease that is fresh.
-                if !waits || matches!(self.attempt_in(REQUEST_TIMEOUT).await, Some(Some(_))) {
+                if self.keep_for(wait).await {
                     tracing::info!(identity = self.identity, ?decision, "leading");
                     return;
                 }
             }
             tokio::time::sleep(RETRY_PERIOD).await;
+        }
+    }
+
+    /// Keeps the lease for so long. Gives whether it is still ours then, and renewed at the end: the work begins with a lease that
+    /// is fresh.
+    async fn keep_for(&mut self, wait: Duration) -> bool {
+        let end = Instant::now() + wait;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return wait.is_zero() || matches!(self.attempt_in(REQUEST_TIMEOUT).await, Some(Some(_)));
+            }
+            tokio::time::sleep(left.min(RENEW_PERIOD_BEFORE_LEADING)).await;
+            if left > RENEW_PERIOD_BEFORE_LEADING
+                && matches!(self.attempt_in(REQUEST_TIMEOUT).await, Some(None))
+            {
+                return false;
+            }
         }
     }
 
@@ -199,8 +240,9 @@ impl Candidate {
         let lease = answered(self.leases.get_opt(CONTROLLER_LEASE)).await?;
         let now = Instant::now();
         let unchanged_since = self.observe(lease.as_ref(), now);
-        let spec = lease.as_ref().and_then(|l| l.spec.as_ref());
-        let decision = decide(spec, &self.identity, unchanged_since, now);
+        // One without a spec is there, and nobody has held it.
+        let spec = lease.as_ref().map(|l| l.spec.clone().unwrap_or_default());
+        let decision = decide(spec.as_ref(), &self.identity, unchanged_since, now);
         let written = match (decision, lease) {
             (Decision::Wait, _) => return Ok(None),
             (_, None) => answered(self.leases.create(&PostParams::default(), &self.fresh())).await,

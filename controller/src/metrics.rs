@@ -37,6 +37,8 @@ pub struct Metrics {
     pub latency: Histogram,
     /// Time of one plan, seconds.
     pub plan_time: Histogram,
+    /// Plans that ended before all pods were reached.
+    pub plans_cut: Counter,
     /// Claims that wait, by reason.
     pub pending: Family<ReasonLabel, Gauge>,
     /// Nodes kept free for a pod that has waited long: one or none.
@@ -66,6 +68,7 @@ impl Metrics {
             write_errors: Counter::default(),
             latency: Histogram::new(BUCKETS),
             plan_time: Histogram::new(BUCKETS),
+            plans_cut: Counter::default(),
             pending: Family::default(),
             kept: Gauge::default(),
             overcommitted: Gauge::default(),
@@ -96,6 +99,11 @@ impl Metrics {
             metrics.latency.clone(),
         );
         registry.register_with_unit("plan", "Time of one plan", Unit::Seconds, metrics.plan_time.clone());
+        registry.register(
+            "plans_cut",
+            "Plans that ended before all pods were reached, and were continued by the next",
+            metrics.plans_cut.clone(),
+        );
         registry.register("pending_claims", "Claims that wait, by reason", metrics.pending.clone());
         registry.register(
             "kept_nodes",

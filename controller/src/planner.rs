@@ -14,9 +14,10 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use tessera_allocator::model::{PendingPod, PodClaim, PodUid};
-use tessera_allocator::{Kept, Settings};
+use tessera_allocator::{Cause, Kept, Plan, Settings};
 use tessera_api::names::ClaimUid;
 use tessera_index::Index;
+use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -33,6 +34,9 @@ use crate::watch::{Change, Kind, Object, What};
 /// After a change, so long is waited for more of them: pods, claims and statuses of one cause come within moments.
 const DEBOUNCE: Duration = Duration::from_millis(2);
 
+/// Steps of one plan: about a second of CPU time. What it has decided is written then, and the next plan goes on.
+const STEPS_PER_PLAN: u64 = 2_000_000;
+
 /// How often the running sums are checked.
 const AUDIT: Duration = Duration::from_secs(60);
 
@@ -46,10 +50,14 @@ pub struct Planner {
     writer: Writer,
     metrics: Metrics,
     settings: Settings,
+    /// Where writes are sent: they go on while the planner thinks.
+    executor: Handle,
     /// Kinds that have been listed.
     listed: BTreeSet<Kind>,
-    /// Claims that are being written.
+    /// Claims that are being written. Nothing is decided about them before the write has ended.
     writing: BTreeMap<ClaimUid, Writing>,
+    /// Writes so far.
+    writes: u64,
     outcomes: mpsc::UnboundedSender<Outcome>,
     finished: mpsc::UnboundedReceiver<Outcome>,
     /// Claims gone under their pods that the last audit saw.
@@ -73,8 +81,13 @@ struct Unlisted {
     confirmed: BTreeSet<PodUid>,
 }
 
+/// One write of one claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct WriteId(u64);
+
 /// A write under way.
 struct Writing {
+    id: WriteId,
     /// For which pod, if for one.
     pod: Option<PodUid>,
     since: Instant,
@@ -82,6 +95,7 @@ struct Writing {
 
 /// How a write ended.
 struct Outcome {
+    id: WriteId,
     claim: ClaimUid,
     pod: Option<PodUid>,
     write: Write,
@@ -99,7 +113,11 @@ enum Write {
 }
 
 impl Planner {
-    /// A planner without any knowledge yet. `identity` names it in events.
+    /// A planner without any knowledge yet. `identity` names it in events. Writes and events are sent by the runtime in which it is
+    /// made, wherever it [runs](Self::run).
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime.
     pub fn new(client: Client, identity: &str, settings: Settings, metrics: Metrics) -> Self {
         let (outcomes, finished) = mpsc::unbounded_channel();
         Self {
@@ -110,9 +128,11 @@ impl Planner {
             notices: Notices::start(client.clone(), identity),
             writer: Writer::new(client),
             metrics,
-            settings,
+            settings: Settings { steps_per_plan: settings.steps_per_plan.min(STEPS_PER_PLAN), ..settings },
+            executor: Handle::current(),
             listed: BTreeSet::new(),
             writing: BTreeMap::new(),
+            writes: 0,
             outcomes,
             finished,
             orphans: BTreeSet::new(),
@@ -206,7 +226,7 @@ impl Planner {
                 Ok(())
             }
             What::Applied(Object::Pod(pod)) => {
-                self.index.apply_pod(&pod);
+                is_news = self.index.apply_pod(&pod);
                 Ok(())
             }
             What::Deleted(object) => {
@@ -265,9 +285,14 @@ impl Planner {
             }
             pod.excluded = self.retries.excluded(&pod.uid, now);
         }
+        let mut undecided = 0;
         work.pending.retain(|pod| {
+            if self.retries.is_undecided(&pod.uid, now) {
+                undecided += pending_claims(pod);
+            }
             !self.retries.is_held(&pod.uid, now)
                 && !self.is_contended(pod, now)
+                && !self.has_open_write(pod)
                 && !self.is_long_unlisted(&pod.uid)
         });
         let wall = (self.clock)().as_second();
@@ -276,8 +301,13 @@ impl Planner {
         for decision in &plan.decisions {
             self.carry_out(decision, cause, now);
         }
+        if !plan.unreached.is_empty() {
+            self.metrics.plans_cut.inc();
+            self.wake_at(Some(now));
+        }
         self.note_kept(plan.kept.as_ref());
-        self.tell_refused(&plan, &work.blocked, now);
+        self.tell_refused(&plan, &work.blocked, undecided, now);
+        self.hold_undecided(&plan, now);
         self.take_back(&plan.refusals, &taken_back, now);
         let waiting = self.index.unbound_pods();
         self.retries.retain(now, |pod| waiting.contains(pod));
@@ -293,6 +323,23 @@ impl Planner {
         let is_bound = |pod: &&PodUid| self.index.node_of(pod).is_some();
         let bound: Vec<PodUid> = self.retries.pods().filter(is_bound).cloned().collect();
         self.retries.bound(bound.into_iter(), now);
+    }
+
+    /// Has pods wait that could not be decided on with all the steps that a pod gets.
+    fn hold_undecided(&mut self, plan: &Plan, now: Instant) {
+        let undecided = plan.refusals.iter().filter(|refusal| matches!(*refusal.cause, Cause::NotDecided));
+        let pods: BTreeSet<&PodUid> = undecided.map(|refusal| &refusal.pod).collect();
+        for pod in pods {
+            self.retries.not_decided(pod, now);
+        }
+    }
+
+    /// Whether a write of one of the claims to be decided has not ended: a release that was carried out and not answered, above all.
+    fn has_open_write(&self, pod: &PendingPod) -> bool {
+        pod.claims.iter().any(|claim| match claim {
+            PodClaim::Pending(claim) => self.writing.contains_key(&claim.uid),
+            PodClaim::Allocated { .. } => false,
+        })
     }
 
     /// Whether one of the claims that would be written is not to be written yet.
@@ -328,8 +375,13 @@ impl Planner {
 
     /// Takes in how a write ended. Gives the moment to answer to, if planning may have something to do now.
     fn conclude(&mut self, outcome: Outcome) -> Option<Instant> {
-        let Outcome { claim, pod, write, result, cause } = outcome;
+        let Outcome { id, claim, pod, write, result, cause } = outcome;
         let now = Instant::now();
+        if self.writing.get(&claim).is_none_or(|writing| writing.id != id) {
+            // It ends no write but its own.
+            tracing::error!(%claim, ?write, "a write that is not under way has ended");
+            return None;
+        }
         self.writing.remove(&claim);
         let fresh = match result {
             Ok(written) => {
@@ -425,6 +477,12 @@ impl Planner {
         }
         true
     }
+}
+
+/// How many claims of the pod are to be allocated.
+fn pending_claims(pod: &PendingPod) -> i64 {
+    let claims = pod.claims.iter().filter(|claim| matches!(claim, PodClaim::Pending(_)));
+    i64::try_from(claims.count()).unwrap_or(i64::MAX)
 }
 
 /// So many seconds later, a second at least; none where that is beyond what a clock shows.

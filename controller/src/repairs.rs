@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tessera_allocator::model::PodUid;
 use tessera_api::names::{ClaimUid, NodeName};
-use tessera_index::Misplaced;
+use tessera_index::{Misplaced, Remedy};
 use tokio::time::Instant;
 
 /// Pods and claims come over different watches, so what is seen may be a moment between two events. It is also the time that a
@@ -14,6 +14,10 @@ const SETTLED: Duration = Duration::from_secs(2);
 
 /// A write that does not help is not repeated faster than this in the end.
 const LONGEST: Duration = Duration::from_secs(300);
+
+/// A plan that finds no room on the pod's node is not repeated faster than this in the end. It costs the planner little, and users
+/// wait for room that they have just made.
+const LONGEST_PLAN: Duration = Duration::from_secs(30);
 
 /// What is known of the claims that are not where their pods are.
 #[derive(Debug, Default)]
@@ -29,9 +33,17 @@ struct Suspect {
     confirmed: bool,
 }
 
+/// When a claim may be acted upon.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Due {
+    pub(crate) at: Instant,
+    /// It has been elsewhere for longer than a moment.
+    pub(crate) is_confirmed: bool,
+}
+
 impl Repairs {
-    /// When the claim may be acted upon.
-    pub(crate) fn due(&mut self, misplaced: &Misplaced, now: Instant) -> Instant {
+    /// When the claim may be acted upon, and whether it has been elsewhere for longer than a moment.
+    pub(crate) fn due(&mut self, misplaced: &Misplaced, now: Instant) -> Due {
         let fresh = || Suspect {
             allocated: misplaced.allocated.clone(),
             not_before: now + SETTLED,
@@ -43,7 +55,7 @@ impl Repairs {
             *suspect = fresh();
         }
         suspect.confirmed |= now >= suspect.not_before;
-        suspect.not_before
+        Due { at: suspect.not_before, is_confirmed: suspect.confirmed }
     }
 
     /// Whether the claim has been elsewhere for longer than a moment.
@@ -51,11 +63,12 @@ impl Repairs {
         self.suspects.iter().any(|((_, known), suspect)| known == claim && suspect.confirmed)
     }
 
-    /// A write was started for it.
+    /// A write was started for it, or a plan was made.
     pub(crate) fn tried(&mut self, misplaced: &Misplaced, now: Instant) {
+        let longest = if misplaced.remedy == Remedy::Plan { LONGEST_PLAN } else { LONGEST };
         if let Some(suspect) = self.suspects.get_mut(&key(misplaced)) {
             suspect.attempts += 1;
-            suspect.not_before = now + SETTLED.saturating_mul(1 << suspect.attempts.min(10)).min(LONGEST);
+            suspect.not_before = now + SETTLED.saturating_mul(1 << suspect.attempts.min(10)).min(longest);
         }
     }
 

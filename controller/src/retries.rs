@@ -46,6 +46,9 @@ const AFTER_RELEASE: Duration = Duration::from_secs(2);
 const AFTER_WRITE_ERROR: Duration = Duration::from_secs(1);
 const LONGEST_AFTER_WRITE_ERROR: Duration = Duration::from_secs(10);
 
+/// After a search that had to be ended; doubled for each in a row.
+const AFTER_UNDECIDED: Duration = Duration::from_secs(1);
+
 /// What the scheduler writes about a pod whose claims are not allocated (dynamicresources plugin): old news once they are.
 const NOT_ALLOCATED: &str = "cannot allocate all claims";
 
@@ -76,6 +79,8 @@ struct Attempts {
     /// How often a decision in a row could not be written. Says nothing about nodes, nor about how long the scheduler may take: one
     /// count for both had pods wait for minutes, without a word, once an API server had been away for seconds.
     write_errors: u32,
+    /// How often in a row the search for devices had to be ended.
+    undecided: u32,
     excluded: BTreeMap<NodeName, Instant>,
     held_until: Option<Instant>,
     placed: Option<Placed>,
@@ -161,6 +166,7 @@ impl Retries {
     /// A decision was made for the pod; `message` is what the scheduler says about it at this moment.
     pub fn placed(&mut self, pod: &PodUid, node: NodeName, message: Option<String>, now: Instant) {
         let attempts = self.pods.entry(pod.clone()).or_default();
+        attempts.undecided = 0;
         attempts.placed = Some(Placed {
             node: Some(node),
             decided: true,
@@ -195,6 +201,19 @@ impl Retries {
         let pause = grown(AFTER_WRITE_ERROR, attempts.write_errors).min(longest);
         attempts.held_until = Some(now + pause);
         attempts.write_errors += 1;
+    }
+
+    /// The search for devices for the pod took more steps than a pod gets. It goes on where it was, each time after a longer pause:
+    /// such a pod costs the planner as much as thousands of others.
+    pub fn not_decided(&mut self, pod: &PodUid, now: Instant) {
+        let attempts = self.pods.entry(pod.clone()).or_default();
+        attempts.held_until = Some(now + grown(AFTER_UNDECIDED, attempts.undecided));
+        attempts.undecided += 1;
+    }
+
+    /// Whether a pod is not to be planned yet because it could not be decided on.
+    pub fn is_undecided(&self, pod: &PodUid, now: Instant) -> bool {
+        self.is_held(pod, now) && self.pods.get(pod).is_some_and(|attempts| attempts.undecided > 0)
     }
 
     /// kube-scheduler has nominated a node for a pod. Where it was placed there, that is kept in mind: a failed attempt while the

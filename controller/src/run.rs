@@ -1,5 +1,7 @@
 //! Wiring.
 
+use std::path::PathBuf;
+
 use anyhow::Context;
 use kube::Client;
 use prometheus_client::registry::Registry;
@@ -11,7 +13,8 @@ use tessera_daemon::signals::stop_on_signal;
 use tokio_util::sync::CancellationToken;
 
 use crate::args::Args;
-use crate::leadership::{Candidate, Tenure};
+use crate::lead::{Connect, Leadership, lead};
+use crate::leadership::Tenure;
 use crate::metrics::Metrics;
 use crate::planner::Planner;
 use crate::{server, watch};
@@ -34,9 +37,12 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
             }
         }
     });
-    let lease = leader_elect.then_some(namespace.as_str());
     let settings = Settings { patience: (patience > 0).then_some(patience), ..Settings::default() };
-    let worked = work(client, lease, identity, settings, metrics, stop.clone()).await;
+    let leadership = leader_elect
+        .then(|| Leadership::start(connect(kubeconfig), namespace, identity.clone(), stop.clone()))
+        .transpose()
+        .context("cannot start the thread that renews the Lease")?;
+    let worked = work(client, leadership, &identity, settings, metrics, stop.clone()).await;
     stop.cancel();
     // If leadership was lost, at once: tasks that write live as long as the process, and a scraper that reads slowly must not
     // prolong it.
@@ -44,50 +50,31 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     serving.await.context("the metrics server panicked")?.context("cannot serve metrics")
 }
 
-/// Leads, where there is a namespace for its Lease, and plans until `stop` or until leadership is lost.
+fn connect(kubeconfig: Option<PathBuf>) -> Connect {
+    Box::new(move || Box::pin(async move { Ok(client(kubeconfig.as_deref()).await?) }))
+}
+
+/// Waits for leadership, where there is one to wait for, and plans until `stop` or until it is lost.
 async fn work(
     client: Client,
-    lease: Option<&str>,
-    identity: String,
+    mut leadership: Option<Leadership>,
+    identity: &str,
     settings: Settings,
     metrics: Metrics,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
-    let mut candidate = lease.map(|namespace| Candidate::new(client.clone(), namespace, identity.clone()));
-    if let Some(candidate) = &mut candidate {
-        tokio::select! {
-            () = candidate.acquire() => {}
-            () = stop.cancelled() => return Ok(()),
-        }
-    }
+    let tenure = match &mut leadership {
+        None => Tenure::endless(),
+        Some(leadership) => match leadership.acquired().await? {
+            Some(tenure) => tenure,
+            None => return Ok(()),
+        },
+    };
     metrics.leading.set(1.0);
     // Only now: what a standby had seen could be older than the last writes of the leader before it.
     let changes = watch::start(&client);
-    let tenure = candidate.as_ref().map_or_else(Tenure::endless, Candidate::tenure);
-    let planner = Planner::new(client, &identity, settings, metrics).during(tenure);
-    let planner = planner.run(changes, stop.clone());
-    match &mut candidate {
-        None => {
-            planner.await;
-        }
-        Some(candidate) => {
-            let planned = CancellationToken::new();
-            let holding = candidate.hold(planned.clone());
-            tokio::pin!(planner, holding);
-            let ended = tokio::select! {
-                // No waiting for writes under way: they end by their own time-out before the lease can pass on.
-                lost = &mut holding => return lost.context("leadership lost"),
-                ended = &mut planner => ended,
-            };
-            if !ended {
-                tracing::warn!("a write is still without an answer; the Lease is left to run out");
-                return Ok(());
-            }
-            planned.cancel();
-            holding.await.context("leadership lost")?;
-        }
-    }
-    Ok(())
+    let planner = Planner::new(client, identity, settings, metrics).during(tenure);
+    lead(leadership, planner, changes, stop).await
 }
 
 fn default_identity() -> String {

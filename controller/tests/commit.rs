@@ -250,8 +250,43 @@ async fn a_refusal_after_a_lost_answer_does_not_mean_that_nothing_was_written() 
 }
 
 #[tokio::test(start_paused = true)]
+async fn refused_read_after_a_lost_answer_is_repeated() {
+    let api = StandIn::new();
+    let claim = stored(&api);
+    let mut lost = false;
+    api.fault(move |store, request| {
+        if !request.path.ends_with("/status") || std::mem::replace(&mut lost, true) {
+            return None;
+        }
+        let mut object = store.get("resourceclaims", "default", "c").unwrap().clone();
+        object["status"] = request.body["status"].clone();
+        store.put("resourceclaims", object);
+        Some(failure(504, "Timeout"))
+    });
+    // As of an API server that has just started and has not read its RBAC rules yet.
+    api.refuse_reads(&[403, 401, 403]);
+    let written = Writer::new(api.client()).allocate(&claim, &allocation()).await.unwrap();
+    assert!(written.status.unwrap().allocation.is_some(), "the write that got no answer stands");
+}
+
+#[tokio::test(start_paused = true)]
+async fn refused_read_after_a_conflict_with_others_ends_the_write() {
+    let api = StandIn::new();
+    let claim = stored(&api);
+    api.put("resourceclaims", api.get("resourceclaims", "default", "c").unwrap());
+    api.refuse_reads(&[403]);
+    let error = Writer::new(api.client()).allocate(&claim, &allocation()).await.unwrap_err();
+    assert!(
+        matches!(error, CommitError::Conflict { now: None, .. }),
+        "nothing of ours can have been written: {error}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
 async fn nothing_is_sent_after_the_tenure() {
     let api = StandIn::new();
+    let metadata = json!({"name": "tessera-controller", "namespace": "tessera-system"});
+    api.put("leases", json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata}));
     let mut leader = Candidate::new(api.client(), "tessera-system", "a".to_owned());
     leader.acquire().await;
     let writer = Writer::new(api.client()).during(leader.tenure());

@@ -6,11 +6,25 @@ mod stand_in;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use serde_json::json;
 use stand_in::{StandIn, failure};
 use tessera_controller::leadership::{Candidate, LeadershipError};
 use tessera_controller::watch::{Kind, What};
 use tokio::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
+
+/// An API server with the Lease as the chart makes it: nobody has held it.
+fn installed() -> StandIn {
+    let api = StandIn::new();
+    api.put(
+        "leases",
+        json!({
+            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+            "metadata": {"name": "tessera-controller", "namespace": "tessera-system"},
+        }),
+    );
+    api
+}
 
 fn candidate(api: &StandIn, identity: &str) -> Candidate {
     Candidate::new(api.client(), "tessera-system", identity.to_owned())
@@ -23,7 +37,7 @@ fn holder(api: &StandIn) -> String {
 
 #[tokio::test(start_paused = true)]
 async fn the_first_candidate_leads_at_once_and_the_second_waits() {
-    let api = StandIn::new();
+    let api = installed();
     let start = Instant::now();
     candidate(&api, "a").acquire().await;
     assert!(start.elapsed() < Duration::from_secs(1));
@@ -35,7 +49,7 @@ async fn the_first_candidate_leads_at_once_and_the_second_waits() {
 
 #[tokio::test(start_paused = true)]
 async fn a_dead_leader_is_followed_after_the_lease_and_its_last_requests() {
-    let api = StandIn::new();
+    let api = installed();
     candidate(&api, "dead").acquire().await;
     let start = Instant::now();
     candidate(&api, "b").acquire().await;
@@ -46,7 +60,7 @@ async fn a_dead_leader_is_followed_after_the_lease_and_its_last_requests() {
 
 #[tokio::test(start_paused = true)]
 async fn a_lease_given_back_is_taken_at_once() {
-    let api = StandIn::new();
+    let api = installed();
     let mut first = candidate(&api, "a");
     first.acquire().await;
     let stop = CancellationToken::new();
@@ -60,7 +74,7 @@ async fn a_lease_given_back_is_taken_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn a_leader_that_cannot_renew_stops_before_its_lease_can_pass_on() {
-    let api = StandIn::new();
+    let api = installed();
     let mut leader = candidate(&api, "a");
     leader.acquire().await;
     let broken = Arc::new(AtomicBool::new(true));
@@ -74,7 +88,7 @@ async fn a_leader_that_cannot_renew_stops_before_its_lease_can_pass_on() {
 
 #[tokio::test(start_paused = true)]
 async fn a_leader_that_finds_another_holder_stops() {
-    let api = StandIn::new();
+    let api = installed();
     let mut leader = candidate(&api, "a");
     leader.acquire().await;
     let mut lease = api.get("leases", "tessera-system", "tessera-controller").unwrap();
@@ -86,7 +100,7 @@ async fn a_leader_that_finds_another_holder_stops() {
 
 #[tokio::test(start_paused = true)]
 async fn of_two_candidates_that_see_a_dead_leader_one_wins() {
-    let api = StandIn::new();
+    let api = installed();
     candidate(&api, "dead").acquire().await;
     let (mut b, mut c) = (candidate(&api, "b"), candidate(&api, "c"));
     let first = tokio::select! {
@@ -98,7 +112,7 @@ async fn of_two_candidates_that_see_a_dead_leader_one_wins() {
 
 #[tokio::test(start_paused = true)]
 async fn a_renewal_that_is_answered_late_counts_from_when_it_was_sent() {
-    let api = StandIn::new();
+    let api = installed();
     let mut leader = candidate(&api, "a");
     leader.acquire().await;
     let tenure = leader.tenure();
@@ -123,7 +137,7 @@ async fn a_renewal_that_is_answered_late_counts_from_when_it_was_sent() {
 
 #[tokio::test(start_paused = true)]
 async fn a_renewal_that_is_never_answered_is_sent_again_in_time() {
-    let api = StandIn::new();
+    let api = installed();
     let mut leader = candidate(&api, "a");
     leader.acquire().await;
     let before = api.writes().len();
@@ -145,7 +159,7 @@ async fn a_renewal_that_is_never_answered_is_sent_again_in_time() {
 
 #[tokio::test(start_paused = true)]
 async fn a_lease_is_given_back_although_a_renewal_that_was_served_got_no_answer() {
-    let api = StandIn::new();
+    let api = installed();
     let mut leader = candidate(&api, "a");
     leader.acquire().await;
     api.answer_late(Duration::from_secs(3600));
@@ -163,7 +177,7 @@ async fn a_lease_is_given_back_although_a_renewal_that_was_served_got_no_answer(
 
 #[tokio::test(start_paused = true)]
 async fn the_time_waited_after_taking_over_does_not_lengthen_the_tenure() {
-    let api = StandIn::new();
+    let api = installed();
     candidate(&api, "dead").acquire().await;
     let mut leader = candidate(&api, "a");
     leader.acquire().await;
@@ -180,7 +194,7 @@ async fn the_time_waited_after_taking_over_does_not_lengthen_the_tenure() {
 
 #[tokio::test(start_paused = true)]
 async fn a_candidate_that_gets_no_answer_tries_again() {
-    let api = StandIn::new();
+    let api = installed();
     api.answer_late(Duration::from_secs(3600));
     let mut leader = candidate(&api, "a");
     let hung = tokio::time::timeout(Duration::from_secs(30), leader.acquire()).await;
@@ -188,6 +202,35 @@ async fn a_candidate_that_gets_no_answer_tries_again() {
     assert!(api.writes().len() > 2, "{:?}", api.writes());
     api.answer_late(Duration::ZERO);
     tokio::time::timeout(Duration::from_secs(30), leader.acquire()).await.unwrap();
+}
+
+/// Deletes the Lease under a leader that does not look: its renewals are swallowed.
+#[tokio::test(start_paused = true)]
+async fn no_candidate_leads_beside_a_leader_whose_lease_was_deleted() {
+    let api = installed();
+    let mut leader = candidate(&api, "a");
+    leader.acquire().await;
+    let tenure = leader.tenure();
+    api.delete("leases", "tessera-system", "tessera-controller");
+    let start = Instant::now();
+    candidate(&api, "b").acquire().await;
+    assert!(tenure.is_over(), "the leader before may still send, {:?} after the deletion", start.elapsed());
+    // The last request that it sent has ended, too.
+    assert!(start.elapsed() >= Duration::from_secs(10 + 4), "{:?}", start.elapsed());
+    assert_eq!(holder(&api), "b");
+}
+
+#[tokio::test(start_paused = true)]
+async fn candidate_that_waits_to_lead_keeps_its_lease() {
+    let api = StandIn::new();
+    let (mut b, mut c) = (candidate(&api, "b"), candidate(&api, "c"));
+    let first = tokio::select! {
+        () = b.acquire() => "b",
+        () = c.acquire() => "c",
+    };
+    assert_eq!(holder(&api), first);
+    let lease = api.get("leases", "tessera-system", "tessera-controller").unwrap();
+    assert_eq!(lease["spec"]["leaseTransitions"], 0, "nobody has taken it over while the first waited");
 }
 
 #[tokio::test]

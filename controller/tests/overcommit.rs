@@ -4,6 +4,9 @@
 
 mod stand_in;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use serde_json::{Value, json};
 use stand_in::StandIn;
 use stand_in::controller::{Controller, add_node, allocation, claim_writes, cluster, event, place};
@@ -113,5 +116,62 @@ async fn a_release_that_is_refused_is_not_sent_over_and_over() {
     seconds(20).await;
     let errors = controller.metrics.write_errors.get();
     assert!((5..=15).contains(&errors), "{errors}");
+    controller.stop().await;
+}
+
+/// Whether the request releases the claim.
+fn is_release(request: &stand_in::Request, claim: &str) -> bool {
+    request.path.ends_with(&format!("resourceclaims/{claim}/status"))
+        && request.body.pointer("/status/allocation") == Some(&Value::Null)
+}
+
+/// Whether the request allocates the claim.
+fn is_allocation(request: &stand_in::Request, claim: &str) -> bool {
+    request.path.ends_with(&format!("resourceclaims/{claim}/status")) && !is_release(request, claim)
+}
+
+/// A release of `a` is carried out, and its answer lost.
+const RELEASES_UNANSWERED: usize = 1;
+/// It is answered, and allocations of `a` are not, nor are they carried out.
+const ALLOCATIONS_UNANSWERED: usize = 2;
+/// Everything is answered.
+const ALL_ANSWERED: usize = 3;
+
+#[tokio::test(start_paused = true)]
+async fn device_of_an_unanswered_release_is_allocated_once() {
+    let api = cluster(1);
+    let phase = Arc::new(AtomicUsize::new(0));
+    let now = Arc::clone(&phase);
+    api.fault(move |store, request| {
+        let phase = now.load(Ordering::Relaxed);
+        if is_release(request, "a") && phase == RELEASES_UNANSWERED {
+            let mut released = store.get("resourceclaims", "default", "a").unwrap().clone();
+            if released.as_object_mut().unwrap().remove("status").is_some() {
+                store.put("resourceclaims", released);
+            }
+            return Some(stand_in::failure(504, "Timeout"));
+        }
+        let is_lost = is_allocation(request, "a") && (1..ALL_ANSWERED).contains(&phase);
+        is_lost.then(|| stand_in::failure(504, "Timeout"))
+    });
+    let controller = Controller::start(&api);
+    api.put("resourceclaims", claim("a", "50Gi"));
+    api.put("pods", pod("a", &["a"]));
+    api.until("an allocation", |api| allocation(api, "a")).await;
+    phase.store(RELEASES_UNANSWERED, Ordering::Relaxed);
+    api.delete("pods", "default", "a");
+    api.until("the release", |api| allocation(api, "a").is_none().then_some(())).await;
+    // The next pod for the claim, while nobody has told whether the release stands.
+    api.put("pods", pod("next", &["a"]));
+    seconds(10).await;
+    phase.store(ALLOCATIONS_UNANSWERED, Ordering::Relaxed);
+    seconds(10).await;
+    api.put("resourceclaims", claim("b", "50Gi"));
+    api.put("pods", pod("b", &["b"]));
+    seconds(10).await;
+    phase.store(ALL_ANSWERED, Ordering::Relaxed);
+    api.until("an allocation", |api| allocation(api, "a")).await;
+    seconds(10).await;
+    assert_eq!(allocation(&api, "b"), None, "the GPU has 80Gi, of which `a` holds 50Gi");
     controller.stop().await;
 }

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use stand_in::StandIn;
 use stand_in::controller::{Controller, add_node, allocation, cluster, event, place, reserve_and_bind};
 use stand_in::objects::{bound, claim, class, node, pod, slice, unschedulable};
+use tessera_allocator::Settings;
 use tessera_controller::metrics::ReasonLabel;
 use tokio::time::{Duration, Instant};
 
@@ -592,5 +593,53 @@ async fn a_pod_that_lacks_something_else_does_not_take_a_shared_claim_from_one_t
     // The younger one cannot run there: its failure counts.
     api.put("pods", unschedulable(pod("b", &["shared"]), "0/1 nodes are available: 1 Insufficient cpu."));
     api.until("its end", |api| allocation(api, "shared").is_none().then_some(())).await;
+    controller.stop().await;
+}
+
+/// A claim whose selector goes over tens of thousands of numbers, and its pod, in a namespace of their own.
+fn put_expensive(api: &StandIn, number: usize) {
+    let name = format!("expensive-{number:02}");
+    let expression =
+        format!("lists.range(40000).all(i, i >= -{number}) && device.driver == 'gpu.tessera.dev'");
+    let mut asking = claim(&name, "90Gi");
+    asking["metadata"]["namespace"] = "tenant".into();
+    asking["spec"]["devices"]["requests"][0]["exactly"]["selectors"] =
+        json!([{"cel": {"expression": expression}}]);
+    let mut waiting = pod(&name, &[&name]);
+    waiting["metadata"]["namespace"] = "tenant".into();
+    api.put("resourceclaims", asking);
+    api.put("pods", waiting);
+}
+
+#[tokio::test(start_paused = true)]
+async fn neighbor_is_allocated_while_expensive_pods_wait() {
+    const EXPENSIVE: usize = 20;
+    let api = cluster(1);
+    (0..EXPENSIVE).for_each(|number| put_expensive(&api, number));
+    let mut neighbor = pod("neighbor", &["c"]);
+    neighbor["metadata"]["creationTimestamp"] = "1970-01-01T00:00:01Z".into();
+    api.put("resourceclaims", claim("c", "19Gi"));
+    api.put("pods", neighbor);
+    let settings = Settings { steps_per_pod: 20_000, steps_per_plan: 20_000, ..Settings::default() };
+    let controller = Controller::start_with(&api, settings);
+    api.until("an allocation", |api| allocation(api, "c")).await;
+    let cut = controller.metrics.plans_cut.get();
+    assert!((1..5).contains(&cut), "{cut} plans ended before it");
+    // What was found out about selectors is known in later plans.
+    let told = |api: &StandIn| api.list("events").iter().filter(|e| e["reason"] == "NoDevices").count();
+    api.until("events on all of them", |api| (told(api) == EXPENSIVE).then_some(())).await;
+    controller.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn pod_that_is_not_decided_counts_as_pending_between_plans() {
+    let api = cluster(2);
+    let controller = Controller::start_with(&api, Settings { steps_per_pod: 1, ..Settings::default() });
+    api.put("resourceclaims", claim("c", "19Gi"));
+    api.put("pods", pod("p", &["c"]));
+    api.until("an event", |api| event(api, "p", "NotDecided")).await;
+    let waiting = ReasonLabel { reason: "NotDecided" };
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    assert_eq!(controller.metrics.pending.get_or_create(&waiting).get(), 1);
     controller.stop().await;
 }

@@ -218,3 +218,29 @@ async fn a_claim_deleted_under_its_pod_is_told() {
     assert_eq!(controller.metrics.orphaned.get(), 0);
     controller.stop().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn bound_pod_without_room_is_misplaced_until_room_is_made() {
+    let api = cluster(1);
+    api.put(
+        "resourceclaims",
+        reserved(allocated(claim("held", "70Gi"), given("node-a", "gpu-0", "70Gi")), &["holder"]),
+    );
+    api.put("pods", bound(pod("holder", &["held"]), "node-a"));
+    api.put("resourceclaims", claim("c", "19Gi"));
+    api.put("pods", assigned(pod("p", &["c"]), "node-a"));
+    let controller = Controller::start(&api);
+    seconds(200).await;
+    let note = event(&api, "p", "ClaimElsewhere").unwrap();
+    assert!(note.contains("make room on the node") && note.contains("1 device on 1 node"), "{note}");
+    for _ in 0..40 {
+        seconds(1).await;
+        assert_eq!(controller.metrics.misplaced.get(), 1, "also while it is not tried again");
+    }
+    api.delete("pods", "default", "holder");
+    api.delete("resourceclaims", "default", "held");
+    let freed = Instant::now();
+    api.until("an allocation", |api| allocation(api, "c")).await;
+    assert!(freed.elapsed() <= Duration::from_secs(31), "{:?}", freed.elapsed());
+    controller.stop().await;
+}

@@ -1,13 +1,15 @@
 //! Claims and what they take.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim, ResourceClaimConsumerReference};
 use tessera_allocator::model::{Claim, DeviceId, DeviceResult, NodeSelector, PodUid, Usage};
-use tessera_api::names::{DRIVER_NAME, NodeName};
+use tessera_api::names::{ClaimUid, DRIVER_NAME, NodeName};
 
 use crate::convert::{self, AllocatedClaim, ConvertError};
+use crate::scope::Scope;
 
 /// The running sums.
 #[derive(Debug, Default)]
@@ -17,6 +19,29 @@ pub(crate) struct Books {
     pub(crate) touched: BTreeSet<DeviceId>,
     /// The same, for the planner to be told.
     pub(crate) unplanned: BTreeSet<DeviceId>,
+    /// The claims that hold each device.
+    pub(crate) holders: Holders,
+}
+
+/// The claims that hold each device; no entry for a device that no claim holds.
+pub(crate) type Holders = BTreeMap<DeviceId, BTreeSet<ClaimUid>>;
+
+/// Adds a claim to the holders of its devices.
+pub(crate) fn hold(holders: &mut Holders, claim: &ClaimUid, devices: &[DeviceResult]) {
+    for result in devices {
+        holders.entry(result.device.clone()).or_default().insert(claim.clone());
+    }
+}
+
+/// Removes a claim from the holders of these devices.
+fn let_go(holders: &mut Holders, claim: &ClaimUid, devices: &[DeviceResult]) {
+    for result in devices {
+        let Some(claims) = holders.get_mut(&result.device) else { continue };
+        claims.remove(claim);
+        if claims.is_empty() {
+            holders.remove(&result.device);
+        }
+    }
 }
 
 /// One claim, by UID. It stays after the object is gone for as long as a bound pod refers to it.
@@ -36,6 +61,8 @@ pub(crate) struct ClaimEntry {
     pub(crate) users: BTreeMap<PodUid, NodeName>,
     /// What is booked for it in the usage.
     booked: Vec<DeviceResult>,
+    /// Its scope, and the version of the classes for which it was determined.
+    pub(crate) scope: Cell<Option<(u64, Scope)>>,
     /// The object as it was before its allocation changed under the bound pods that use it.
     lost: Option<(AllocatedClaim, Arc<ResourceClaim>)>,
 }
@@ -44,12 +71,13 @@ impl ClaimEntry {
     pub(crate) fn new(object: &Arc<ResourceClaim>) -> Result<Self, ConvertError> {
         Ok(Self {
             object: None,
-            claim: Arc::new(without_admin_access(convert::claim(object)?)),
+            claim: Arc::new(within_limits(without_admin_access(convert::claim(object)?))),
             version: 0,
             observed: None,
             assumed: None,
             users: BTreeMap::new(),
             booked: Vec::new(),
+            scope: Cell::new(None),
             lost: None,
         })
     }
@@ -151,6 +179,8 @@ impl ClaimEntry {
             books.unplanned.extend(self.booked.iter().chain(&due).map(|r| r.device.clone()));
             books.usage.remove(&self.booked);
             books.usage.add(&due);
+            let_go(&mut books.holders, &self.claim.uid, &self.booked);
+            hold(&mut books.holders, &self.claim.uid, &due);
             self.booked = due;
         }
     }
@@ -166,6 +196,23 @@ fn without_admin_access(mut claim: Claim) -> Claim {
     let alternatives = claim.requests.iter_mut().flat_map(|request| &mut request.alternatives);
     for alternative in alternatives.filter(|a| a.admin == Some(true)) {
         alternative.unsupported = Some("adminAccess");
+    }
+    claim
+}
+
+/// The most bytes of selectors that a claim may have. The API server takes 32 requests of 32 selectors of 10 KiB, and compiling
+/// 10 KiB takes 25 ms of the one thread that plans for everybody.
+const MAX_SELECTOR_BYTES: usize = 64 << 10;
+
+/// Refuses a claim with too many bytes of selectors, and drops them: they are never compiled.
+fn within_limits(mut claim: Claim) -> Claim {
+    let alternatives = || claim.requests.iter().flat_map(|request| &request.alternatives);
+    let bytes = alternatives().flat_map(|a| &a.selectors).map(|s| s.expression.len()).sum::<usize>();
+    if bytes > MAX_SELECTOR_BYTES {
+        for alternative in claim.requests.iter_mut().flat_map(|request| &mut request.alternatives) {
+            alternative.selectors.clear();
+            alternative.unsupported = Some("a claim with more than 64 KiB of selectors");
+        }
     }
     claim
 }

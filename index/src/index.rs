@@ -7,7 +7,9 @@ use k8s_openapi::api::core::v1::{Node as ApiNode, Pod};
 use k8s_openapi::api::resource::v1::{
     DeviceClass as ApiClass, DeviceTaintRule, ResourceClaim, ResourceSlice,
 };
-use tessera_allocator::model::{Device, DeviceClass, DeviceId, Node, PendingPod, PodUid, Slice, Snapshot};
+use tessera_allocator::model::{
+    Device, DeviceClass, DeviceId, Node, PendingPod, PodUid, PoolId, Slice, Snapshot,
+};
 use tessera_allocator::{Allotment, Plan, Planner, Settings};
 use tessera_api::names::{ClaimName, ClaimUid, DRIVER_NAME, DeviceClassName, Namespace, NodeName, PodName};
 use tessera_api::quantity::Quantity;
@@ -30,9 +32,13 @@ pub struct Index {
     published: BTreeMap<String, Arc<Slice>>,
     /// The same with the taints of rules.
     pub(crate) slices: BTreeMap<String, Arc<Slice>>,
+    /// The names of the slices of each pool.
+    pub(crate) slices_of: BTreeMap<PoolId, BTreeSet<String>>,
     rules: BTreeMap<String, TaintRule>,
     topologies: Topologies,
     pub(crate) classes: BTreeMap<DeviceClassName, (Arc<DeviceClass>, Arc<ApiClass>)>,
+    /// How often a class was changed: what was determined for another number may not hold any more.
+    classes_version: u64,
     pub(crate) claims: BTreeMap<ClaimUid, ClaimEntry>,
     pub(crate) claim_names: BTreeMap<ClaimKey, ClaimUid>,
     pub(crate) pods: BTreeMap<PodUid, PodEntry>,
@@ -44,9 +50,13 @@ pub struct Index {
     pub(crate) stranded: BTreeSet<PodUid>,
     /// Claims that were allocated and are not any more, since they were last asked for.
     deallocated: BTreeSet<ClaimUid>,
+    /// Claims that have changed, or whose pods have, since [`check_claims`](Self::check_claims).
+    pub(crate) unchecked: BTreeSet<ClaimUid>,
+    /// As of then: claims that hold devices and that no pod needs.
+    pub(crate) abandoned: BTreeSet<ClaimUid>,
     pub(crate) books: Books,
-    /// Devices of which more is taken than there is, as of the last look.
-    pub(crate) exceeded: BTreeSet<DeviceId>,
+    /// Devices of which more is allocated than there is, as of the last check, each with the claims to take back.
+    pub(crate) exceeded: BTreeMap<DeviceId, Vec<ClaimUid>>,
     planner: Planner,
     unplanned: Unplanned,
 }
@@ -89,21 +99,18 @@ impl Index {
         match convert::slice(object, Fence::Managed) {
             Ok(slice) => {
                 let slice = Arc::new(slice);
-                self.slices.insert(name.clone(), taints::tainted(&slice, self.rules.values()));
-                if let Some(old) = self.published.insert(name.clone(), Arc::clone(&slice))
-                    && old.pool != slice.pool
-                {
-                    self.topologies.remove(&old);
+                if self.published.get(&name).is_some_and(|old| old.pool != slice.pool) {
+                    self.withdraw(&name);
                 }
+                self.slices.insert(name.clone(), taints::tainted(&slice, self.rules.values()));
+                self.slices_of.entry(slice.pool.clone()).or_default().insert(name.clone());
+                self.published.insert(name.clone(), Arc::clone(&slice));
                 self.touch_slice(&name);
                 let topology = self.topologies.apply(&slice, object);
                 topology.map_err(|source| ConvertError::Topology { name, source: Arc::new(source) })
             }
             Err(error) => {
-                if let Some(old) = self.published.remove(&name) {
-                    self.topologies.remove(&old);
-                }
-                self.slices.remove(&name);
+                self.withdraw(&name);
                 Err(error)
             }
         }
@@ -141,10 +148,20 @@ impl Index {
         if let Some(name) = &object.metadata.name {
             self.touch_slice(name);
             self.unplanned.slices.insert(name.clone());
-            if let Some(old) = self.published.remove(name) {
-                self.topologies.remove(&old);
+            self.withdraw(name);
+        }
+    }
+
+    /// Removes a slice from everything that is kept of slices.
+    fn withdraw(&mut self, name: &str) {
+        self.slices.remove(name);
+        let Some(old) = self.published.remove(name) else { return };
+        self.topologies.remove(&old);
+        if let Some(names) = self.slices_of.get_mut(&old.pool) {
+            names.remove(name);
+            if names.is_empty() {
+                self.slices_of.remove(&old.pool);
             }
-            self.slices.remove(name);
         }
     }
 
@@ -161,10 +178,7 @@ impl Index {
     /// It cannot be read; it is then as if it were not there.
     pub fn apply_class(&mut self, object: ApiClass) -> Result<(), ConvertError> {
         let class = convert::class(&object);
-        if let Some(name) = object.metadata.name.as_deref().and_then(|n| DeviceClassName::new(n).ok()) {
-            self.classes.remove(&name);
-            self.unplanned.classes.insert(name);
-        }
+        self.remove_class(&object);
         let class = class?;
         self.classes.insert(class.name.clone(), (Arc::new(class), Arc::new(object)));
         Ok(())
@@ -174,6 +188,7 @@ impl Index {
     pub fn remove_class(&mut self, object: &ApiClass) {
         if let Some(name) = object.metadata.name.as_deref().and_then(|n| DeviceClassName::new(n).ok()) {
             self.classes.remove(&name);
+            self.classes_version += 1;
             self.unplanned.classes.insert(name);
         }
     }
@@ -212,17 +227,24 @@ impl Index {
         self.nodes.get(node).is_some_and(|entry| entry.node.is_some())
     }
 
-    /// A Pod was made or changed.
-    pub fn apply_pod(&mut self, object: &Pod) {
-        let Some(mut pod) = PodEntry::new(object) else { return };
-        if let Some(old) = self.pods.remove(&pod.uid) {
-            self.unlink(&old);
-            pod.links = old.links;
-            pod.booked_on = old.booked_on;
-            pod.booked_requests = old.booked_requests;
+    /// A Pod was made or changed. Returns `true` if anything changed that planning reads: most changes of pods are those of
+    /// their containers' statuses.
+    pub fn apply_pod(&mut self, object: &Pod) -> bool {
+        let Some(mut pod) = PodEntry::new(object) else { return false };
+        let old = self.pods.get(&pod.uid);
+        if let Some(old) = old {
+            pod.links.clone_from(&old.links);
+            pod.booked_on.clone_from(&old.booked_on);
+            pod.booked_requests.clone_from(&old.booked_requests);
             pod.booked_as_holder = old.booked_as_holder;
         }
         self.name_claims(&mut pod);
+        if old == Some(&pod) {
+            return false;
+        }
+        if let Some(old) = self.pods.remove(&pod.uid) {
+            self.unlink(&old);
+        }
         self.list_by_claims(&pod);
         let uid = pod.uid.clone();
         if pod.is_waiting() && !pod.claims.is_empty() {
@@ -232,6 +254,7 @@ impl Index {
         }
         self.pods.insert(uid.clone(), pod);
         self.settle_pod(&uid);
+        true
     }
 
     /// A Pod is gone.
@@ -335,6 +358,13 @@ impl Index {
         self.planner.plan(pods, settings)
     }
 
+    /// Decides on devices for the pending claims of a pod that is bound to `node`, there and nowhere else. Nothing counts as taken
+    /// before it is [assumed](Self::assume).
+    pub fn plan_on(&mut self, node: &NodeName, pod: &PendingPod, settings: Settings) -> Plan {
+        self.tell_planner();
+        self.planner.plan_on(node, pod, settings)
+    }
+
     /// Tells the planner what has changed: it is a copy, this index the truth.
     fn tell_planner(&mut self) {
         let Unplanned { slices, nodes, classes } = std::mem::take(&mut self.unplanned);
@@ -383,7 +413,14 @@ impl Index {
     /// Whose devices a claim asks for; none if it is not known.
     pub fn scope(&self, claim: &ClaimUid) -> Option<Scope> {
         let entry = self.claims.get(claim)?;
-        Some(scope::of_claim(&entry.claim, |name| self.classes.get(name).map(|(class, _)| class.as_ref())))
+        let known = entry.scope.get().filter(|(version, _)| *version == self.classes_version);
+        if let Some((_, scope)) = known {
+            return Some(scope);
+        }
+        let class = |name: &DeviceClassName| self.classes.get(name).map(|(class, _)| class.as_ref());
+        let scope = scope::of_claim(&entry.claim, class);
+        entry.scope.set(Some((self.classes_version, scope)));
+        Some(scope)
     }
 
     /// The claim as last seen; none if it is not known or gone.
@@ -413,6 +450,7 @@ impl Index {
 
     /// After a change of a claim: links it to bound pods, books it, and moves the pods that wait for it.
     fn settle_claim(&mut self, uid: &ClaimUid, key: &ClaimKey) {
+        self.unchecked.insert(uid.clone());
         let pods: Vec<PodUid> = self.pods_by_claim.get(key).into_iter().flatten().cloned().collect();
         for pod in &pods {
             self.link(pod);
@@ -456,6 +494,7 @@ impl Index {
             if let Some((entry, node)) = self.claims.get_mut(claim).zip(pod.node.as_ref()) {
                 entry.users.insert(uid.clone(), node.clone());
                 entry.book(&mut self.books);
+                self.unchecked.insert(claim.clone());
                 pod.links.insert(name.clone(), claim.clone());
             }
         }
@@ -463,6 +502,7 @@ impl Index {
 
     fn release_user(&mut self, claim: &ClaimUid, pod: &PodUid) {
         let Some(entry) = self.claims.get_mut(claim) else { return };
+        self.unchecked.insert(claim.clone());
         entry.remove_user(pod);
         entry.book(&mut self.books);
         if !entry.is_alive() {
@@ -473,7 +513,9 @@ impl Index {
     /// Has the pod found by the names of its claims.
     pub(crate) fn list_by_claims(&mut self, pod: &PodEntry) {
         for name in pod.claims.iter().filter_map(|c| c.name.clone()) {
-            self.pods_by_claim.entry((pod.namespace.clone(), name)).or_default().insert(pod.uid.clone());
+            let key = (pod.namespace.clone(), name);
+            self.unchecked.extend(self.claim_names.get(&key).cloned());
+            self.pods_by_claim.entry(key).or_default().insert(pod.uid.clone());
         }
     }
 
@@ -481,6 +523,7 @@ impl Index {
     pub(crate) fn unlink(&mut self, pod: &PodEntry) {
         for name in pod.claims.iter().filter_map(|c| c.name.clone()) {
             let key = (pod.namespace.clone(), name);
+            self.unchecked.extend(self.claim_names.get(&key).cloned());
             if let Some(pods) = self.pods_by_claim.get_mut(&key) {
                 pods.remove(&pod.uid);
                 if pods.is_empty() {

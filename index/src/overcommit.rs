@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use tessera_allocator::model::{DeviceId, DeviceUse, PodUid, Usage};
+use tessera_allocator::model::{Device, DeviceId, DeviceUse, PodUid, Usage};
 use tessera_api::names::ClaimUid;
 
-use crate::claims::ClaimEntry;
+use crate::claims::{ClaimEntry, Holders, hold};
 use crate::index::Index;
 use crate::repair::is_ours;
 
@@ -28,56 +28,74 @@ pub struct Overcommitted {
 }
 
 impl Index {
-    /// Adds everything up anew and compares.
+    /// Recounts the running sums and compares.
     pub fn audit(&mut self) -> Audit {
-        let mut usage = Usage::default();
+        let (mut usage, mut holders) = (Usage::default(), Holders::default());
         for entry in self.claims.values() {
             usage.add(entry.booked());
+            hold(&mut holders, &entry.claim.uid, entry.booked());
         }
-        let drifted = usage != self.books.usage;
+        let drifted = usage != self.books.usage || holders != self.books.holders;
         if drifted {
             let all = usage.iter().chain(self.books.usage.iter());
             self.books.unplanned.extend(all.map(|(device, _)| device.clone()));
         }
         self.books.usage = usage;
+        self.books.holders = holders;
         self.books.touched.extend(self.books.usage.iter().map(|(device, _)| device.clone()));
         let overcommitted = self.overcommitted().into_iter().map(|over| over.device).collect();
         Audit { overcommitted, drifted }
     }
 
-    /// Devices of which more is taken than there is. Only those are looked at of which something has changed.
+    /// Devices of which more is allocated than there is. Only those are checked that have changed, or whose holders have,
+    /// since the last call; each costs what its pool and its holders are.
     pub fn overcommitted(&mut self) -> Vec<Overcommitted> {
+        self.check_claims();
         for device in std::mem::take(&mut self.books.touched) {
             if self.is_exceeded(&device, self.books.usage.of(&device)) {
-                self.exceeded.insert(device);
+                let losers = self.losers(&device);
+                self.exceeded.insert(device, losers);
             } else {
                 self.exceeded.remove(&device);
             }
         }
-        let found = self
-            .exceeded
-            .iter()
-            .map(|device| Overcommitted { device: device.clone(), losers: self.losers(device) });
-        found.collect()
+        let found = |(device, losers): (&DeviceId, &Vec<ClaimUid>)| Overcommitted {
+            device: device.clone(),
+            losers: losers.clone(),
+        };
+        self.exceeded.iter().map(found).collect()
     }
 
     fn is_exceeded(&self, id: &DeviceId, used: Option<&DeviceUse>) -> bool {
-        let slices = self.slices.values().filter(|slice| slice.pool == id.pool);
-        let device = slices.flat_map(|slice| &slice.devices).find(|device| device.name == id.device);
-        used.zip(device).is_some_and(|(used, device)| used.exceeds(device))
+        used.zip(self.published_device(id)).is_some_and(|(used, device)| used.exceeds(device))
+    }
+
+    /// The device as published; in the slice of the highest generation, where several slices list it.
+    fn published_device(&self, id: &DeviceId) -> Option<&Device> {
+        let slices = self.slices_of.get(&id.pool)?.iter().filter_map(|name| self.slices.get(name));
+        let listing = slices.filter_map(|slice| {
+            let device = slice.devices.iter().find(|device| device.name == id.device)?;
+            Some((slice.generation, device))
+        });
+        listing.max_by_key(|(generation, _)| *generation).map(|(_, device)| device.as_ref())
+    }
+
+    fn holders_of(&self, device: &DeviceId) -> impl Iterator<Item = &ClaimEntry> {
+        let holders = self.books.holders.get(device).into_iter().flatten();
+        holders.filter_map(|claim| self.claims.get(claim))
     }
 
     fn losers(&self, device: &DeviceId) -> Vec<ClaimUid> {
-        let holders = self.claims.values().filter(|e| e.booked().iter().any(|r| r.device == *device));
-        let mut free: Vec<&ClaimEntry> = holders.filter(|entry| self.is_releasable(entry)).collect();
+        let mut free: Vec<&ClaimEntry> =
+            self.holders_of(device).filter(|entry| self.is_releasable(entry)).collect();
         free.sort_by_key(|entry| std::cmp::Reverse((entry.allocated_at(), entry.version)));
-        let mut usage = self.books.usage.clone();
+        let Some(mut used) = self.books.usage.of(device).cloned() else { return Vec::new() };
         let mut losers = Vec::new();
         for entry in free {
-            if !self.is_exceeded(device, usage.of(device)) {
+            if !self.is_exceeded(device, Some(&used)) {
                 break;
             }
-            usage.remove(entry.booked());
+            used = used.without(device, entry.booked());
             losers.push(entry.claim.uid.clone());
         }
         losers
@@ -103,7 +121,6 @@ impl Index {
 
     /// The pods whose claims hold the device.
     pub fn pods_on(&self, device: &DeviceId) -> BTreeSet<PodUid> {
-        let holding = self.claims.values().filter(|c| c.booked().iter().any(|r| r.device == *device));
-        holding.flat_map(|entry| self.pods_of(entry)).cloned().collect()
+        self.holders_of(device).flat_map(|entry| self.pods_of(entry)).cloned().collect()
     }
 }

@@ -11,7 +11,7 @@ use tessera_api::quantity::Quantity;
 use crate::convert;
 
 /// One pod.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct PodEntry {
     pub(crate) uid: PodUid,
     pub(crate) namespace: Namespace,

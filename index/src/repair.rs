@@ -3,9 +3,7 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaimConsumerReference};
-use tessera_allocator::model::{
-    NodeSelector, PendingPod, PodClaim, PodToleration, PodUid, Scheduling, Snapshot,
-};
+use tessera_allocator::model::{NodeSelector, PendingPod, PodClaim, PodUid, Scheduling};
 use tessera_api::names::{ClaimUid, DRIVER_NAME, NodeName};
 
 use crate::claims::ClaimEntry;
@@ -129,8 +127,7 @@ impl Index {
             && entry.users.values().all(|bound| bound != node)
     }
 
-    /// A bound pod as the allocator is to see it: it can go nowhere else, and nothing about its node is asked again. None
-    /// while one of its claims is still elsewhere.
+    /// A bound pod as [`plan_on`](Self::plan_on) is to see it. None while one of its claims is still elsewhere.
     pub fn bound_pending(&self, pod: &PodUid) -> Option<PendingPod> {
         let pod = self.pods.get(pod)?;
         let node = pod.node.as_ref()?;
@@ -146,25 +143,8 @@ impl Index {
                 None => {}
             }
         }
-        let anything = PodToleration {
-            key: None,
-            operator: Some("Exists".to_owned()),
-            value: String::new(),
-            effect: None,
-        };
-        let scheduling = Scheduling {
-            affinity: Some(NodeSelector::of_node(node)),
-            tolerations: vec![anything],
-            ..Scheduling::default()
-        };
-        Some(PendingPod { scheduling: Arc::new(scheduling), ..pod.pending(claims) })
-    }
-
-    /// The picture for the allocator with one node in it.
-    pub fn snapshot_of(&self, node: &NodeName) -> Snapshot {
-        let mut snapshot = self.snapshot();
-        snapshot.nodes.retain(|name, _| name == node);
-        snapshot
+        // What it requests of its node is booked there already.
+        Some(PendingPod { scheduling: Arc::new(Scheduling::default()), ..pod.pending(claims) })
     }
 
     /// Claims that are gone although a bound pod uses them, each with such a pod and its node: somebody has stripped the

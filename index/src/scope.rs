@@ -4,11 +4,8 @@
 //! anything is allocated, because a claim that asks several drivers can be allocated by nobody as a whole.
 
 use tessera_allocator::model::{Alternative, Claim, DeviceClass, Selector};
-use tessera_allocator::selector::DriverVerdict;
-use tessera_api::names::{DRIVER_NAME, DeviceClassName};
-
-/// A driver that does not exist: a selector that may select its devices asks for no driver in particular.
-const NOBODY: &str = "nobody.invalid";
+use tessera_allocator::selector::Drivers;
+use tessera_api::names::DeviceClassName;
 
 /// Whose devices a claim asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,22 +31,30 @@ pub(crate) fn of_claim<'c>(
     scopes.fold(first, join)
 }
 
+/// The class is asked first: an administrator writes it, and where it names the driver the request's own selectors, which any
+/// tenant writes, do not have to be compiled.
 fn of_alternative(request: &Alternative, class: Option<&DeviceClass>) -> Scope {
     if request.class.is_some() && class.is_none() {
         return Scope::Any;
     }
-    let selectors = || class.into_iter().flat_map(|c| &c.selectors).chain(&request.selectors);
-    if never(selectors(), DRIVER_NAME) {
-        Scope::Foreign
-    } else if never(selectors(), NOBODY) {
-        Scope::Ours
-    } else {
-        Scope::Any
+    match drivers(class.map_or(&[], |class| &class.selectors)) {
+        Drivers { ours: false, .. } => Scope::Foreign,
+        Drivers { unnamed: false, .. } => Scope::Ours,
+        _ => match drivers(&request.selectors) {
+            Drivers { ours: false, .. } => Scope::Foreign,
+            Drivers { unnamed: false, .. } => Scope::Ours,
+            _ => Scope::Any,
+        },
     }
 }
 
-fn never<'a>(mut selectors: impl Iterator<Item = &'a Selector>, driver: &str) -> bool {
-    selectors.any(|s| s.compiled.as_ref().is_ok_and(|c| c.verdict_on_driver(driver) == DriverVerdict::Never))
+/// Devices of which drivers all of the selectors together may select.
+fn drivers(selectors: &[Selector]) -> Drivers {
+    let any = Drivers { ours: true, unnamed: true };
+    selectors.iter().filter_map(|selector| selector.compiled().ok()).fold(any, |all, compiled| {
+        let drivers = compiled.drivers();
+        Drivers { ours: all.ours && drivers.ours, unnamed: all.unnamed && drivers.unnamed }
+    })
 }
 
 fn join(a: Scope, b: Scope) -> Scope {

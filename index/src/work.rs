@@ -186,13 +186,33 @@ impl Index {
 
     /// Claims that hold devices of ours although no living pod needs them and nobody ever reserved them. Nobody else gives
     /// them back: kube-controller-manager acts when the last reservation goes, and there was none.
-    pub fn abandoned(&self) -> Vec<ClaimUid> {
-        let abandoned = self.claims.values().filter(|entry| {
-            let pods = self.pods_of(entry).filter_map(|uid| self.pods.get(uid));
-            let needed = pods.into_iter().any(|p| p.is_waiting() || p.is_running());
-            entry.is_idle() && !entry.booked().is_empty() && !needed
-        });
-        abandoned.map(|entry| entry.claim.uid.clone()).collect()
+    ///
+    /// Costs what has changed since the last call, and what is found.
+    pub fn abandoned(&mut self) -> Vec<ClaimUid> {
+        self.check_claims();
+        self.abandoned.iter().cloned().collect()
+    }
+
+    /// Brings what follows from claims up to date with those that have changed.
+    pub(crate) fn check_claims(&mut self) {
+        for claim in std::mem::take(&mut self.unchecked) {
+            let entry = self.claims.get(&claim);
+            if let Some(entry) = entry {
+                let exceeded =
+                    entry.booked().iter().map(|r| &r.device).filter(|d| self.exceeded.contains_key(d));
+                self.books.touched.extend(exceeded.cloned());
+            }
+            if entry.is_some_and(|entry| self.is_abandoned(entry)) {
+                self.abandoned.insert(claim);
+            } else {
+                self.abandoned.remove(&claim);
+            }
+        }
+    }
+
+    fn is_abandoned(&self, entry: &ClaimEntry) -> bool {
+        let mut pods = self.pods_of(entry).filter_map(|uid| self.pods.get(uid));
+        entry.is_idle() && !entry.booked().is_empty() && !pods.any(|p| p.is_waiting() || p.is_running())
     }
 }
 

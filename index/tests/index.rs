@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use serde_json::{Value, json};
 use tessera_allocator::model::{DeviceId, PodClaim, PodUid, PoolId};
-use tessera_allocator::{Cause, NotSupported, Settings, plan};
+use tessera_allocator::{Cause, NotSupported, Refusal, Settings, plan};
 use tessera_api::config::Sharing;
 use tessera_api::names::{ClaimUid, DeviceName, DriverName, NodeName, PoolName};
 use tessera_api::quantity::Quantity;
@@ -853,7 +853,44 @@ fn a_claim_for_administrators_is_refused_before_anything_is_allocated() {
     let plan = fed.index.plan(&pending, Settings::default());
     let [refusal] = plan.refusals.as_slice() else { panic!("{plan:?}") };
     let what = NotSupported::Field("adminAccess");
-    assert!(matches!(&refusal.cause, Cause::NotSupported { what: w, .. } if *w == what), "{refusal:?}");
+    assert!(matches!(&*refusal.cause, Cause::NotSupported { what: w, .. } if *w == what), "{refusal:?}");
+}
+
+/// The claim with so many selectors of 8 KiB.
+fn with_selectors(mut claim: Value, count: usize) -> Value {
+    let expression = format!("[{}0].size() > 0", "1,".repeat(4000));
+    let selectors = vec![json!({"cel": {"expression": expression}}); count];
+    claim["spec"]["devices"]["requests"][0]["exactly"]["selectors"] = selectors.into();
+    claim
+}
+
+#[test]
+fn claim_with_more_than_64_kib_of_selectors_is_refused() {
+    for (selectors, refused) in [(8, false), (9, true)] {
+        let mut fed = Fed::with_gpu();
+        fed.claim(with_selectors(claim("c", "gpu.tessera.dev"), selectors));
+        fed.pod(pod("p", &["c"]));
+        let pending = fed.index.work().pending;
+        let plan = fed.index.plan(&pending, Settings::default());
+        let what = NotSupported::Field("a claim with more than 64 KiB of selectors");
+        let is_it =
+            |refusal: &Refusal| matches!(&*refusal.cause, Cause::NotSupported { what: w, .. } if *w == what);
+        assert_eq!(plan.refusals.iter().any(is_it), refused, "{plan:?}");
+    }
+}
+
+#[test]
+fn only_what_planning_reads_is_news_of_a_pod() {
+    let mut fed = Fed::with_gpu();
+    let waiting = pod("p", &["c"]);
+    assert!(fed.index.apply_pod(&read(waiting.clone())));
+    assert!(!fed.index.apply_pod(&read(waiting.clone())));
+    let mut probed = waiting.clone();
+    probed["status"] = json!({"conditions": [{"type": "ContainersReady", "status": "False"}]});
+    assert!(!fed.index.apply_pod(&read(probed)));
+    fed.claim(claim("c", "gpu.tessera.dev"));
+    assert!(!fed.index.apply_pod(&read(waiting.clone())), "its claim is news of the claim");
+    assert!(fed.index.apply_pod(&read(on_node(waiting, "Pending"))));
 }
 
 #[test]

@@ -18,44 +18,43 @@ pub struct DeviceClass {
     pub configs: Vec<DeviceClassConfiguration>,
 }
 
-/// A selector: its source, and what compiling it gave. The error is kept: it counts only once a device is looked at.
-#[derive(Debug, Clone)]
+/// A selector: its source. It is compiled when a device is looked at, so that what nobody waits for costs nothing; an error
+/// counts only then.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Selector {
-    /// The CEL source.
+    /// The CEL source; empty for a selector that is not CEL.
     pub expression: Arc<str>,
-    /// The compiled selector.
-    pub compiled: Result<Arc<CompiledSelector>, SelectorError>,
-}
-
-/// Two selectors are one if they read the same: the rest follows.
-impl PartialEq for Selector {
-    fn eq(&self, other: &Self) -> bool {
-        self.expression == other.expression
-    }
-}
-
-impl Eq for Selector {}
-
-impl std::hash::Hash for Selector {
-    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
-        self.expression.hash(state);
-    }
 }
 
 impl Selector {
     /// Whether it is a selector of a kind of the future.
     pub fn is_unknown(&self) -> bool {
-        self.expression.is_empty() && self.compiled.is_err()
+        self.expression.is_empty()
     }
 
     /// A selector that is not CEL: a kind of the future, which never selects.
     pub fn unknown() -> Self {
-        let error = SelectorError::Unsupported { construct: "something other than CEL".to_owned() };
-        Self { expression: "".into(), compiled: Err(error) }
+        Self { expression: "".into() }
     }
 
-    /// Compiles an expression. Cheap for an expression seen before: programs are shared.
+    /// A selector of that source.
     pub fn new(expression: &str) -> Self {
-        Self { expression: expression.into(), compiled: CompiledSelector::cached(expression) }
+        Self { expression: expression.into() }
+    }
+
+    /// The compiled selector. Cheap for an expression seen before: programs are shared.
+    ///
+    /// # Errors
+    /// It does not compile.
+    pub fn compiled(&self) -> Result<Arc<CompiledSelector>, SelectorError> {
+        self.compiled_in(&mut 0)
+    }
+
+    /// The same; compiling takes of `steps`, what was compiled before does not.
+    pub(crate) fn compiled_in(&self, steps: &mut u64) -> Result<Arc<CompiledSelector>, SelectorError> {
+        if self.is_unknown() {
+            return Err(SelectorError::Unsupported { construct: "something other than CEL".to_owned() });
+        }
+        CompiledSelector::cached_in(&self.expression, steps)
     }
 }

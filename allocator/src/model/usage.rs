@@ -74,6 +74,32 @@ impl DeviceUse {
         }
     }
 
+    /// Subtracts a grant that was added.
+    fn subtract(&mut self, result: &DeviceResult) {
+        self.by_mps = self.by_mps.saturating_sub(u32::from(result.sharing == Sharing::Mps));
+        if !result.shared {
+            self.exclusive = self.exclusive.saturating_sub(1);
+            return;
+        }
+        self.shares = self.shares.saturating_sub(1);
+        for (name, amount) in &result.consumed {
+            if let Some(sum) = self.consumed.get_mut(name) {
+                *sum = sum.checked_sub(*amount).unwrap_or(*sum);
+            }
+        }
+        self.consumed.retain(|_, sum| !sum.is_zero());
+    }
+
+    /// What is left of the use without those of the `results` that are grants of `device`.
+    #[must_use]
+    pub fn without(&self, device: &DeviceId, results: &[DeviceResult]) -> Self {
+        let mut rest = self.clone();
+        for result in results.iter().filter(|r| !r.admin && r.device == *device) {
+            rest.subtract(result);
+        }
+        rest
+    }
+
     fn is_nothing(&self) -> bool {
         self.exclusive == 0 && self.shares == 0
     }
@@ -110,18 +136,7 @@ impl Usage {
         let devices = Arc::make_mut(&mut self.devices);
         for result in results.iter().filter(|r| !r.admin) {
             let Some(used) = devices.get_mut(&result.device) else { continue };
-            used.by_mps = used.by_mps.saturating_sub(u32::from(result.sharing == Sharing::Mps));
-            if result.shared {
-                used.shares = used.shares.saturating_sub(1);
-                for (name, amount) in &result.consumed {
-                    if let Some(sum) = used.consumed.get_mut(name) {
-                        *sum = sum.checked_sub(*amount).unwrap_or(*sum);
-                    }
-                }
-                used.consumed.retain(|_, sum| !sum.is_zero());
-            } else {
-                used.exclusive = used.exclusive.saturating_sub(1);
-            }
+            used.subtract(result);
             if used.is_nothing() {
                 devices.remove(&result.device);
             }

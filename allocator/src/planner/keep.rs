@@ -195,8 +195,8 @@ fn grants_of(reach: &Reach, candidate: usize) -> u64 {
 
 /// Whether the pod waits for nothing but what others hold.
 fn waits_for_others(refusals: &[Refusal]) -> bool {
-    let is_no_fit = |refusal: &Refusal| matches!(refusal.cause, Cause::NoFit(_));
-    let lacks = |refusal: &Refusal| match &refusal.cause {
+    let is_no_fit = |refusal: &Refusal| matches!(*refusal.cause, Cause::NoFit(_));
+    let lacks = |refusal: &Refusal| match &*refusal.cause {
         Cause::NoFit(explanation) => explanation.tallies().any(|(reason, _)| reason.is_held_by_others()),
         _ => false,
     };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::Planner;
 use crate::cluster::{Cluster, NodeIndex, OfferId};
 use crate::fragmentation::{GpuMilli, GpuType, GpuTypes, Request};
-use crate::model::{Claim, Device, PendingPod, PodClaim, Scheduling, cpu_milli_of};
+use crate::model::{Claim, Device, PendingPod, PodClaim, PodUid, Scheduling, cpu_milli_of};
 use crate::policy::{Policy, share};
 use crate::predicate;
 use crate::search::MAX_RESULTS;
@@ -23,7 +23,16 @@ pub(super) struct Accepted {
     samples: Vec<Sample>,
     /// The types on the nodes that pods select.
     of_nodes: Vec<(Arc<Scheduling>, BTreeSet<GpuType>)>,
+    /// Pods that ask for nothing that there could be.
+    impossible: BTreeSet<PodUid>,
 }
+
+/// Steps that finding out what one pod asks for counts as, besides evaluating selectors: about as much as looking at so many
+/// devices.
+const STEPS_PER_REQUEST: u64 = 10;
+
+/// Pods known to ask for nothing that there could be. Beyond, all are looked at again.
+const MAX_IMPOSSIBLE: usize = 100_000;
 
 #[derive(Debug, Clone, Copy)]
 struct Sample {
@@ -34,20 +43,34 @@ struct Sample {
 }
 
 impl Planner {
-    /// Counts the requests of the pods that have not been counted, if some policy goes by what is expected.
-    pub(super) fn observe(&mut self, pods: &[&PendingPod], policy: Policy) {
+    /// Counts the requests of the pods that have not been counted, if some policy goes by what is expected. Where the steps end, the
+    /// rest is left to the next time.
+    pub(super) fn observe(&mut self, pods: &[&PendingPod], policy: Policy, steps: &mut u64) {
         if !policy.looks_ahead() && !self.cluster.is_cpu_ranked() {
             return;
         }
         let waiting: BTreeSet<_> = pods.iter().map(|pod| &pod.uid).collect();
-        let new = pods.iter().filter(|pod| self.forecast.is_new(&pod.uid)).copied().collect::<Vec<_>>();
-        let requests: BTreeMap<_, _> =
-            new.into_iter().filter_map(|pod| Some((pod.uid.clone(), self.request(pod, policy)?))).collect();
+        self.accepted.refresh(&mut self.cluster);
+        let is_new = |pod: &&&PendingPod| {
+            self.forecast.is_new(&pod.uid) && !self.accepted.impossible.contains(&pod.uid)
+        };
+        let new = pods.iter().filter(is_new).copied().collect::<Vec<_>>();
+        let mut requests = BTreeMap::new();
+        for pod in new {
+            if *steps == 0 {
+                break;
+            }
+            match self.request(pod, policy, steps) {
+                Some(request) => drop(requests.insert(pod.uid.clone(), request)),
+                None => self.accepted.set_impossible(&pod.uid),
+            }
+            *steps = steps.saturating_sub(STEPS_PER_REQUEST);
+        }
         self.forecast.observe(requests, &waiting);
     }
 
     /// What the pod asks for; none where it asks for nothing that there could be.
-    fn request(&mut self, pod: &PendingPod, policy: Policy) -> Option<Request> {
+    fn request(&mut self, pod: &PendingPod, policy: Policy, steps: &mut u64) -> Option<Request> {
         let pending = pod.claims.iter().filter_map(|claim| match claim {
             PodClaim::Pending(claim) => Some(Arc::clone(claim)),
             PodClaim::Allocated { .. } => None,
@@ -58,9 +81,8 @@ impl Planner {
         let cpu_milli = cpu_milli_of(&pod.scheduling.requests);
         let Self { cluster, selections, shapes, accepted, .. } = self;
         let shape = shapes.of(&pending, cpu_milli, cluster, selections, policy);
-        accepted.refresh(cluster);
         let (gpus, share, mut types) =
-            accepted.of_shape(&mut shapes.get_mut(shape).shape, cluster, selections)?;
+            accepted.of_shape(&mut shapes.get_mut(shape).shape, cluster, selections, steps)?;
         if let Some(of_nodes) = accepted.of_nodes(&pod.scheduling, cluster) {
             types.retain(|kind| of_nodes.contains(kind));
         }
@@ -94,6 +116,18 @@ impl Accepted {
         }
     }
 
+    fn set_impossible(&mut self, pod: &PodUid) {
+        if self.impossible.len() >= MAX_IMPOSSIBLE {
+            self.impossible.clear();
+        }
+        self.impossible.insert(pod.clone());
+    }
+
+    /// Classes have changed: what could not be may be possible now.
+    pub(super) fn forget_impossible(&mut self) {
+        self.impossible.clear();
+    }
+
     fn types(&self) -> BTreeSet<GpuType> {
         self.samples.iter().map(|sample| sample.kind).collect()
     }
@@ -104,6 +138,7 @@ impl Accepted {
         shape: &mut Shape,
         cluster: &mut Cluster,
         selections: &mut Selections,
+        steps: &mut u64,
     ) -> Option<(u32, GpuMilli, BTreeSet<GpuType>)> {
         let (mut gpus, mut total, mut types) = (0_u64, 0_u64, self.types());
         let requests: Vec<_> =
@@ -117,8 +152,7 @@ impl Accepted {
                 let served = places.clone().find_map(|place| {
                     let asked = &shape.alternatives[place];
                     let resolved = asked.resolved.as_ref().ok()?;
-                    // What it takes is small beside the search, which asks the same of every device.
-                    let selected = selections.selects(resolved.selection, candidate, interner, &mut 0);
+                    let selected = selections.selects(resolved.selection, candidate, interner, steps);
                     let whole = &interner.offer(sample.offer).capacity;
                     let share = of_device(asked, sample.offer, whole, candidate.device())?;
                     let count = asked.count().unwrap_or(reach.candidates.len() as u64);

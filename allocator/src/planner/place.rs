@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use tessera_api::names::{ClaimName, ClaimUid};
+use tessera_api::names::{ClaimName, ClaimUid, Namespace, NodeName};
 use tessera_api::reason::NodeReason;
 
 use super::Planner;
@@ -13,8 +13,7 @@ use crate::cluster::NodeIndex;
 use crate::explain::Explainer;
 use crate::fits;
 use crate::model::{
-    Claim, DeviceId, DeviceResult, DeviceUse, Node, NodeSelector, PendingPod, PodClaim, Scheduling,
-    cpu_milli_of,
+    Claim, DeviceId, DeviceResult, DeviceUse, Node, NodeSelector, PendingPod, PodClaim, cpu_milli_of,
 };
 use crate::outcome::{Cause, Decision, Plan, Refusal};
 use crate::plan::Settings;
@@ -26,27 +25,66 @@ use crate::search::{Chosen, Ended};
 pub(super) fn plan(planner: &mut Planner, pods: &[PendingPod], settings: Settings) -> Plan {
     let mut order: Vec<&PendingPod> = pods.iter().collect();
     order.sort_by_key(|p| (std::cmp::Reverse(p.priority), p.created, &p.namespace, &p.name, &p.uid));
-    planner.observe(&order, settings.policy);
+    let budget = Budget::new(settings);
+    let mut left = budget.of_plan;
+    planner.observe(&order, settings.policy, &mut (left / 2));
+    planner.turns.begin_plan(&order, budget.of_plan);
     let mut placing = Placing::new(planner, settings);
     let mut plan = Plan::default();
+    let mut spent: BTreeMap<Namespace, u64> = BTreeMap::new();
+    let mut deferred = Vec::new();
     for pod in order {
-        let mut steps = settings.steps_per_pod;
-        match placing.place(pod, &mut steps) {
-            Ok(Some(decision)) => plan.decisions.push(decision),
-            Ok(None) => {}
-            Err(refusals) => {
-                if refusals.iter().any(|refusal| lacks_room(&refusal.cause)) {
-                    placing.planner.forecast.refused(&pod.uid);
-                }
-                plan.refusals.extend(refusals);
-            }
+        let of_namespace = spent.get(&pod.namespace).copied().unwrap_or(0);
+        if placing.comes_later(pod, of_namespace, budget.of_plan) {
+            deferred.push(pod);
+            continue;
         }
-        plan.steps += settings.steps_per_pod - steps;
+        let used = placing.plan_pod(pod, &budget, left, &mut plan);
+        left -= used;
+        if used > 0 {
+            *spent.entry(pod.namespace.clone()).or_default() += used;
+        }
     }
+    for pod in deferred {
+        let used = placing.plan_pod(pod, &budget, left, &mut plan);
+        left -= used;
+        *spent.entry(pod.namespace.clone()).or_default() += used;
+    }
+    plan.steps += budget.of_plan - left;
+    let refused = plan.refusals.iter().map(|refusal| &refusal.pod);
+    placing.planner.turns.end_plan(spent, refused, plan.unreached.is_empty());
     plan.steps += settings.steps_per_pod - placing.keeping.steps();
+    placing.explain_again(&mut plan);
     (plan.kept, plan.again) = std::mem::take(&mut placing.keeping).end();
     placing.undo();
     plan
+}
+
+/// Decides on the claims of a pod that is bound to `node`: see [`Planner::plan_on`].
+pub(super) fn plan_on(planner: &mut Planner, node: &NodeName, pod: &PendingPod, settings: Settings) -> Plan {
+    let mut placing = Placing::new(planner, settings);
+    let mut plan = Plan::default();
+    let mut steps = settings.steps_per_pod;
+    match placing.place_on(node, pod, &mut steps) {
+        Ok(decision) => plan.decisions.extend(decision),
+        Err(refusals) => plan.refusals = refusals,
+    }
+    plan.steps = settings.steps_per_pod - steps;
+    placing.undo();
+    plan
+}
+
+/// The steps of a plan.
+struct Budget {
+    of_plan: u64,
+    of_pod: u64,
+}
+
+impl Budget {
+    fn new(settings: Settings) -> Self {
+        let of_pod = settings.steps_per_pod;
+        Self { of_plan: settings.steps_per_plan.max(of_pod), of_pod }
+    }
 }
 
 /// Whether the pod waits for room, and not for somebody to change something.
@@ -66,22 +104,28 @@ pub(super) struct Placing<'p> {
     cpu_before: Vec<(NodeIndex, u64)>,
     /// Claims decided in this plan, and where they can be used: a second pod that shares one follows it.
     decided: BTreeMap<ClaimUid, Option<NodeSelector>>,
-    /// What has been said to pods that have to wait, since the last decision.
-    explained: Vec<Explained>,
+    /// What has been said to pods that have to wait.
+    explained: Vec<Explained<'p>>,
+    /// How many decisions this plan has.
+    decisions: usize,
     /// The node that is kept free for a pod that was refused.
     pub(super) keeping: Keeping,
 }
 
 /// An explanation that holds for every pod like this one.
-struct Explained {
+struct Explained<'p> {
     shape: ShapeId,
-    scheduling: Arc<Scheduling>,
+    /// The first of these pods.
+    place: ToPlace<'p>,
     /// What is said of the node that is kept free.
     kept_off: Option<NodeReason>,
-    causes: Vec<Cause>,
+    causes: Vec<Arc<Cause>>,
+    /// How many decisions there were when it was made.
+    decisions: usize,
 }
 
 /// A pod that is being placed.
+#[derive(Clone)]
 pub(crate) struct ToPlace<'s> {
     pub(crate) pod: &'s PendingPod,
     /// The claims to decide.
@@ -100,6 +144,7 @@ impl<'p> Placing<'p> {
             cpu_before: Vec::new(),
             decided: BTreeMap::new(),
             explained: Vec::new(),
+            decisions: 0,
             keeping: Keeping::new(settings.steps_per_pod),
         }
     }
@@ -113,40 +158,129 @@ impl<'p> Placing<'p> {
         }
     }
 
+    /// Whether the pod comes after the others: its namespace, which has spent so much in this plan, has had its part, or it was
+    /// refused already and what was found out then is forgotten. Pods that were not reached since would never be.
+    fn comes_later(&self, pod: &PendingPod, spent: u64, budget: u64) -> bool {
+        let Planner { turns, shapes, .. } = &*self.planner;
+        let is_forgotten = || {
+            let place = self.to_place(pod);
+            let cpu = cpu_milli_of(&pod.scheduling.requests);
+            !shapes.remembers(&place.pending, cpu, self.settings.policy)
+        };
+        turns.has_had_its_part(&pod.namespace, spent, budget) || turns.was_refused(&pod.uid) && is_forgotten()
+    }
+
+    /// Plans one pod with what is `left` of the steps of the plan. Gives the steps used.
+    fn plan_pod(&mut self, pod: &'p PendingPod, budget: &Budget, left: u64, plan: &mut Plan) -> u64 {
+        let given = budget.of_pod.min(left);
+        // One that was refused since the last plan that reached all pods is not what the next plan goes on for.
+        let was_refused = self.planner.turns.was_refused(&pod.uid);
+        if given == 0 {
+            plan.unreached.extend((!was_refused).then(|| pod.uid.clone()));
+            return 0;
+        }
+        let mut steps = given;
+        match self.place(pod, &mut steps) {
+            Ok(decision) => plan.decisions.extend(decision),
+            // The steps of the plan were not enough; those of a pod may be.
+            Err(refusals) if given < budget.of_pod / 2 && is_undecided(&refusals) => {
+                plan.unreached.extend((!was_refused).then(|| pod.uid.clone()));
+            }
+            Err(refusals) => {
+                if refusals.iter().any(|refusal| lacks_room(&refusal.cause)) {
+                    self.planner.forecast.refused(&pod.uid);
+                }
+                plan.refusals.extend(refusals);
+            }
+        }
+        given - steps
+    }
+
     /// Places one pod. `None` = nothing of it is left to be decided.
-    fn place(&mut self, pod: &PendingPod, steps: &mut u64) -> Result<Option<Decision>, Vec<Refusal>> {
+    fn place(&mut self, pod: &'p PendingPod, steps: &mut u64) -> Result<Option<Decision>, Vec<Refusal>> {
         let place = self.to_place(pod);
         if place.pending.is_empty() {
             return Ok(None);
         }
-        let Planner { cluster, selections, shapes, .. } = &mut *self.planner;
-        let cpu = cpu_milli_of(&pod.scheduling.requests);
-        let shape = shapes.of(&place.pending, cpu, cluster, selections, self.settings.policy);
+        let shape = self.shape_of(&place)?;
+        let whole = self.settings.steps_per_pod;
         let (shapes, mut ground) = self.planner.parts();
         let entry = shapes.get_mut(shape);
-        if let Some((claim, cause)) = entry.shape.defect() {
-            let (claim, cause) = (place.pending[claim].uid.clone(), cause.clone());
-            return Err(vec![Refusal { pod: pod.uid.clone(), claim, cause }]);
-        }
-        entry.fits.refresh(&mut entry.shape, &mut ground, steps);
+        entry.fits.refresh(&mut entry.shape, &mut ground, steps, whole);
         // A node of which the steps did not suffice to ask again may not be what it was.
         let mut in_vain = BTreeSet::new();
         while let Some(node) = self.choose(shape, &place, &in_vain) {
             let seed = self.seed(pod);
-            if let Some(chosen) = self.search_again(shape, node, seed) {
+            if let Some(chosen) = self.search_again(shape, node, seed, steps) {
                 return Ok(Some(self.decide(&place, shape, node, &chosen)));
+            }
+            if *steps == 0 {
+                return Err(place.refused(|_| Arc::new(Cause::NotDecided)));
             }
             in_vain.insert(node);
         }
-        let refusals = self.refuse(&place, shape);
+        let refusals = self.refuse(&place, shape, steps);
         self.keep_for(&place, shape, &refusals);
         Err(refusals)
     }
 
-    /// Why the pod cannot go to a node, whatever its devices.
-    fn fault(&self, place: &ToPlace<'_>, index: NodeIndex, node: &Node) -> Option<NodeReason> {
-        let is_kept = self.keeping.node() == Some(index);
-        let kept_off = || is_kept.then(|| self.keeping.keeps_off(place)).flatten();
+    /// Places one pod on this node, whatever the state of the node.
+    fn place_on(
+        &mut self,
+        node: &NodeName,
+        pod: &'p PendingPod,
+        steps: &mut u64,
+    ) -> Result<Option<Decision>, Vec<Refusal>> {
+        let place = self.to_place(pod);
+        if place.pending.is_empty() {
+            return Ok(None);
+        }
+        let shape = self.shape_of(&place)?;
+        let index = self.planner.cluster.node_index(node);
+        if let Some(index) = index {
+            let (shapes, mut ground) = self.planner.parts();
+            let entry = shapes.get_mut(shape);
+            entry.fits.refresh_node(index, &mut entry.shape, &mut ground, steps);
+            let fits = matches!(entry.fits.answer(index), fits::Answer::Fits(_));
+            if fits && let Some(chosen) = self.search_again(shape, index, self.seed(pod), steps) {
+                return Ok(Some(self.decide(&place, shape, index, &chosen)));
+            }
+            let answer = self.planner.shapes.get(shape).fits.answer(index);
+            if matches!(answer, fits::Answer::Undecided) || *steps == 0 {
+                return Err(place.refused(|_| Arc::new(Cause::NotDecided)));
+            }
+        }
+        let mut explainer = Explainer::new(&self.planner.shapes.get(shape).shape);
+        if let Some(index) = index {
+            self.planner.cluster.gather(index);
+            self.explain_node(&mut explainer, shape, index, None, steps);
+        }
+        let causes = explainer.causes();
+        Err(place.refused(|c| Arc::new(causes[c].clone())))
+    }
+
+    /// The shape of the pod's claims.
+    ///
+    /// # Errors
+    /// They cannot be served on any node.
+    fn shape_of(&mut self, place: &ToPlace<'_>) -> Result<ShapeId, Vec<Refusal>> {
+        let Planner { cluster, selections, shapes, .. } = &mut *self.planner;
+        let cpu = cpu_milli_of(&place.pod.scheduling.requests);
+        let shape = shapes.of(&place.pending, cpu, cluster, selections, self.settings.policy);
+        let Some((claim, cause)) = shapes.get(shape).shape.defect() else { return Ok(shape) };
+        let (claim, cause) = (place.pending[claim].uid.clone(), Arc::new(cause.clone()));
+        Err(vec![Refusal { pod: place.pod.uid.clone(), claim, cause }])
+    }
+
+    /// Why the pod cannot go to a node, whatever its devices; `kept_off` is said of the node that is kept free.
+    fn fault(
+        &self,
+        place: &ToPlace<'_>,
+        index: NodeIndex,
+        node: &Node,
+        kept_off: Option<&NodeReason>,
+    ) -> Option<NodeReason> {
+        let kept_off = || kept_off.filter(|_| self.keeping.node() == Some(index)).cloned();
         predicate::fault(place.pod, &place.bounds, node, Room::Now).or_else(kept_off)
     }
 
@@ -178,9 +312,10 @@ impl<'p> Placing<'p> {
         in_vain: &BTreeSet<NodeIndex>,
     ) -> Option<NodeIndex> {
         let entry = self.planner.shapes.get(shape);
-        let can_go = |node: &NodeIndex| {
-            !in_vain.contains(node) && self.node(*node).is_some_and(|n| self.fault(place, *node, n).is_none())
-        };
+        let kept_off = self.keeping.keeps_off(place);
+        let is_open = |node: NodeIndex, n: &Node| self.fault(place, node, n, kept_off.as_ref()).is_none();
+        let can_go =
+            |node: &NodeIndex| !in_vain.contains(node) && self.node(*node).is_some_and(|n| is_open(*node, n));
         // Room has been made there, and nowhere else.
         let nominated = place.pod.nominated.as_ref().and_then(|name| self.planner.cluster.node_index(name));
         if let Some(node) =
@@ -208,14 +343,26 @@ impl<'p> Placing<'p> {
         self.nodes.get(&node).or_else(|| self.planner.cluster.nodes[node].node.as_deref())
     }
 
-    /// The devices on a node on which the shape is known to fit.
-    fn search_again(&mut self, shape: ShapeId, node: NodeIndex, seed: u64) -> Option<Vec<Vec<Chosen>>> {
+    /// The devices on a node on which the shape is known to fit. Each search gets what a pod gets, whatever is left of `steps`, which
+    /// it takes its steps of.
+    fn search_again(
+        &mut self,
+        shape: ShapeId,
+        node: NodeIndex,
+        seed: u64,
+        steps: &mut u64,
+    ) -> Option<Vec<Vec<Chosen>>> {
         let budget = self.settings.steps_per_pod;
         let (shapes, mut ground) = self.planner.parts();
         let shape = &mut shapes.get_mut(shape).shape;
-        let mut search = |seed| match fits::search(shape, &mut ground, node, seed, &mut budget.clone()) {
-            Ended::Found(chosen) => Some(chosen),
-            _ => None,
+        let mut search = |seed| {
+            let mut left = budget;
+            let ended = fits::search(shape, &mut ground, node, seed, &mut left);
+            *steps = steps.saturating_sub(budget - left);
+            match ended {
+                Ended::Found(chosen) => Some(chosen),
+                _ => None,
+            }
         };
         // With another seed it may take longer than there are steps; the order that is known does not.
         search(seed).or_else(|| search(0))
@@ -240,7 +387,7 @@ impl<'p> Placing<'p> {
             self.planner.cluster.set_cpu(node, changed.cpu_milli_left());
             self.nodes.insert(node, changed);
         }
-        self.explained.clear();
+        self.decisions += 1;
         let node = self.planner.cluster.nodes[node].name.clone();
         Decision { pod: place.pod.uid.clone(), node, claims }
     }
@@ -254,53 +401,86 @@ impl<'p> Placing<'p> {
     }
 
     /// Why the pod has to wait.
-    fn refuse(&mut self, place: &ToPlace<'_>, shape: ShapeId) -> Vec<Refusal> {
+    fn refuse(&mut self, place: &ToPlace<'p>, shape: ShapeId, steps: &mut u64) -> Vec<Refusal> {
         if self.planner.shapes.get(shape).fits.is_incomplete() {
-            return place.refused(|_| Cause::NotDecided);
+            return place.refused(|_| Arc::new(Cause::NotDecided));
         }
         // What is particular to the pod makes its explanation particular.
         let is_common = place.is_common();
         let kept_off = self.keeping.keeps_off(place);
-        let is_like = |e: &&Explained| {
-            e.shape == shape && e.scheduling == place.pod.scheduling && e.kept_off == kept_off
+        let is_like = |e: &&Explained<'_>| {
+            e.shape == shape
+                && e.place.pod.scheduling == place.pod.scheduling
+                && e.kept_off == kept_off
+                && is_common
         };
-        if let Some(known) = self.explained.iter().find(is_like).filter(|_| is_common) {
-            return place.refused(|c| known.causes[c].clone());
+        if let Some(known) = self.explained.iter().find(is_like) {
+            return place.refused(|c| Arc::clone(&known.causes[c]));
         }
-        let causes = self.explain(place, shape);
-        let refusals = place.refused(|c| causes[c].clone());
+        let Some(causes) = self.explain(place, shape, kept_off.as_ref(), steps) else {
+            return place.refused(|_| Arc::new(Cause::NotDecided));
+        };
+        let refusals = place.refused(|c| Arc::clone(&causes[c]));
         if is_common {
-            let scheduling = Arc::clone(&place.pod.scheduling);
-            self.explained.push(Explained { shape, scheduling, kept_off, causes });
+            let (place, decisions) = (place.clone(), self.decisions);
+            self.explained.push(Explained { shape, place, kept_off, causes, decisions });
         }
         refusals
     }
 
-    fn explain(&mut self, place: &ToPlace<'_>, shape: ShapeId) -> Vec<Cause> {
+    /// Explains anew what decisions that were made since have changed: once for each explanation, whatever was decided in between.
+    fn explain_again(&mut self, plan: &mut Plan) {
+        let mut renewed: BTreeMap<*const Cause, Arc<Cause>> = BTreeMap::new();
+        for old in std::mem::take(&mut self.explained) {
+            if old.decisions == self.decisions {
+                continue;
+            }
+            // Others may have taken its place among the shapes.
+            let Ok(shape) = self.shape_of(&old.place) else { continue };
+            let mut steps = self.settings.steps_per_pod;
+            let causes = self.explain(&old.place, shape, old.kept_off.as_ref(), &mut steps);
+            let pairs = old.causes.iter().zip(causes.into_iter().flatten());
+            renewed.extend(pairs.map(|(old, new)| (Arc::as_ptr(old), new)));
+        }
+        for refusal in &mut plan.refusals {
+            if let Some(cause) = renewed.get(&Arc::as_ptr(&refusal.cause)) {
+                refusal.cause = Arc::clone(cause);
+            }
+        }
+    }
+
+    /// Per claim why it has to wait; none if the steps have not sufficed.
+    fn explain(
+        &mut self,
+        place: &ToPlace<'_>,
+        shape: ShapeId,
+        kept_off: Option<&NodeReason>,
+        steps: &mut u64,
+    ) -> Option<Vec<Arc<Cause>>> {
         let nodes: Vec<NodeIndex> = self.planner.cluster.by_name().map(|(index, _)| index).collect();
         let mut explainer = Explainer::new(&self.planner.shapes.get(shape).shape);
         for index in nodes {
             self.planner.cluster.gather(index);
-            let Some(node) = self.nodes.get(&index).cloned().map(Arc::new) else {
-                let Some(node) = self.planner.cluster.nodes[index].node.clone() else { continue };
-                self.explain_node(&mut explainer, place, shape, index, &node);
-                continue;
-            };
-            self.explain_node(&mut explainer, place, shape, index, &node);
+            let Some(node) = self.node(index) else { continue };
+            let fault = self.fault(place, index, node, kept_off);
+            self.explain_node(&mut explainer, shape, index, fault, steps);
+            if *steps == 0 {
+                return None;
+            }
         }
-        explainer.causes()
+        Some(explainer.causes().into_iter().map(Arc::new).collect())
     }
 
     fn explain_node(
         &mut self,
         explainer: &mut Explainer,
-        place: &ToPlace<'_>,
         shape: ShapeId,
         index: NodeIndex,
-        node: &Node,
+        fault: Option<NodeReason>,
+        steps: &mut u64,
     ) {
-        let fault = self.fault(place, index, node);
         let Planner { cluster, selections, shapes, .. } = &mut *self.planner;
+        let name = &cluster.nodes[index].name.clone();
         let entry = shapes.get_mut(shape);
         let failed = match entry.fits.answer(index) {
             fits::Answer::Failed(claim, failure) => Some((*claim, failure.as_ref())),
@@ -309,15 +489,21 @@ impl<'p> Placing<'p> {
         let Some((reach, interner, features)) = cluster.parts(index) else { return };
         entry.shape.meet_offers(reach.candidates.iter().map(|c| c.offer), interner, features);
         explainer.node(&mut crate::explain::OnNode {
-            name: &node.name,
+            name,
             shape: &entry.shape,
             reach,
             interner,
             selections,
             fault,
             failed,
+            steps,
         });
     }
+}
+
+/// Whether the steps have not sufficed to tell.
+fn is_undecided(refusals: &[Refusal]) -> bool {
+    refusals.iter().any(|refusal| matches!(*refusal.cause, Cause::NotDecided))
 }
 
 impl ToPlace<'_> {
@@ -331,7 +517,7 @@ impl ToPlace<'_> {
     }
 
     /// Refuses each of the pending claims.
-    fn refused(&self, cause: impl Fn(usize) -> Cause) -> Vec<Refusal> {
+    fn refused(&self, cause: impl Fn(usize) -> Arc<Cause>) -> Vec<Refusal> {
         let refuse = |(c, claim): (usize, &Arc<Claim>)| Refusal {
             pod: self.pod.uid.clone(),
             claim: claim.uid.clone(),

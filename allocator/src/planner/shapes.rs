@@ -58,6 +58,14 @@ impl Shapes {
         self.entries.get_mut(&id).expect("invariant: the shape that was asked for last is known")
     }
 
+    /// Whether it is known on which nodes the shape of these claims fits.
+    pub(super) fn remembers(&self, claims: &[Arc<Claim>], cpu_milli: u64, policy: Policy) -> bool {
+        let alike = self.by_hash.get(&hash(claims, policy)).into_iter().flatten();
+        alike
+            .filter_map(|id| self.entries.get(id))
+            .any(|entry| entry.is_of(claims, cpu_milli, policy) && !entry.fits.is_incomplete())
+    }
+
     /// The shape of these claims, of a pod that takes so much CPU of its node (thousandths of a core).
     pub(super) fn of(
         &mut self,

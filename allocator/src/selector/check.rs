@@ -44,6 +44,8 @@ const MAX_PARTS: usize = 100_000;
 pub(super) struct Checked {
     pub(super) code: Code,
     pub(super) variables: usize,
+    /// How many parts the code has, about.
+    pub(super) parts: usize,
 }
 
 /// Checks a selector.
@@ -56,7 +58,9 @@ pub(super) fn check(expr: &IdedExpr) -> Result<Checked, SelectorError> {
     let found = checker.types.resolve(&found);
     match found {
         // An unknown type is one that is found at run time.
-        Type::Bool | Type::Dyn | Type::Unknown(_) => Ok(Checked { code, variables: checker.places }),
+        Type::Bool | Type::Dyn | Type::Unknown(_) => {
+            Ok(Checked { code, variables: checker.places, parts: checker.parts })
+        }
         other => {
             Err(SelectorError::compile(format!("must evaluate to bool or the unknown type, not {other}")))
         }

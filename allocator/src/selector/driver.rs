@@ -5,20 +5,27 @@
 
 use cel::common::ast::{CallExpr, Expr, IdedExpr, LiteralValue, operators};
 
-/// What an expression says about devices of one driver.
+/// A driver that does not exist: a selector that may select its devices asks for no driver in particular.
+const NOBODY: &str = "nobody.invalid";
+
+/// Devices of which drivers an expression may select, whatever their attributes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DriverVerdict {
-    /// It selects none of them, whatever their attributes.
-    Never,
-    /// It may select some.
-    Maybe,
+pub struct Drivers {
+    /// Those of our driver.
+    pub ours: bool,
+    /// Those of a driver that the expression does not name.
+    pub unnamed: bool,
 }
 
 /// Three-valued: `None` = depends on more than the driver.
 type Truth = Option<bool>;
 
-pub(super) fn verdict(expr: &IdedExpr, driver: &str) -> DriverVerdict {
-    if truth(expr, driver) == Some(false) { DriverVerdict::Never } else { DriverVerdict::Maybe }
+impl Drivers {
+    /// Reads off `expr` which drivers it may select, `ours` being the name of our driver.
+    pub(super) fn of(expr: &IdedExpr, ours: &str) -> Self {
+        let may = |driver| truth(expr, driver) != Some(false);
+        Self { ours: may(ours), unnamed: may(NOBODY) }
+    }
 }
 
 fn truth(expr: &IdedExpr, driver: &str) -> Truth {

@@ -14,8 +14,9 @@ pub(crate) struct Selection(usize);
 /// Answers kept for all lists together, some 100 bytes each. Beyond, all are worked out again.
 const MAX_ANSWERS: usize = 1_000_000;
 
-/// How much work of an evaluation counts as one step of a search: about what looking at a device takes.
-const WORK_PER_STEP: u64 = 100;
+/// How much work of an evaluation counts as one step of a search: a step takes about .5 us, a piece of work 26 ns (optimised, on a
+/// core of a small virtual machine).
+const WORK_PER_STEP: u64 = 20;
 
 /// Lists kept. Beyond, all are given up: whoever still needs one makes it again.
 const MAX_SELECTIONS: usize = 20_000;
@@ -48,8 +49,8 @@ enum ListReads {
         attributes: Vec<NameId>,
         domains: Vec<String>,
     },
-    /// Not known before the names of attributes are.
-    Unresolved(BTreeSet<Read>),
+    /// Not known before the selectors are compiled.
+    Unresolved,
 }
 
 impl Selections {
@@ -65,7 +66,7 @@ impl Selections {
         if let Some(known) = self.by_source.get(&source) {
             return Selection(*known);
         }
-        self.lists.push(List { reads: reads(&selectors), selectors, answers: FastMap::default() });
+        self.lists.push(List { reads: ListReads::Unresolved, selectors, answers: FastMap::default() });
         self.by_source.insert(source, self.lists.len() - 1);
         Selection(self.lists.len() - 1)
     }
@@ -82,7 +83,7 @@ impl Selections {
         if list.selectors.is_empty() {
             return Ok(true);
         }
-        list.resolve(interner);
+        list.resolve(interner, steps);
         let device = candidate.compiled();
         if device.irregular {
             return list.evaluate(candidate, steps);
@@ -104,11 +105,17 @@ impl Selections {
 }
 
 impl List {
-    fn resolve(&mut self, interner: &mut Interner) {
-        let ListReads::Unresolved(reads) = &self.reads else { return };
+    fn resolve(&mut self, interner: &mut Interner, steps: &mut u64) {
+        if !matches!(self.reads, ListReads::Unresolved) {
+            return;
+        }
+        let Some(reads) = reads(&self.selectors, steps) else {
+            self.reads = ListReads::Everything;
+            return;
+        };
         let mut attributes = Vec::new();
         let mut domains = Vec::new();
-        for read in reads {
+        for read in &reads {
             match read {
                 Read::Attribute(name) => attributes.push(interner.name(name)),
                 Read::Domain(domain) => domains.push(domain.clone()),
@@ -142,7 +149,7 @@ impl List {
     fn evaluate(&self, candidate: &Candidate, steps: &mut u64) -> Result<bool, SelectorError> {
         let (driver, device) = (&candidate.slice().pool.driver, candidate.device());
         for selector in &self.selectors {
-            let compiled = selector.compiled.as_ref().map_err(Clone::clone)?;
+            let compiled = selector.compiled_in(steps)?;
             let view = device.view.get_or_init(|| DeviceView::new(driver, device));
             let (selected, work) = compiled.evaluate(view);
             *steps = steps.saturating_sub(work / WORK_PER_STEP);
@@ -154,14 +161,14 @@ impl List {
     }
 }
 
-/// What all of them read together. One that does not compile reads nothing.
-fn reads(selectors: &[Selector]) -> ListReads {
+/// What all of them read together; none where that is everything. One that does not compile reads nothing.
+fn reads(selectors: &[Selector], steps: &mut u64) -> Option<BTreeSet<Read>> {
     let mut all = BTreeSet::new();
-    for compiled in selectors.iter().filter_map(|s| s.compiled.as_ref().ok()) {
+    for compiled in selectors.iter().filter_map(|selector| selector.compiled_in(steps).ok()) {
         match compiled.reads() {
-            Reads::Everything => return ListReads::Everything,
+            Reads::Everything => return None,
             Reads::These(reads) => all.extend(reads.iter().cloned()),
         }
     }
-    ListReads::Unresolved(all)
+    Some(all)
 }

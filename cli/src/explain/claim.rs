@@ -177,7 +177,7 @@ impl<'v> Subject<'v> {
 
     /// The report of a claim that is refused.
     pub(crate) fn refused(&self, refusal: &Refusal, plan: &Plan, pod: &PendingPod) -> ClaimReport {
-        let cause = &refusal.cause;
+        let cause = &*refusal.cause;
         let name = self.name.as_deref().unwrap_or_default();
         ClaimReport {
             reason: message::reason(cause).to_owned(),
@@ -204,7 +204,7 @@ impl<'v> Subject<'v> {
                 Claim { requests: vec![request.clone()], constraints: Vec::new(), ..Claim::clone(claim) };
             let pod = PendingPod { claims: vec![PodClaim::Pending(claim.into())], ..pod.clone() };
             let plan = self.view.plan_alone(&[pod]);
-            let cause = plan.refusals.first().map(|refusal| &refusal.cause);
+            let cause = plan.refusals.first().map(|refusal| &*refusal.cause);
             let reasons = cause.and_then(explanation);
             let told = cause.filter(|_| reasons.is_none());
             RequestReport {

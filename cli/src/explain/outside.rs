@@ -90,6 +90,9 @@ fn controller(view: &View<'_>) -> Option<Finding> {
     let lease = leases.iter().max_by_key(|lease| renewed(lease))?;
     let namespace = lease.metadata.namespace.as_deref().unwrap_or_default();
     let message = match state(lease, view.now) {
+        Tenure::Released if renewed(lease).is_none() => format!(
+            "no controller is at work: none has held Lease {namespace}/{CONTROLLER_LEASE} yet; see `kubectl -n {namespace} get pods`"
+        ),
         Tenure::Released => format!(
             "no controller is at work: the last one gave its Lease back; see `kubectl -n {namespace} get pods`"
         ),

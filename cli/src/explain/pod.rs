@@ -166,7 +166,7 @@ impl<'v> OnePod<'v> {
     /// Refusals in one sentence.
     fn refusal(&self, refusals: &[&Refusal], kept: Option<&Kept>) -> String {
         let name = |refusal: &&Refusal| self.view.index.claim_called(&refusal.claim).map(ToString::to_string);
-        let broken = refusals.iter().find(|refusal| !matches!(refusal.cause, Cause::NoFit(_)));
+        let broken = refusals.iter().find(|refusal| !matches!(*refusal.cause, Cause::NoFit(_)));
         if let Some(broken) = broken {
             return message::note(&name(broken).unwrap_or_default(), &broken.cause, None);
         }

@@ -6,13 +6,13 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::events::EventType;
-use tessera_allocator::model::{PodClaim, PodUid};
-use tessera_allocator::{Allotment, Decision, Kept, Plan, Refusal};
+use tessera_allocator::model::PodUid;
+use tessera_allocator::{Allotment, Cause, Decision, Kept, Plan, Refusal};
 use tessera_api::names::{ClaimUid, NodeName, ShareId};
 use tessera_index::{Blocked, Obstacle, Scope, Waiting, convert, message};
 use tokio::time::Instant;
 
-use super::{Outcome, Planner, Write, Writing};
+use super::{Outcome, Planner, Write, WriteId, Writing, pending_claims};
 use crate::metrics::ReasonLabel;
 use crate::notices::Notice;
 use crate::retries::{NotWritten, TakenBack, Verdict};
@@ -24,7 +24,6 @@ impl Planner {
         self.retries.placed(&decision.pod, decision.node.clone(), message, now);
         tracing::info!(pod = %decision.pod, node = %decision.node, claims = decision.claims.len(), "placed");
         for allotment in &decision.claims {
-            self.index.assume(allotment);
             self.allocate(allotment, &decision.pod, cause);
         }
     }
@@ -34,14 +33,15 @@ impl Planner {
         let at = Time(now_in_seconds());
         let allocation =
             convert::allocation(allotment, &object, &self.index.class_objects(), at, fresh_share);
+        let Some(id) = self.begin_write(&allotment.claim, Some(pod), cause) else { return };
+        self.index.assume(allotment);
         let writer = self.writer.clone();
         let (claim, outcomes) = (allotment.claim.clone(), self.outcomes.clone());
-        self.is_writing(&claim, Some(pod), cause);
         let pod = Some(pod.clone());
-        tokio::spawn(async move {
+        self.executor.spawn(async move {
             let result = writer.allocate(&object, &allocation).await;
             // The planner ends only after it has heard of every write, so it is there to hear.
-            let _ = outcomes.send(Outcome { claim, pod, write: Write::Allocation, result, cause });
+            let _ = outcomes.send(Outcome { id, claim, pod, write: Write::Allocation, result, cause });
         });
     }
 
@@ -120,24 +120,36 @@ impl Planner {
         self.tell_pod(pod, "TryingElsewhere", note, Some(node), now);
     }
 
-    /// Notes that a write of the claim is under way.
-    pub(super) fn is_writing(&mut self, claim: &ClaimUid, pod: Option<&PodUid>, since: Instant) {
-        self.writing.insert(claim.clone(), Writing { pod: pod.cloned(), since });
+    /// Notes that a write of the claim is under way. None while another one is: of a claim there is one write at a time, and what it
+    /// was decided on is not known any more before it has ended.
+    pub(super) fn begin_write(
+        &mut self,
+        claim: &ClaimUid,
+        pod: Option<&PodUid>,
+        since: Instant,
+    ) -> Option<WriteId> {
+        if self.writing.contains_key(claim) {
+            return None;
+        }
+        self.writes += 1;
+        let id = WriteId(self.writes);
+        self.writing.insert(claim.clone(), Writing { id, pod: pod.cloned(), since });
+        Some(id)
     }
 
     pub(super) fn release(&mut self, claim: &ClaimUid, pod: Option<&PodUid>, cause: Instant) {
-        if self.writing.contains_key(claim) || self.is_held(claim, cause) {
+        if self.is_held(claim, cause) {
             return;
         }
         let Some(object) = self.index.claim_object(claim).cloned() else { return };
+        let Some(id) = self.begin_write(claim, pod, cause) else { return };
         let writer = self.writer.clone();
         let (claim, outcomes) = (claim.clone(), self.outcomes.clone());
-        self.is_writing(&claim, pod, cause);
         let pod = pod.cloned();
         tracing::info!(claim = %claim, "taking an unused allocation back");
-        tokio::spawn(async move {
+        self.executor.spawn(async move {
             let result = writer.release(&object).await;
-            let _ = outcomes.send(Outcome { claim, pod, write: Write::Release, result, cause });
+            let _ = outcomes.send(Outcome { id, claim, pod, write: Write::Release, result, cause });
         });
     }
 
@@ -156,13 +168,17 @@ impl Planner {
         }
     }
 
-    /// Tells the pods that have to wait why, and counts them.
-    pub(super) fn tell_refused(&mut self, plan: &Plan, blocked: &[Blocked], now: Instant) {
+    /// Tells the pods that have to wait why, and counts them. So many claims are of pods that were not decided on and are not planned
+    /// yet again.
+    pub(super) fn tell_refused(&mut self, plan: &Plan, blocked: &[Blocked], undecided: i64, now: Instant) {
         let mut pending: BTreeMap<&'static str, i64> = BTreeMap::new();
+        if undecided > 0 {
+            pending.insert(message::label(&Cause::NotDecided), undecided);
+        }
         for refusal in &plan.refusals {
             // A claim that any driver could serve is not ours to complain about, as long as it is sound.
             let anybodys = self.index.scope(&refusal.claim) == Some(Scope::Any);
-            if anybodys && !matches!(refusal.cause, tessera_allocator::Cause::UnknownClass { .. }) {
+            if anybodys && !matches!(*refusal.cause, Cause::UnknownClass { .. }) {
                 continue;
             }
             *pending.entry(message::label(&refusal.cause)).or_default() += 1;
@@ -182,9 +198,7 @@ impl Planner {
         }
         for pod in self.unlisted.confirmed.iter().filter(|pod| self.is_long_unlisted(pod)) {
             let Ok(Some(held_back)) = self.index.pending(pod) else { continue };
-            let claims = held_back.claims.iter().filter(|claim| matches!(claim, PodClaim::Pending(_)));
-            *pending.entry(message::NOT_LISTED).or_default() +=
-                i64::try_from(claims.count()).unwrap_or(i64::MAX);
+            *pending.entry(message::NOT_LISTED).or_default() += pending_claims(&held_back);
         }
         self.metrics.pending.clear();
         for (reason, claims) in pending {

@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 
 use tessera_allocator::model::{PodClaim, PodUid};
-use tessera_allocator::plan;
 use tessera_index::{Misplaced, Remedy, message};
 use tokio::time::Instant;
 
 use super::{Outcome, Planner, Write};
+use crate::repairs::Due;
 
 impl Planner {
     /// Brings claims to the nodes of the pods that are bound with them, or says why not.
@@ -16,17 +16,18 @@ impl Planner {
         self.repairs.retain(&misplaced);
         let (mut to_plan, mut confirmed) = (BTreeSet::new(), 0);
         for one in misplaced {
-            let due = self.repairs.due(&one, now);
-            if now < due {
-                self.wake_at(Some(due));
+            let Due { at, is_confirmed } = self.repairs.due(&one, now);
+            confirmed += i64::from(is_confirmed);
+            if now < at {
+                self.wake_at(Some(at));
                 continue;
             }
-            confirmed += 1;
             if self.writing.contains_key(&one.claim) || self.contention.is_held(&one.claim, now) {
                 continue;
             }
             match &one.remedy {
                 Remedy::Plan => {
+                    self.repairs.tried(&one, now);
                     to_plan.insert(one.pod.clone());
                 }
                 Remedy::None(_) => self.tell_misplaced(&one, now),
@@ -45,18 +46,18 @@ impl Planner {
     /// Starts the one write that brings the claim nearer to its pod.
     fn put_right(&mut self, misplaced: &Misplaced, cause: Instant, now: Instant) {
         let Some(object) = self.index.claim_object(&misplaced.claim).cloned() else { return };
+        let Some(id) = self.begin_write(&misplaced.claim, Some(&misplaced.pod), now) else { return };
         tracing::warn!(pod = %misplaced.pod, claim = %misplaced.claim, node = %misplaced.node, "repairing a claim of a bound pod");
         self.repairs.tried(misplaced, now);
         let (writer, outcomes) = (self.writer.clone(), self.outcomes.clone());
         let (claim, remedy) = (misplaced.claim.clone(), misplaced.remedy.clone());
-        self.is_writing(&claim, Some(&misplaced.pod), now);
         let pod = Some(misplaced.pod.clone());
-        tokio::spawn(async move {
+        self.executor.spawn(async move {
             let result = match remedy {
                 Remedy::Restore(allocation) => writer.allocate(&object, &allocation).await,
                 _ => writer.take_back(&object).await,
             };
-            let _ = outcomes.send(Outcome { claim, pod, write: Write::Repair, result, cause });
+            let _ = outcomes.send(Outcome { id, claim, pod, write: Write::Repair, result, cause });
         });
     }
 
@@ -73,7 +74,7 @@ impl Planner {
         if pending.claims.iter().any(is_open) {
             return;
         }
-        let plan = plan(&self.index.snapshot_of(&node), &[pending], self.settings);
+        let plan = self.index.plan_on(&node, &pending, self.settings);
         for decision in &plan.decisions {
             self.carry_out(decision, cause, now);
         }

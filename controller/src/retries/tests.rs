@@ -285,3 +285,19 @@ fn a_node_that_is_gone_is_given_up_at_once_unless_room_is_being_made() {
     assert_eq!(retries.verdict(&Waiting { nominated: true, ..gone.clone() }, now), Verdict::Wait);
     assert_eq!(retries.verdict(&gone, now), Verdict::GiveUp);
 }
+
+#[test]
+fn pauses_of_an_undecided_pod_double_up_to_five_minutes() {
+    let mut now = Instant::now();
+    let mut retries = Retries::default();
+    for pause in [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300] {
+        retries.not_decided(&pod(), now);
+        assert!(retries.is_undecided(&pod(), now + seconds(pause) - Duration::from_millis(1)));
+        assert_eq!(retries.next_wake(now), Some(now + seconds(pause)));
+        now += seconds(pause);
+        assert!(!retries.is_held(&pod(), now));
+    }
+    retries.placed(&pod(), node("node-a"), None, now);
+    retries.not_decided(&pod(), now);
+    assert_eq!(retries.next_wake(now), Some(now + seconds(1)), "once it was decided on, they begin anew");
+}

@@ -24,12 +24,16 @@ pub(crate) struct Controller {
 
 impl Controller {
     pub(crate) fn start(api: &StandIn) -> Self {
+        Self::start_with(api, Settings::default())
+    }
+
+    pub(crate) fn start_with(api: &StandIn, settings: Settings) -> Self {
         let stop = CancellationToken::new();
         let metrics = Metrics::new(&mut Registry::default());
         let changes = watch::start(&api.client());
         let started = Instant::now();
         let seconds = move || i64::try_from(started.elapsed().as_secs()).unwrap();
-        let planner = Planner::new(api.client(), "test", Settings::default(), metrics.clone())
+        let planner = Planner::new(api.client(), "test", settings, metrics.clone())
             .with_clock(move || Timestamp::from_second(seconds()).unwrap());
         let task = tokio::spawn(planner.run(changes, stop.clone()));
         Self { stop, task, metrics }

@@ -44,6 +44,8 @@ pub(crate) struct Store {
     /// Resources that are not served.
     missing: BTreeSet<String>,
     faults: Vec<Fault>,
+    /// Status codes with which the next reads of single objects are refused.
+    refused_reads: Vec<u16>,
     watchers: BTreeMap<String, broadcast::Sender<Value>>,
 }
 
@@ -100,6 +102,11 @@ impl StandIn {
     /// Does something to the writes that come; the fault is asked before each.
     pub(crate) fn fault(&self, fault: impl FnMut(&mut Store, &Request) -> Option<Response> + Send + 'static) {
         self.store.lock().unwrap().faults.push(Box::new(fault));
+    }
+
+    /// Refuses the next reads of single objects with these status codes.
+    pub(crate) fn refuse_reads(&self, codes: &[u16]) {
+        self.store.lock().unwrap().refused_reads = codes.iter().rev().copied().collect();
     }
 
     /// Does not serve a resource, as an older API server.
@@ -161,10 +168,15 @@ impl StandIn {
                 self.store.lock().unwrap().lists.push(((*resource).to_owned(), query.clone()));
                 self.listing(resource)
             }
-            ("GET", ["namespaces", namespace, resource, name]) => match self.get(resource, namespace, name) {
-                Some(object) => answer(StatusCode::OK, &object),
-                None => failure(404, "NotFound"),
-            },
+            ("GET", ["namespaces", namespace, resource, name]) => {
+                if let Some(code) = self.store.lock().unwrap().refused_reads.pop() {
+                    return failure(code, "Refused");
+                }
+                match self.get(resource, namespace, name) {
+                    Some(object) => answer(StatusCode::OK, &object),
+                    None => failure(404, "NotFound"),
+                }
+            }
             _ => {
                 let mut store = self.store.lock().unwrap();
                 let mut faults = std::mem::take(&mut store.faults);

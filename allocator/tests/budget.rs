@@ -1,0 +1,192 @@
+//! A plan of bounded steps, and one on the node of a bound pod.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod builders;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use builders::*;
+use tessera_allocator::model::{Attribute, PendingPod, PodUid, Selector};
+use tessera_allocator::{Cause, Features, Plan, Planner, Settings};
+use tessera_api::names::{Namespace, NodeName};
+
+const NODES: usize = 20;
+
+/// Nodes of eight GPUs, each with an index of its own.
+fn cluster(nodes: usize) -> Cluster {
+    let gpus = |node: usize| {
+        let index = move |i: usize| i64::try_from(node * 8 + i).unwrap();
+        (0..8).map(|i| gpu(&format!("gpu-{i}"), "80Gi").with("index", Attribute::Int(index(i)))).collect()
+    };
+    (0..nodes).fold(Cluster::new(), |cluster, node| cluster.node(&format!("node-{node:02}"), gpus(node)))
+}
+
+fn planner(nodes: usize) -> Planner {
+    Planner::of(&cluster(nodes).0, Features::default())
+}
+
+/// Enough for two or three shapes on all nodes.
+fn bounded() -> Settings {
+    Settings { steps_per_pod: 500, steps_per_plan: 500, ..Settings::default() }
+}
+
+/// A pod whose claim fits nowhere, of a shape of its own.
+fn too_large(number: usize) -> PendingPod {
+    share_pod(&format!("large-{number:03}"), &format!("{}Gi", 100 + number), "1")
+}
+
+/// A pod whose selector costs thousands of steps on each device and selects none.
+fn expensive(number: usize) -> PendingPod {
+    let mut request = request("gpu", 1, &[("memory", "1Gi")]);
+    let selector = format!(
+        "lists.range(2000).all(i, i >= -{number}) && device.attributes['gpu.tessera.dev'].index == -1"
+    );
+    request.alternatives[0].selectors.push(Selector::new(&selector));
+    let name = format!("expensive-{number:03}");
+    PendingPod { namespace: namespace("tenant"), ..pod(&name, vec![claim(&name, vec![request])]) }
+}
+
+fn namespace(name: &str) -> Namespace {
+    Namespace::new(name).unwrap()
+}
+
+fn decided(plan: &Plan) -> BTreeSet<PodUid> {
+    plan.decisions.iter().map(|decision| decision.pod.clone()).collect()
+}
+
+#[test]
+fn plan_that_ends_early_goes_on_in_the_next() {
+    let mut planner = planner(NODES);
+    let mut pods: Vec<PendingPod> = (0..30).map(too_large).collect();
+    pods.push(PendingPod { created: 1, ..share_pod("small", "1Gi", "1") });
+    let mut refused = BTreeSet::new();
+    let mut plans = 0;
+    loop {
+        let plan = planner.plan(&pods, bounded());
+        plans += 1;
+        refused.extend(plan.refusals.iter().map(|refusal| refusal.pod.clone()));
+        if plan.unreached.is_empty() {
+            assert_eq!(decided(&plan), [PodUid::new("small")].into());
+            break;
+        }
+        assert!(plan.decisions.is_empty(), "the small one is the last");
+        assert!(plans < 100, "no progress: {} are not reached", plan.unreached.len());
+    }
+    assert!(plans > 5, "{plans}");
+    assert_eq!(refused.len(), 30);
+}
+
+#[test]
+fn plan_reaches_all_pods_of_more_shapes_than_are_remembered() {
+    // 4,096 shapes are remembered on few nodes, 64 on 40,000.
+    let mut planner = planner(1);
+    let pods: Vec<PendingPod> = (0..5000).map(too_large).collect();
+    let settings = Settings { steps_per_pod: 10_000, steps_per_plan: 10_000, ..Settings::default() };
+    let mut plans = 0;
+    while !planner.plan(&pods, settings).unreached.is_empty() {
+        plans += 1;
+        assert!(plans < 100, "no progress");
+    }
+}
+
+#[test]
+fn namespace_of_expensive_requests_waits_for_itself() {
+    let mut planner = planner(NODES);
+    let settings = Settings { steps_per_pod: 50_000, steps_per_plan: 100_000, ..Settings::default() };
+    let mut pods: Vec<PendingPod> = (0..50).map(expensive).collect();
+    pods.push(PendingPod { created: 1, ..share_pod("neighbor", "1Gi", "1") });
+    let first = planner.plan(&pods, settings);
+    assert!(first.decisions.is_empty(), "the older pods come first");
+    assert!(first.unreached.contains(&PodUid::new("neighbor")));
+    assert!(first.steps < 2 * 100_000, "{} steps", first.steps);
+    let second = planner.plan(&pods, settings);
+    assert_eq!(decided(&second), [PodUid::new("neighbor")].into());
+    assert!(!second.unreached.is_empty(), "the others go on after it");
+}
+
+#[test]
+fn order_is_that_of_priority_as_long_as_the_steps_suffice() {
+    let mut planner = planner(1);
+    let mut pods: Vec<PendingPod> = (0..8).map(|i| share_pod(&format!("p{i}"), "80Gi", "1")).collect();
+    pods.extend((0..4).map(|i| {
+        let urgent = share_pod(&format!("urgent-{i}"), "80Gi", "1");
+        PendingPod { priority: 1, namespace: namespace("other"), ..urgent }
+    }));
+    for _ in 0..3 {
+        let plan = planner.plan(&pods, Settings { steps_per_plan: 1_000_000, ..Settings::default() });
+        let urgent = plan.decisions.iter().filter(|d| d.pod.as_str().starts_with("urgent")).count();
+        assert_eq!((urgent, plan.decisions.len(), plan.unreached.len()), (4, 8, 0));
+    }
+}
+
+#[test]
+fn pods_of_one_shape_share_an_explanation_of_the_end_of_the_plan() {
+    let mut planner = planner(1);
+    // Between two that are refused, one is placed each time: explanations were made anew after each.
+    let pods: Vec<PendingPod> = (0..10)
+        .flat_map(|i| {
+            let refused = PendingPod { created: 2 * i, ..share_pod(&format!("refused-{i}"), "81Gi", "1") };
+            let placed = PendingPod { created: 2 * i + 1, ..share_pod(&format!("placed-{i}"), "60Gi", "1") };
+            [refused, placed]
+        })
+        .collect();
+    let plan = planner.plan(&pods, Settings::default());
+    assert_eq!(plan.decisions.len(), 8);
+    let too_large: Vec<_> =
+        plan.refusals.iter().filter(|refusal| refusal.pod.as_str().starts_with("refused")).collect();
+    assert_eq!(too_large.len(), 10);
+    assert!(too_large.iter().all(|refusal| Arc::ptr_eq(&refusal.cause, &too_large[0].cause)));
+}
+
+#[test]
+fn explanation_tells_what_is_left_after_all_decisions() {
+    let mut planner = planner(1);
+    let mut pods = vec![PendingPod { priority: 1, ..pod_for_all("all") }];
+    pods.push(share_pod("small", "10Gi", "1"));
+    let plan = planner.plan(&pods, Settings::default());
+    assert_eq!(decided(&plan), [PodUid::new("small")].into());
+    let Cause::NoFit(explanation) = &*plan.refusals[0].cause else { panic!("{:?}", plan.refusals) };
+    let text = explanation.render(1024);
+    assert!(text.contains("10Gi"), "the share of the small one counts: {text}");
+}
+
+/// Nine shares of a whole GPU's memory, where there are eight GPUs.
+fn pod_for_all(name: &str) -> PendingPod {
+    let shares = (0..9).map(|i| request(&format!("r{i}"), 1, &[("memory", "80Gi")])).collect();
+    pod(name, vec![claim(name, shares)])
+}
+
+#[test]
+fn bound_pod_is_planned_on_its_node_alone() {
+    let mut cluster = cluster(3);
+    for gpu in 0..8 {
+        cluster.use_share("node-01", &format!("gpu-{gpu}"), "70Gi", "1");
+    }
+    cluster.put_node("node-02", |node| (node.ready, node.cordoned) = (false, true));
+    let mut planner = Planner::of(&cluster.0, Features::default());
+    let node = |name: &str| NodeName::new(name).unwrap();
+    let bound = share_pod("p", "20Gi", "1");
+    for free in ["node-00", "node-02"] {
+        let plan = planner.plan_on(&node(free), &bound, Settings::default());
+        assert_eq!(plan.decisions[0].node, node(free), "whatever the state of the node");
+    }
+    for _ in 0..2 {
+        let plan = planner.plan_on(&node("node-01"), &bound, Settings::default());
+        assert!(plan.decisions.is_empty());
+        let Cause::NoFit(explanation) = &*plan.refusals[0].cause else { panic!("{:?}", plan.refusals) };
+        assert!(explanation.render(1024).contains("8 devices on 1 node"), "{}", explanation.render(1024));
+    }
+    assert_eq!(
+        planner.plan_on(&node("node-01"), &bound, Settings::default()).steps,
+        0,
+        "the node has not changed"
+    );
+    planner.set_use(&device_id("node-01", "gpu-3"), None);
+    assert_eq!(planner.plan_on(&node("node-01"), &bound, Settings::default()).decisions.len(), 1);
+    assert_eq!(
+        planner.plan(&[bound], Settings::default()).decisions.len(),
+        1,
+        "for all nodes it goes on as ever"
+    );
+}

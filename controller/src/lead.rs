@@ -1,0 +1,129 @@
+//! Leading: the Lease is renewed on a thread of its own and the planner thinks on another, so that neither waits for the other, nor
+//! health, metrics, watches and writes for any of them.
+//!
+//! ```text
+//!  thread "lease"    its own runtime and client: Candidate::acquire, then hold
+//!  thread "planner"  its own runtime: Planner::run
+//!  runtime of main   watches, writes, events, /metrics, /healthz
+//! ```
+//!
+//! A plan that takes longer than the Lease is valid for costs time, not leadership; and where the Lease is lost, [`Tenure`] keeps writes
+//! back whatever the other threads do.
+
+use std::io;
+use std::thread;
+
+use anyhow::Context;
+use futures::future::BoxFuture;
+use kube::Client;
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+
+use crate::leadership::{Candidate, LeadershipError, Tenure};
+use crate::planner::Planner;
+use crate::watch::Change;
+
+/// Makes a client in the runtime that is to use it: a client's connection belongs to the runtime that made it.
+pub type Connect = Box<dyn FnOnce() -> BoxFuture<'static, anyhow::Result<Client>> + Send>;
+
+/// A candidate for leadership on a thread of its own.
+#[derive(Debug)]
+pub struct Leadership {
+    acquired: oneshot::Receiver<anyhow::Result<Tenure>>,
+    ended: oneshot::Receiver<Result<(), LeadershipError>>,
+    release: CancellationToken,
+}
+
+impl Leadership {
+    /// Starts to stand for the Lease in `namespace`, until `stop`.
+    ///
+    /// # Errors
+    /// There is no thread to be had.
+    pub fn start(
+        connect: Connect,
+        namespace: String,
+        identity: String,
+        stop: CancellationToken,
+    ) -> io::Result<Self> {
+        let (tell_acquired, acquired) = oneshot::channel();
+        let (tell_ended, ended) = oneshot::channel();
+        let release = CancellationToken::new();
+        let released = release.clone();
+        on_thread("lease", async move {
+            let mut candidate = match connect().await {
+                Ok(client) => Candidate::new(client, &namespace, identity),
+                Err(error) => return drop(tell_acquired.send(Err(error))),
+            };
+            tokio::select! {
+                () = candidate.acquire() => {}
+                () = stop.cancelled() => return,
+            }
+            // Nobody waits any more: the process is ending, and the lease runs out by itself.
+            if tell_acquired.send(Ok(candidate.tenure())).is_ok() {
+                let _ = tell_ended.send(candidate.hold(released).await);
+            }
+        })?;
+        Ok(Self { acquired, ended, release })
+    }
+
+    /// Waits until this process leads. None if it was stopped before.
+    ///
+    /// # Errors
+    /// There is no client.
+    pub async fn acquired(&mut self) -> anyhow::Result<Option<Tenure>> {
+        (&mut self.acquired).await.ok().transpose()
+    }
+
+    /// Waits until leadership is lost. The process has to end at once.
+    async fn lost(&mut self) -> anyhow::Error {
+        match (&mut self.ended).await {
+            Ok(Err(error)) => anyhow::Error::new(error).context("leadership lost"),
+            Ok(Ok(())) | Err(_) => anyhow::anyhow!("the thread that renews the Lease has ended"),
+        }
+    }
+
+    /// Gives the Lease back. Nothing may be written any more.
+    async fn release(self) -> anyhow::Result<()> {
+        self.release.cancel();
+        self.ended.await.context("the thread that renews the Lease has ended")?.context("leadership lost")
+    }
+}
+
+/// Plans until `stop`, or until leadership is lost, if there is one to lose. Then waits for the writes under way and gives the Lease back.
+///
+/// # Errors
+/// Leadership is lost, or a thread has ended that must not: the process has to end at once.
+pub async fn lead(
+    leadership: Option<Leadership>,
+    planner: Planner,
+    changes: mpsc::Receiver<Change>,
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
+    let (tell_ended, ended) = oneshot::channel();
+    on_thread("planner", async move {
+        let _ = tell_ended.send(planner.run(changes, stop).await);
+    })
+    .context("cannot start the thread of the planner")?;
+    let planned = async { ended.await.context("the planner has ended unexpectedly") };
+    let Some(mut leadership) = leadership else {
+        planned.await?;
+        return Ok(());
+    };
+    let all_written = tokio::select! {
+        // No waiting for writes under way: they end by their own time-out before the lease can pass on.
+        lost = leadership.lost() => return Err(lost),
+        ended = planned => ended?,
+    };
+    if !all_written {
+        tracing::warn!("a write is still without an answer; the Lease is left to run out");
+        return Ok(());
+    }
+    leadership.release().await
+}
+
+/// Runs a task on a thread with a runtime of its own.
+fn on_thread(name: &str, task: impl Future<Output = ()> + Send + 'static) -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    thread::Builder::new().name(name.to_owned()).spawn(move || runtime.block_on(task))?;
+    Ok(())
+}

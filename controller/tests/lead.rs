@@ -1,0 +1,77 @@
+//! What goes on while the planner thinks. On real threads and in real time: a plan is held up until the test has seen what it waits
+//! for.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod stand_in;
+
+use std::sync::{Mutex, mpsc};
+
+use k8s_openapi::jiff::Timestamp;
+use prometheus_client::registry::Registry;
+use serde_json::{Value, json};
+use stand_in::StandIn;
+use stand_in::controller::{allocation, cluster};
+use stand_in::objects::{claim, pod};
+use tessera_allocator::Settings;
+use tessera_controller::lead::{Leadership, lead};
+use tessera_controller::metrics::Metrics;
+use tessera_controller::planner::Planner;
+use tessera_controller::watch;
+use tokio_util::sync::CancellationToken;
+
+fn lease(api: &StandIn) -> Value {
+    api.get("leases", "tessera-system", "tessera-controller").unwrap()["spec"].clone()
+}
+
+/// Waits until the Lease has been renewed.
+async fn renewed(api: &StandIn) {
+    let before = lease(api)["renewTime"].clone();
+    api.until("a renewal", |api| (lease(api)["renewTime"] != before).then_some(())).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn lease_is_renewed_and_writes_are_answered_during_a_plan() {
+    let api = cluster(1);
+    let metadata = json!({"name": "tessera-controller", "namespace": "tessera-system"});
+    api.put("leases", json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata}));
+    let stop = CancellationToken::new();
+    let of_lease = api.clone();
+    let connect = Box::new(|| -> futures::future::BoxFuture<'static, _> {
+        Box::pin(async move { Ok(of_lease.client()) })
+    });
+    let mut leadership =
+        Leadership::start(connect, "tessera-system".to_owned(), "test".to_owned(), stop.clone()).unwrap();
+    let tenure = leadership.acquired().await.unwrap().unwrap();
+
+    // The planner asks what time it is before each plan: there it is held up, from the second plan with something to do on.
+    let (entered, plans) = mpsc::channel();
+    let (open, gate) = mpsc::channel::<()>();
+    let gate = Mutex::new(gate);
+    let clock = move || {
+        let _ = entered.send(());
+        let _ = gate.lock().unwrap().recv();
+        Timestamp::UNIX_EPOCH
+    };
+    let metrics = Metrics::new(&mut Registry::default());
+    let planner =
+        Planner::new(api.client(), "test", Settings::default(), metrics).with_clock(clock).during(tenure);
+    let leading = tokio::spawn(lead(Some(leadership), planner, watch::start(&api.client()), stop.clone()));
+
+    api.put("resourceclaims", claim("c", "19Gi"));
+    api.put("pods", pod("p", &["c"]));
+    let plans = tokio::task::spawn_blocking(move || {
+        plans.recv().unwrap();
+        plans
+    });
+    let plans = plans.await.unwrap();
+    renewed(&api).await;
+    renewed(&api).await;
+    assert_eq!(allocation(&api, "c"), None, "the planner is held up");
+    // From here on nothing is held up: a sender that is gone answers at once.
+    drop(open);
+    api.until("an allocation", |api| allocation(api, "c")).await;
+    drop(plans);
+    stop.cancel();
+    leading.await.unwrap().unwrap();
+    assert_eq!(lease(&api)["holderIdentity"], "", "the Lease is given back");
+}
