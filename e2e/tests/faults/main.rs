@@ -7,6 +7,7 @@
 
 mod clocks;
 mod conflicts;
+mod expensive;
 mod rig;
 mod server;
 mod watches;

@@ -30,6 +30,9 @@ use tokio::time::Instant;
 /// Namespace of the controller and its Lease.
 const NAMESPACE: &str = "tessera-system";
 
+/// Namespace of a tenant; the pods of others are in `default`.
+const TENANT: &str = "tenant";
+
 /// Longer than anything here takes on a loaded machine, a lease that runs out included.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -83,10 +86,11 @@ impl Rig {
     /// A cluster with one node for each number, with so many GPUs of 80 GiB.
     pub(crate) async fn with_nodes(gpus: &[usize]) -> Self {
         let mut api = ApiOptions::default();
-        api.namespaces.push(NAMESPACE.to_owned());
+        api.namespaces.extend([NAMESPACE, TENANT].map(str::to_owned));
         let cluster = SimCluster::start(ClusterOptions { api, ..ClusterOptions::default() }).await.unwrap();
         let client = cluster.api().observer();
         create::<DeviceClass>(&Api::all(client.clone()), class()).await;
+        create::<Lease>(&Api::namespaced(client.clone(), NAMESPACE), lease()).await;
         for (number, gpus) in gpus.iter().enumerate() {
             create::<Node>(&Api::all(client.clone()), node(&format!("node-{number}"))).await;
             create::<ResourceSlice>(&Api::all(client.clone()), slice(&format!("node-{number}"), *gpus)).await;
@@ -172,6 +176,14 @@ impl Rig {
         Api::namespaced(self.client.clone(), "default")
     }
 
+    /// Objects of the tenant.
+    pub(crate) fn tenants<K>(&self) -> Api<K>
+    where
+        K: kube::Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
+    {
+        Api::namespaced(self.client.clone(), TENANT)
+    }
+
     pub(crate) fn pods(&self) -> Api<Pod> {
         Api::namespaced(self.client.clone(), "default")
     }
@@ -218,15 +230,20 @@ impl Rig {
         let mut pod = pod(name);
         pod["spec"]["schedulerName"] = "nobody".into();
         create::<Pod>(&self.pods(), pod).await;
-        self.claim_until(name, "allocated", true).await;
+        self.claim_until(name, "allocated", true, PATIENCE).await;
+    }
+
+    /// Waits until the claim is allocated.
+    pub(crate) async fn allocated_within(&self, name: &str, limit: Duration) {
+        self.claim_until(name, "allocated", true, limit).await;
     }
 
     /// Waits until the claim has no allocation.
     pub(crate) async fn released(&self, name: &str) {
-        self.claim_until(name, "released", false).await;
+        self.claim_until(name, "released", false, PATIENCE).await;
     }
 
-    async fn claim_until(&self, name: &str, what: &str, allocated: bool) {
+    async fn claim_until(&self, name: &str, what: &str, allocated: bool, limit: Duration) {
         let judge = |claim: Option<&ResourceClaim>| {
             let status = claim.and_then(|claim| claim.status.as_ref());
             match status.is_some_and(|status| status.allocation.is_some()) == allocated {
@@ -235,7 +252,7 @@ impl Rig {
             }
         };
         let what = format!("claim {name} to be {what}");
-        wait::until_one(self.claims(), name, &what, PATIENCE, judge).await.unwrap();
+        wait::until_one(self.claims(), name, &what, limit, judge).await.unwrap();
     }
 
     /// Deletes a pod and does not wait for a kubelet, of which there is none.
@@ -319,6 +336,13 @@ impl Controller {
         self.child.try_wait().unwrap().is_none()
     }
 
+    /// Memory that the process has resident, in MiB.
+    pub(crate) fn resident_mib(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id().unwrap())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() / 1024
+    }
+
     pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap()
     }
@@ -380,11 +404,16 @@ pub(crate) fn built(file: &str) -> PathBuf {
     path
 }
 
-async fn create<K>(api: &Api<K>, object: Value) -> K
+pub(crate) async fn create<K>(api: &Api<K>, object: Value) -> K
 where
     K: Clone + std::fmt::Debug + Serialize + DeserializeOwned,
 {
     api.create(&PostParams::default(), &serde_json::from_value(object).unwrap()).await.unwrap()
+}
+
+/// As the chart makes it: nobody has held it.
+fn lease() -> Value {
+    json!({"metadata": {"name": "tessera-controller"}})
 }
 
 fn class() -> Value {
@@ -407,7 +436,7 @@ fn slice(node: &str, gpus: usize) -> Value {
         json!({
             "name": format!("gpu-{i}"),
             "allowMultipleAllocations": true,
-            "attributes": {"type": {"string": "gpu"}},
+            "attributes": {"type": {"string": "gpu"}, "index": {"int": i}},
             "capacity": {
                 "memory": {"value": "80Gi", "requestPolicy": {"default": "80Gi", "validRange": {"min": "1Mi", "step": "1Mi"}}},
                 "cores": {"value": "100", "requestPolicy": {"default": "0", "validRange": {"min": "0", "step": "1"}}},
@@ -433,7 +462,7 @@ fn claim(name: &str, memory: &str) -> Value {
     })
 }
 
-fn pod(name: &str) -> Value {
+pub(crate) fn pod(name: &str) -> Value {
     json!({
         "metadata": {"name": name},
         "spec": {

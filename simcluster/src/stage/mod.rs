@@ -18,7 +18,11 @@ pub(crate) mod programs;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
-use kube::Client;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::PostParams;
+use kube::{Api, Client};
+use tessera_api::names::CONTROLLER_LEASE;
 use tessera_simcluster::api::{ApiOptions, Policies, User};
 use tessera_simcluster::cluster::{ClusterOptions, SimCluster};
 
@@ -62,6 +66,7 @@ impl Stage {
         let StageOptions { directory, programs, nodes, sync_period, clocks } = options;
         let cluster = start_cluster(&directory).await?;
         classes::create(&cluster.client()).await?;
+        create_lease(&cluster.client()).await?;
         let user = User::service_account(NAMESPACE, "tessera-controller");
         let kubeconfig = cluster.kubeconfig_for(&user)?;
         let mut controller = controller_spec(&programs, &kubeconfig, &directory);
@@ -139,6 +144,15 @@ async fn start_cluster(directory: &std::path::Path) -> anyhow::Result<SimCluster
     api.namespaces.push(NAMESPACE.to_owned());
     let options = ClusterOptions { api, directory: Some(directory.to_owned()), ..ClusterOptions::default() };
     SimCluster::start(options).await.context("the cluster of stand-ins did not start")
+}
+
+/// Creates the Lease that the chart makes, which nobody holds.
+async fn create_lease(client: &Client) -> anyhow::Result<()> {
+    let metadata = ObjectMeta { name: Some(CONTROLLER_LEASE.to_owned()), ..ObjectMeta::default() };
+    let leases: Api<Lease> = Api::namespaced(client.clone(), NAMESPACE);
+    let lease = Lease { metadata, spec: None };
+    leases.create(&PostParams::default(), &lease).await.context("failed to create the Lease")?;
+    Ok(())
 }
 
 fn controller_spec(
