@@ -10,7 +10,7 @@ programs := tessera-driver tessera-controller tessera-probe tessera-fake-world t
             tessera-mps tessera-fake-mps-control tessera-fake-clock tessera-simcluster tessera-cli
 
 # Built with fault points, the programs lie where those that ship do, until the next build without: so that one comes after.
-fault_points := --package=tessera-driver --package=tessera-controller \
+fault_points := --package=tessera-driver --package=tessera-controller --package=tessera-runtime \
                 --features=tessera-driver/fault-points,tessera-controller/fault-points
 
 .PHONY: help

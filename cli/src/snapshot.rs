@@ -21,8 +21,8 @@ use k8s_openapi::api::resource::v1::{
 };
 use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use tessera_error_chain::chain;
 use tessera_index::Index;
+use tessera_runtime::error_chain::chain;
 
 /// The objects that planning depends on, each trimmed to what it looks at.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::Parser;
-use tessera_daemon::address::Address;
-use tessera_daemon::log::LogFormat;
+use tessera_runtime::address::Address;
+use tessera_runtime::log::LogFormat;
 
 /// Allocates GPU claims of the driver gpu.tessera.dev.
 #[derive(Debug, Parser)]

@@ -3,13 +3,14 @@
 
 /// Every point, in the order in which a claim comes by them.
 #[cfg(feature = "fault-points")]
-pub static POINTS: tessera_fault_points::FaultPoints = tessera_fault_points::FaultPoints::new(&[
-    "allocation-decided",
-    "finalizer-written",
-    "allocation-written",
-    "release-decided",
-    "release-written",
-]);
+pub static POINTS: tessera_runtime::fault_points::FaultPoints =
+    tessera_runtime::fault_points::FaultPoints::new(&[
+        "allocation-decided",
+        "finalizer-written",
+        "allocation-written",
+        "release-decided",
+        "release-written",
+    ]);
 
 /// The caller has come to the point.
 #[cfg(feature = "fault-points")]

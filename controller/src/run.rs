@@ -6,10 +6,10 @@ use anyhow::Context;
 use kube::Client;
 use prometheus_client::registry::Registry;
 use tessera_allocator::Settings;
-use tessera_cluster_access::client;
-use tessera_daemon::address::Address;
-use tessera_daemon::log;
-use tessera_daemon::signals::stop_on_signal;
+use tessera_runtime::address::Address;
+use tessera_runtime::cluster::client;
+use tessera_runtime::log;
+use tessera_runtime::signals::stop_on_signal;
 use tokio_util::sync::CancellationToken;
 
 use crate::args::Args;

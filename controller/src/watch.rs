@@ -13,7 +13,7 @@ use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use tessera_api::names::DRIVER_NAME;
-use tessera_cluster_access::patiently;
+use tessera_runtime::cluster::patiently;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 

@@ -8,7 +8,7 @@ use stand_in::StandIn;
 use stand_in::objects::{claim, given};
 use tessera_controller::commit::Writer;
 use tessera_controller::fault::POINTS;
-use tessera_fault_points::Fault;
+use tessera_runtime::fault_points::Fault;
 
 /// Waits until somebody is held at the point.
 async fn until_held(point: &str) {

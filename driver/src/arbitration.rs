@@ -23,9 +23,9 @@ use std::{
 
 use rustix::time::ClockId;
 use tessera_api::names::{ClaimDeviceName, GpuUuid};
-use tessera_error_chain::chain;
 use tessera_intercept_abi::{ComputePolicy, LedgerReport, PublishedPage, grant_offset};
 use tessera_intercept_limiter::compute::{Arbiter, Observation, Published, Rate, Tenant};
+use tessera_runtime::error_chain::chain;
 use tokio::{
     sync::watch,
     time::{MissedTickBehavior, interval},

@@ -7,7 +7,7 @@ use tessera_api::{
     names::{GpuUuid, NodeName},
     slice::{DeviceOrder, MemoryRatio},
 };
-use tessera_daemon::{address::Address, log::LogFormat};
+use tessera_runtime::{address::Address, log::LogFormat};
 
 use crate::{
     context_memory::ContextMemory, intercept::Intercept, mode::Mode, other_allocators::OnOtherAllocator,

@@ -13,7 +13,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use tessera_api::names::{ClaimUid, DRIVER_NAME, GpuUuid};
-use tessera_error_chain::chain;
+use tessera_runtime::error_chain::chain;
 use tokio::{
     sync::watch,
     time::{Instant, sleep_until},

@@ -10,7 +10,7 @@ use tessera_api::{
     labels::event,
     names::{DRIVER_NAME, NodeName},
 };
-use tessera_error_chain::chain;
+use tessera_runtime::error_chain::chain;
 use tokio::sync::mpsc;
 
 use crate::prepare::claim::{ReservingPod, reserving_pods};

@@ -3,25 +3,26 @@
 
 /// Every point, in the order in which a claim comes by them. Those of steps say what has just been done.
 #[cfg(feature = "fault-points")]
-pub static POINTS: tessera_fault_points::FaultPoints = tessera_fault_points::FaultPoints::new(&[
-    "prepare-asked",
-    "prepare-claim-read",
-    "prepare-started",
-    "prepare-mps-wanted",
-    "prepare-base-spec",
-    "prepare-grant",
-    "prepare-ledger-mounted",
-    "prepare-ledger",
-    "prepare-claim-spec",
-    "prepare-completed",
-    "unprepare-asked",
-    "unprepare-claim-spec",
-    "unprepare-ledger",
-    "unprepare-grant",
-    "unprepare-undone",
-    "unprepare-mps-given-up",
-    "unprepare-forgotten",
-]);
+pub static POINTS: tessera_runtime::fault_points::FaultPoints =
+    tessera_runtime::fault_points::FaultPoints::new(&[
+        "prepare-asked",
+        "prepare-claim-read",
+        "prepare-started",
+        "prepare-mps-wanted",
+        "prepare-base-spec",
+        "prepare-grant",
+        "prepare-ledger-mounted",
+        "prepare-ledger",
+        "prepare-claim-spec",
+        "prepare-completed",
+        "unprepare-asked",
+        "unprepare-claim-spec",
+        "unprepare-ledger",
+        "unprepare-grant",
+        "unprepare-undone",
+        "unprepare-mps-given-up",
+        "unprepare-forgotten",
+    ]);
 
 /// The caller, a thread that may block, has come to the point.
 #[cfg(feature = "fault-points")]

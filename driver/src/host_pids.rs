@@ -27,8 +27,8 @@ use rustix::{
     io::Errno,
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with},
 };
-use tessera_error_chain::chain;
 use tessera_intercept_abi::host_pid;
+use tessera_runtime::error_chain::chain;
 use tokio::{
     net::{UnixListener, UnixStream},
     time::{MissedTickBehavior, interval, sleep},

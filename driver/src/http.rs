@@ -9,11 +9,11 @@ use axum::{
     response::IntoResponse,
     routing::get,
 };
-use tessera_error_chain::chain;
 use tessera_proto::{
     dra_v1::{NodePrepareResourcesRequest, dra_plugin_client::DraPluginClient},
     registration::{InfoRequest, registration_client::RegistrationClient},
 };
+use tessera_runtime::error_chain::chain;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint};

@@ -22,10 +22,10 @@ use tessera_api::{
     labels::event,
     names::{GpuUuid, PoolName},
 };
-use tessera_error_chain::chain;
 use tessera_gpu::{
     GpuLibrary, HealthEvent, HealthEventKind, HealthWatch, LibraryError, RecoveryAction, Verdict,
 };
+use tessera_runtime::error_chain::chain;
 use tokio::sync::watch;
 
 use self::verdicts::Verdicts;

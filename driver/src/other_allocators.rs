@@ -21,8 +21,8 @@ use kube::{
     runtime::watcher::{self, DefaultBackoff, watcher},
 };
 use tessera_api::names::{DRIVER_NAME, NodeName};
-use tessera_cluster_access::patiently;
-use tessera_error_chain::chain;
+use tessera_runtime::cluster::patiently;
+use tessera_runtime::error_chain::chain;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 

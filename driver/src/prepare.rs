@@ -25,7 +25,7 @@ use tessera_api::{
     names::{ClaimName, ClaimUid, NameError, Namespace, PoolName},
     slice::MemoryRatio,
 };
-use tessera_error_chain::chain;
+use tessera_runtime::error_chain::chain;
 use tokio::{
     sync::watch,
     time::{Instant, sleep_until},

@@ -30,8 +30,8 @@ use tessera_api::{
     names::{DRIVER_NAME, DeviceName, GpuUuid, NodeName, ORPHANED_TAINT_KEY},
     slice::same_content,
 };
-use tessera_cluster_access::patiently;
-use tessera_error_chain::chain;
+use tessera_runtime::cluster::patiently;
+use tessera_runtime::error_chain::chain;
 use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 

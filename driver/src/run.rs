@@ -3,9 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use anyhow::Context;
-use tessera_cluster_access::client;
-use tessera_daemon::{log, signals::stop_on_signal};
 use tessera_gpu::{GpuLibrary, NvmlLibrary, NvmlOptions};
+use tessera_runtime::cluster::client;
+use tessera_runtime::{log, signals::stop_on_signal};
 
 use crate::{
     args::Args,

@@ -4,7 +4,7 @@ use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use clap::{ArgAction, Parser, Subcommand};
 use jiff::SignedDuration;
-use tessera_daemon::log::LogFormat;
+use tessera_runtime::log::LogFormat;
 
 use crate::{enter::Enter, shm::ShmSize};
 

@@ -9,7 +9,7 @@ use std::{
 
 use rustix::mount::MountFlags;
 use tessera_api::names::GpuUuid;
-use tessera_error_chain::chain;
+use tessera_runtime::error_chain::chain;
 
 use crate::{
     layout::{MpsPaths, gpu_named},

@@ -32,7 +32,7 @@ use rustix::{
     process::{Signal, chdir, chroot, getppid, set_parent_process_death_signal},
     thread::UnshareFlags,
 };
-use tessera_error_chain::chain;
+use tessera_runtime::error_chain::chain;
 
 /// The subcommand.
 pub(crate) const ENTER: &str = "enter";

@@ -18,7 +18,7 @@ use std::{
 };
 
 use tessera_api::names::GpuUuid;
-use tessera_error_chain::chain;
+use tessera_runtime::error_chain::chain;
 use tokio::{
     sync::mpsc,
     time::{MissedTickBehavior, interval, sleep},

@@ -1,6 +1,6 @@
 //! From flags to a keeper, and from a signal to its end.
 
-use tessera_daemon::{log, signals::stop_on_signal};
+use tessera_runtime::{log, signals::stop_on_signal};
 
 use crate::{
     args::Args,

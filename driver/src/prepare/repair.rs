@@ -7,7 +7,7 @@ use std::{
 };
 
 use tessera_api::names::{ClaimName, ClaimUid, Namespace, PoolName};
-use tessera_error_chain::chain;
+use tessera_runtime::error_chain::chain;
 
 use super::{
     Node, PrepareError,

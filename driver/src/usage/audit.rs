@@ -10,9 +10,9 @@ use std::{
 };
 
 use tessera_api::{labels::event, names::GpuUuid};
-use tessera_error_chain::chain;
 use tessera_gpu::{GpuLibrary, GpuProcess};
 use tessera_intercept_abi::ProcessReport;
+use tessera_runtime::error_chain::chain;
 use tokio::{sync::mpsc, time::sleep};
 use tokio_util::sync::CancellationToken;
 

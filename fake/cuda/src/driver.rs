@@ -4,8 +4,8 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use tessera_error_chain::chain;
 use tessera_fake_world::Machine;
+use tessera_runtime::error_chain::chain;
 
 use crate::abi::{Answer, Out, export};
 use crate::mps;

@@ -3,8 +3,8 @@
 use std::ffi::{c_char, c_int, c_uint};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tessera_error_chain::chain;
 use tessera_fake_world::Machine;
+use tessera_runtime::error_chain::chain;
 
 use crate::abi::{Answer, Code, Out, Return, export};
 

@@ -127,7 +127,7 @@ fn what_a_result_must_say_and_does_not_is_refused_by_its_field() {
 fn parameters_are_strict_and_name_their_field() {
     let refused = |parameters| {
         let error = check(&claim(json!([result()]), json!([config(parameters)]))).expect_err("refused");
-        tessera_error_chain::chain(&error)
+        tessera_runtime::error_chain::chain(&error)
     };
     assert!(refused(json!({"speed": 1})).contains("speed"), "an unknown field");
     assert!(refused(json!({"sharing": "TimeSlicing"})).contains("not supported in this version"));

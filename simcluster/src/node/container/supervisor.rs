@@ -20,7 +20,7 @@ use std::process::{ExitStatus, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::UnshareFlags;
-use tessera_error_chain::chain;
+use tessera_runtime::error_chain::chain;
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, Command};
 

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use kube::ResourceExt;
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use serde_json::{Value, json};
-use tessera_error_chain::chain;
+use tessera_runtime::error_chain::chain;
 use tokio::sync::watch;
 use tokio::time::Instant;
 

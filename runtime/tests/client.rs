@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use tessera_cluster_access::{ClientError, client};
+use tessera_runtime::cluster::{ClientError, client};
 
 const ONE_CONTEXT: &str = "
 apiVersion: v1

@@ -7,10 +7,10 @@ use axum::http::StatusCode;
 use axum::routing::{delete, get, put};
 use axum::{Json, Router};
 
-use crate::{Fault, FaultPoints, Point, Undeclared};
+use super::{Fault, FaultPoints, Point, Undeclared};
 
 impl FaultPoints {
-    /// The routes described at the top of this crate, to be merged into a server of the program's own.
+    /// The routes described at the top of [`super`], to be merged into a server of the program's own.
     pub fn routes(&'static self) -> Router {
         let list = move || async move { Json(self.all()) };
         let arm = move |Path((name, fault)): Path<(String, String)>| async move {

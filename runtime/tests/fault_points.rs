@@ -4,7 +4,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 use std::sync::mpsc;
 
-use tessera_fault_points::{Fault, FaultPoints, Undeclared};
+use tessera_runtime::fault_points::{Fault, FaultPoints, Undeclared};
 
 static POINTS: FaultPoints = FaultPoints::new(&["held", "killed", "unarmed"]);
 

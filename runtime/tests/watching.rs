@@ -7,7 +7,7 @@ use futures::{StreamExt, stream};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::runtime::utils::Backoff;
 use kube::runtime::watcher::{Error, Event, Result};
-use tessera_cluster_access::patiently;
+use tessera_runtime::cluster::patiently;
 use tokio::time::Instant;
 
 /// One second, two seconds, and so on; without a timer.

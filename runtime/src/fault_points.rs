@@ -4,7 +4,7 @@
 //! its points in one list, so that a test can demand that it has tried them all:
 //!
 //! ```
-//! use tessera_fault_points::FaultPoints;
+//! use tessera_runtime::fault_points::FaultPoints;
 //!
 //! static POINTS: FaultPoints = FaultPoints::new(&["prepare-started", "prepare-completed"]);
 //! POINTS.reach("prepare-started"); // goes on at once: nothing is armed
@@ -18,8 +18,6 @@
 //! | `PUT /fault-points/NAME/kill` | whoever reaches it next ends the process, as `kill -9` would |
 //! | `PUT /fault-points/NAME/hold` | whoever reaches it waits |
 //! | `DELETE /fault-points/NAME` | disarms it; who waits there goes on |
-
-#![forbid(unsafe_code)]
 
 mod http;
 
