@@ -14,7 +14,7 @@ pub mod watch;
 use std::io;
 
 use tessera_api::names::{ClaimUid, GpuUuid};
-use tessera_mps::{MpsPaths, State, Status, keeper_is_alive, keeper_pid, status::StatusError, want};
+use tessera_mps_protocol::{MpsPaths, State, Status, keeper_is_alive, keeper_pid, status::StatusError, want};
 
 use crate::state::{
     StatePaths,

@@ -15,7 +15,7 @@ use tessera_driver::{
     kubelet::plugin::{AskedClaim, Claims, PreparedDevice},
 };
 use tessera_intercept_abi::Grant;
-use tessera_mps::{MpsPaths, lock::KeeperLock};
+use tessera_mps_protocol::{MpsPaths, lock::KeeperLock};
 use tessera_proto::dra_v1;
 use tokio::task::JoinHandle;
 

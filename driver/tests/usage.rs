@@ -24,7 +24,7 @@ use tessera_intercept_abi::{
     LedgerPage, SlotPage,
     ledger::{HEADER_LEN, LOCK_OFFSET, SLOT_LEN, SLOT_LIVE, Total},
 };
-use tessera_mps::{MpsPaths, lock::KeeperLock};
+use tessera_mps_protocol::{MpsPaths, lock::KeeperLock};
 
 const MIB: u64 = 1 << 20;
 

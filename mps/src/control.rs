@@ -17,9 +17,9 @@ use tokio::{
 
 use crate::{
     enter::{ENTER, LOG, PIPE},
-    layout::MpsPaths,
     remnants,
 };
+use tessera_mps_protocol::layout::MpsPaths;
 
 /// Answered by a daemon that serves; changes nothing. NVIDIA's device plugin takes the exit code of the same question for its daemon's
 /// health (`AssertHealthy` in cmd/mps-control-daemon/mps/daemon.go of NVIDIA/k8s-device-plugin).

@@ -12,10 +12,10 @@ use tessera_api::names::GpuUuid;
 use tessera_runtime::error_chain::chain;
 
 use crate::{
-    layout::{MpsPaths, gpu_named},
     shm::{self, ShmSize},
     tmpfs,
 };
+use tessera_mps_protocol::layout::{MpsPaths, gpu_named};
 
 /// A handful of sockets and files. Tenants have it to write to, and may be root in their containers: more than this they cannot make.
 const PIPE: &str = "size=1m,nr_inodes=256,mode=0755";

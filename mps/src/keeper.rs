@@ -30,12 +30,14 @@ use crate::{
     control::{Control, ControlError, QUESTION, QUIT},
     daemon::{Daemon, End},
     directory::{self, DirectoryError},
-    layout::MpsPaths,
-    lock::KeeperLock,
     log_tail,
     plan::{Phase, Step, Then, Why, Wish, plan},
     remnants,
     shm::ShmSize,
+};
+use tessera_mps_protocol::{
+    layout::MpsPaths,
+    lock::KeeperLock,
     status::{State, Status},
     wanted,
 };

@@ -15,7 +15,7 @@
 //! Daemons are not tessera-driver's children: they outlive its restarts and updates, and pods with them. The two programs speak through
 //! files on a tmpfs that is at the same path on the host and in both pods. Each file has one writer.
 //!
-//! What tessera-driver uses: [`layout`], [`status`], [`wanted`] and [`lock`]. The rest is the program.
+//! Those files are the crate `tessera-mps-protocol`.
 //!
 //! # What the program needs of its pod
 //!
@@ -35,18 +35,9 @@ mod daemon;
 mod directory;
 pub mod enter;
 pub mod keeper;
-pub mod layout;
-pub mod lock;
 mod log_tail;
 pub mod plan;
 mod remnants;
 pub mod run;
 pub mod shm;
-pub mod status;
 mod tmpfs;
-pub mod wanted;
-
-pub use layout::MpsPaths;
-pub use lock::{keeper_is_alive, keeper_pid};
-pub use status::{State, Status};
-pub use wanted::want;

@@ -5,7 +5,7 @@ mod bench;
 use std::{fs, os::unix::fs::PermissionsExt, time::Instant};
 
 use bench::{Bench, eventually, gpu, identity};
-use tessera_mps::{State, Status, keeper_is_alive, keeper_pid};
+use tessera_mps_protocol::{State, Status, keeper_is_alive, keeper_pid};
 
 #[test]
 fn a_gpu_that_is_wanted_gets_a_daemon_with_shared_memory_of_its_own() {

@@ -3,9 +3,9 @@
 //! | module | feature | contents |
 //! |---|---|---|
 //! | [`error_chain`] | | an error and its causes on one line |
-//! | [`address`], [`log`], [`signals`] | `process` | flags, log lines and signals, the same for each program |
-//! | [`cluster`] | `cluster` | the client of the API server, and watches that go on |
-//! | [`fault_points`] | `fault-points` | places where crash tests kill or hold a program; in nothing that ships |
+//! | `address`, `log`, `signals` | `process` | flags, log lines and signals, the same for each program |
+//! | `cluster` | `cluster` | the client of the API server, and watches that go on |
+//! | `fault_points` | `fault-points` | places where crash tests kill or hold a program; in nothing that ships |
 
 #![forbid(unsafe_code)]
 

@@ -7,7 +7,7 @@ use std::{
 };
 
 use tessera_api::{labels::event, names::GpuUuid};
-use tessera_mps::{State, Status};
+use tessera_mps_protocol::{State, Status};
 use tokio::{
     sync::{mpsc, watch},
     time::{MissedTickBehavior, interval},

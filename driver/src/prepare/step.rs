@@ -7,7 +7,7 @@ use tessera_cdi::{ContainerEdits, Device, Kind, Mount, Spec};
 use tessera_intercept_abi::{
     ComputePolicy, GRANT_FILE, Grant, GrantError, HOST_DIR, LEDGER_FILE, SHARES_DIR, Text, UuidError, mps,
 };
-use tessera_mps::MpsPaths;
+use tessera_mps_protocol::MpsPaths;
 
 use crate::{
     base_spec::NO_LEGACY_DEVICES,

@@ -18,7 +18,7 @@ use rustix::{
     process::{Pid, Signal, kill_process},
 };
 use tessera_api::names::GpuUuid;
-use tessera_mps::{MpsPaths, State, Status, want};
+use tessera_mps_protocol::{MpsPaths, State, Status, want};
 
 const KEEPER: &str = env!("CARGO_BIN_EXE_tessera-mps");
 

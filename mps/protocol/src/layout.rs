@@ -79,7 +79,7 @@ impl MpsPaths {
 }
 
 /// The GPU that a directory entry is named after; `None` also where a UUID is not written as NVML prints it.
-pub(crate) fn gpu_named(name: &std::ffi::OsStr) -> Option<GpuUuid> {
+pub fn gpu_named(name: &std::ffi::OsStr) -> Option<GpuUuid> {
     let name = name.to_str()?;
     GpuUuid::new(name).ok().filter(|gpu| gpu == name)
 }

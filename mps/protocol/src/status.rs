@@ -71,7 +71,7 @@ impl Status {
     }
 
     /// Says it, so that whoever reads sees this or what was said before.
-    pub(crate) fn write(&self, paths: &MpsPaths, gpu: &GpuUuid) -> Result<(), StatusError> {
+    pub fn write(&self, paths: &MpsPaths, gpu: &GpuUuid) -> Result<(), StatusError> {
         let path = paths.status(gpu);
         let temporary = path.with_extension("new");
         let io = |operation, path: PathBuf| move |source| StatusError::Io { operation, path, source };
@@ -81,7 +81,7 @@ impl Status {
     }
 
     /// Says nothing any more.
-    pub(crate) fn remove(paths: &MpsPaths, gpu: &GpuUuid) -> Result<(), StatusError> {
+    pub fn remove(paths: &MpsPaths, gpu: &GpuUuid) -> Result<(), StatusError> {
         let path = paths.status(gpu);
         match fs::remove_file(&path) {
             Err(source) if source.kind() != io::ErrorKind::NotFound => {
