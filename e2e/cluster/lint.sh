@@ -10,5 +10,5 @@ command -v shellcheck >/dev/null || {
 }
 cd "$here"
 shellcheck --external-sources --check-sourced --source-path .:SCRIPTDIR ./*.sh lib/machine-init.sh lib/residue.sh ../../deploy/chart/check.sh ../../judge/fuzz.sh \
-  ../../fuzz/run.sh ../../.ci/run ../../intercept/hook/tests/glibc.sh ../../intercept/hook/tests/arm64.sh
+  ../../fuzz/run.sh ../../.ci/run ../../.ci/install-cargo-deny ../../intercept/hook/tests/glibc.sh ../../intercept/hook/tests/arm64.sh
 HELM=$("$here/build.sh" helm)/helm "$here/../../deploy/chart/check.sh"
