@@ -4,7 +4,7 @@
 #   docker build --file deploy/images/probe.Dockerfile --tag tessera/probe:e2e .
 #
 # e2e/cluster/images.sh makes the same image without a container engine.
-FROM docker.io/library/rust:1.95-bookworm AS build
+FROM docker.io/library/rust:1.95.0-bookworm AS build
 WORKDIR /src
 COPY . .
 RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/src/target \
