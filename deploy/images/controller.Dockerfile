@@ -14,3 +14,7 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,targe
 FROM gcr.io/distroless/cc-debian12:nonroot
 COPY --from=build /out/ /
 ENTRYPOINT ["/usr/local/bin/tessera-controller"]
+LABEL org.opencontainers.image.title="tessera-controller" \
+      org.opencontainers.image.description="Allocates ResourceClaims for fractional NVIDIA GPUs in Kubernetes." \
+      org.opencontainers.image.source="https://github.com/tessera-gpu/tessera" \
+      org.opencontainers.image.licenses="Apache-2.0"

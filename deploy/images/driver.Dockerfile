@@ -19,3 +19,7 @@ FROM gcr.io/distroless/cc-debian12
 COPY --from=build /out/ /
 # root: the driver makes mounts and writes to the kubelet's directories.
 ENTRYPOINT ["/usr/local/bin/tessera-driver"]
+LABEL org.opencontainers.image.title="tessera-driver" \
+      org.opencontainers.image.description="DRA kubelet plugin for fractional NVIDIA GPUs, with the interceptor library and the supervisor of MPS daemons." \
+      org.opencontainers.image.source="https://github.com/tessera-gpu/tessera" \
+      org.opencontainers.image.licenses="Apache-2.0"

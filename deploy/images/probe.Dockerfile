@@ -17,3 +17,7 @@ COPY --from=build /out/ /
 # By name too: the tests' pods give a command.
 ENV PATH=/usr/local/bin:/usr/bin:/bin
 ENTRYPOINT ["/usr/local/bin/tessera-probe"]
+LABEL org.opencontainers.image.title="tessera-probe" \
+      org.opencontainers.image.description="Test program: reports the GPUs that a container sees and allocates their memory." \
+      org.opencontainers.image.source="https://github.com/tessera-gpu/tessera" \
+      org.opencontainers.image.licenses="Apache-2.0"
