@@ -3,7 +3,7 @@
 #   docker build --file deploy/images/controller.Dockerfile --tag ghcr.io/tessera-gpu/tessera-controller:0.1.0 .
 #
 # e2e/cluster/images.sh makes the same image without a container engine.
-FROM docker.io/library/rust:1.95-bookworm AS build
+FROM docker.io/library/rust:1.95.0-bookworm AS build
 WORKDIR /src
 COPY . .
 RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/src/target \
@@ -14,3 +14,7 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,targe
 FROM gcr.io/distroless/cc-debian12:nonroot
 COPY --from=build /out/ /
 ENTRYPOINT ["/usr/local/bin/tessera-controller"]
+LABEL org.opencontainers.image.title="tessera-controller" \
+      org.opencontainers.image.description="Allocates ResourceClaims for fractional NVIDIA GPUs in Kubernetes." \
+      org.opencontainers.image.source="https://github.com/tessera-gpu/tessera" \
+      org.opencontainers.image.licenses="Apache-2.0"

@@ -4,7 +4,7 @@
 #   docker build --file deploy/images/driver.Dockerfile --tag ghcr.io/tessera-gpu/tessera-driver:0.1.0 .
 #
 # e2e/cluster/images.sh makes the same image without a container engine.
-FROM docker.io/library/rust:1.95-bookworm AS build
+FROM docker.io/library/rust:1.95.0-bookworm AS build
 WORKDIR /src
 COPY . .
 RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/src/target \
@@ -19,3 +19,7 @@ FROM gcr.io/distroless/cc-debian12
 COPY --from=build /out/ /
 # root: the driver makes mounts and writes to the kubelet's directories.
 ENTRYPOINT ["/usr/local/bin/tessera-driver"]
+LABEL org.opencontainers.image.title="tessera-driver" \
+      org.opencontainers.image.description="DRA kubelet plugin for fractional NVIDIA GPUs, with the interceptor library and the supervisor of MPS daemons." \
+      org.opencontainers.image.source="https://github.com/tessera-gpu/tessera" \
+      org.opencontainers.image.licenses="Apache-2.0"

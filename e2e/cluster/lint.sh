@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Part of make lint: the shell scripts, and the chart. Needs shellcheck (install-deps.sh) and Go,
-# which builds helm once.
+# Part of make lint: the shell scripts, the images' build context, and the chart. Needs shellcheck
+# (install-deps.sh) and Go, which builds helm once.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -9,6 +9,7 @@ command -v shellcheck >/dev/null || {
   exit 1
 }
 cd "$here"
-shellcheck --external-sources --check-sourced --source-path .:SCRIPTDIR ./*.sh lib/machine-init.sh lib/residue.sh ../../deploy/chart/check.sh ../../judge/fuzz.sh \
-  ../../fuzz/run.sh ../../.ci/run ../../intercept/hook/tests/glibc.sh ../../intercept/hook/tests/arm64.sh
+shellcheck --external-sources --check-sourced --source-path .:SCRIPTDIR ./*.sh lib/machine-init.sh lib/residue.sh ../../deploy/chart/check.sh ../../deploy/images/check.sh ../../judge/fuzz.sh \
+  ../../fuzz/run.sh ../../.ci/run ../../.ci/install-cargo-deny ../../intercept/hook/tests/glibc.sh ../../intercept/hook/tests/arm64.sh
+"$here/../../deploy/images/check.sh"
 HELM=$("$here/build.sh" helm)/helm "$here/../../deploy/chart/check.sh"
