@@ -3,6 +3,7 @@
 //!
 //! Each line of `golden/selectors.tsv` is upstream's answer to a request for one device with that selector: `fit`, `none`,
 //! `celCompile` or `celRuntime`. `make goldens-check` asks upstream again (`testing/oracle`, which has the same device).
+//! No expression depends on the order of a map, which is random upstream.
 
 use tessera_allocator::model::{Attribute, Capacity, Device};
 use tessera_allocator::selector::{CompiledSelector, DeviceView, SelectorError};
