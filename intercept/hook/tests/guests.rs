@@ -46,8 +46,8 @@ fn loaded(compiler: impl AsRef<OsStr>, options: &[&str], directory: &Path) -> Op
 fn other_kind(test: &str, compiler: &str, options: &[&str], package: &str, node: &Node) -> Option<PathBuf> {
     let program = loaded(compiler, options, node.path());
     if program.is_none() {
-        let options = options.join(" ");
-        report_skip(test, format!("`{compiler} {options}` makes no program; Debian: {package}"));
+        let command = [&[compiler], options].concat().join(" ");
+        report_skip(test, format!("`{command}` makes no program; Debian: {package}"));
     }
     program
 }
