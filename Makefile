@@ -33,12 +33,25 @@ test: build ## Run every test that needs neither root nor a cluster
 	$(CARGO) test --locked --package tessera-e2e --lib --test layers --test faults
 	$(CARGO) test --locked --package tessera-e2e --test simcluster --test chaos
 
+# On the stand-ins; trials of faults and clocks are in a program of their own.
+trials_of = $(if $(filter trial/chaos trial/wrong-clock,$(TEST)),chaos,simcluster)
+
+.PHONY: test-one
+test-one: build ## Run the tests with TEST=... in their names, of PACKAGE=... or of all: a function, scenario/... or trial/...
+	@test -n "$(TEST)" || { echo "make test-one TEST=part of a name" >&2; exit 2; }
+ifneq ($(filter scenario/% trial/%,$(TEST)),)
+	$(CARGO) test --locked --package tessera-e2e --test $(trials_of) -- $(TEST)
+else
+	set -o pipefail; $(CARGO) test --locked $(if $(PACKAGE),--package=$(PACKAGE),--workspace --exclude tessera-e2e) -- --show-output $(TEST) | \
+	  awk '{ print } /^test .* \.\.\. / { ran++ } END { if (!ran) { print "error: no test matches $(TEST)"; exit 1 } }'
+endif
+
 .PHONY: test-arm64
 test-arm64: ## Build the interceptor for aarch64 and try it in emulation (Debian; fetches 300 MB the first time): TESTS=all
 	intercept/hook/tests/arm64.sh $(TESTS)
 
 .PHONY: judge
-judge: ## Judge the allocator by published results, in full (optimised build; reads ../shared)
+judge: ## Judge the allocator by published results and golden cases, in full (optimised build; 7 minutes on two cores)
 	$(CARGO) test --locked --release --package tessera-judge
 
 .PHONY: soak
@@ -47,12 +60,12 @@ soak: build ## The long trials on the cluster of stand-ins, in full: PODS=10000 
 	  $(CARGO) test --locked --package tessera-e2e --test simcluster -- two-allocators trial/soak
 
 .PHONY: e2e
-e2e: ## Run Tessera on a real Kubernetes 1.37, or K8S=1.36, on this machine (root and Go; fake GPUs; 15 minutes the first time)
-	e2e/cluster/run.sh
+e2e: ## Run Tessera on a real Kubernetes 1.37, or K8S=1.36, on this machine (root and Go; fake GPUs; 15 minutes the first time): TEST=...
+	e2e/cluster/run.sh $(TEST)
 
 .PHONY: e2e-kind
-e2e-kind: ## The same tests on kind (Docker)
-	e2e/cluster/kind.sh
+e2e-kind: ## The same tests on kind (Docker): TEST=...
+	e2e/cluster/kind.sh $(TEST)
 
 .PHONY: lint
 lint: ## Formatting, clippy, documentation, dependencies, shell scripts, the chart
@@ -74,7 +87,16 @@ oracle := $(abspath $(target))/oracle
 
 .PHONY: oracle
 oracle:
-	cd ../shared/oracle && go build -o $(oracle) .
+	cd testing/oracle && go build -o $(oracle) .
+
+.PHONY: goldens-check
+goldens-check: oracle ## Ask Kubernetes' own allocator again and compare the golden files byte for byte (Go, Python; a minute)
+	cd testing/oracle && go vet ./... && go test ./...
+	testing/oracle/goldens.sh check $(oracle)
+
+.PHONY: goldens
+goldens: oracle ## Write the golden files again, after a change of testing/oracle (Go, Python)
+	testing/oracle/goldens.sh write $(oracle)
 
 .PHONY: bench-intercept
 bench-intercept: ## Time calls with the interceptor beside the same calls without it, in turn (a C compiler): ROUNDS=3

@@ -18,6 +18,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use stand_in::node::Node;
 use tessera_driver::{driver::Settings, host_pids, state::StatePaths};
 use tessera_intercept_abi::host_pid::{LEN, SOCKET, parse};
+use tessera_test_support::{report_skip, test_name};
 use tokio_util::sync::CancellationToken;
 
 /// A server below a directory of its own.
@@ -111,7 +112,7 @@ async fn a_process_of_another_namespace_is_told_the_number_it_has_here() {
     let output = tokio::task::spawn_blocking(move || unshare.output()).await.expect("no panic");
     let output = output.expect("unshare runs");
     if String::from_utf8_lossy(&output.stderr).starts_with("unshare:") {
-        eprintln!("SKIPPED: a_process_of_another_namespace_is_told_the_number_it_has_here: no namespaces");
+        report_skip(test_name!(), format!("no namespaces here: {}", String::from_utf8_lossy(&output.stderr)));
         return;
     }
     assert!(output.status.success(), "{output:?}");

@@ -13,6 +13,7 @@ use std::{
 use stand_in::{kubelet::Kubelet, node::Node};
 use tessera_driver::state::mounts::{KernelMounts, Mounts, Tmpfs};
 use tessera_intercept_abi::LEDGER_LEN;
+use tessera_test_support::report_skip;
 
 /// Set in the copy of the test that runs in namespaces of its own.
 const INSIDE: &str = "TESSERA_TEST_IN_NAMESPACE";
@@ -35,8 +36,7 @@ fn in_namespace(test: &str) -> bool {
         .expect("unshare is there");
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     if err.contains("unshare failed") || err.contains("uid_map") {
-        // Said aloud, since a machine without user namespaces proves nothing here.
-        eprintln!("SKIPPED: {test}: no namespaces here: {err}");
+        report_skip(test, format!("no namespaces here: {err}"));
         return false;
     }
     assert!(output.status.success(), "{out}{err}");

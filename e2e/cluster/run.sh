@@ -3,7 +3,7 @@
 # installs the chart with helm, runs the tests, takes everything down and checks that nothing is left on the host, also
 # after a failure or an interrupt.
 #
-#   run.sh [TEST FILTER...]     the filter goes to the tests' harness
+#   run.sh [ARGUMENT...]     arguments of the test program, such as parts of names of tests
 #
 # TESSERA_E2E_KEEP=1 leaves the cluster up after the tests (down.sh ends it).
 set -euo pipefail
@@ -95,6 +95,8 @@ trap 'exit 143' TERM
   bin=$("$here/build.sh")
   "$here/images.sh" tessera
   build_tests
+  # A filter that matches no test is told before anything starts.
+  "$programs/deps/cluster" --list "$@" >/dev/null
   say "built after $SECONDS s"
   export TESSERA_E2E_BIN=$bin TESSERA_E2E_RUNDIR=$rundir TESSERA_E2E_NODE=$here/node.sh KUBECONFIG=$kubeconfig
   "$here/up.sh"

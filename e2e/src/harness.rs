@@ -1,51 +1,23 @@
-//! Runs scenarios and trials as a test program would: filter, one line each, an exit code.
+//! Runs scenarios and trials as a test program does: it lists them, filters them, prints a line for each, and ends with an exit code.
 
+mod arguments;
+
+use std::any::Any;
+use std::fmt;
+use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use clap::Parser as _;
 use futures::FutureExt as _;
 use futures::future::LocalBoxFuture;
+use tessera_test_support::report_skip;
 
+pub use self::arguments::{Arguments, UnmatchedFilter};
 use crate::runner::{Figure, Outcome, Runner};
 use crate::scenario::ScenarioFile;
 use crate::trials::{self, Cluster};
-
-/// What is to be run. Understands what `cargo test` passes on, as far as it applies: everything runs one after the other,
-/// since scenarios look at all GPUs of the cluster.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Selection {
-    /// Parts of names; nothing selects everything.
-    filters: Vec<String>,
-    exact: bool,
-    list: bool,
-}
-
-impl Selection {
-    /// Reads the program's arguments.
-    pub fn from_arguments(arguments: impl IntoIterator<Item = String>) -> Self {
-        let mut selection = Self::default();
-        for argument in arguments {
-            match argument.as_str() {
-                "--exact" => selection.exact = true,
-                "--list" => selection.list = true,
-                flag if flag.starts_with('-') => {}
-                filter => selection.filters.push(filter.to_owned()),
-            }
-        }
-        selection
-    }
-
-    /// Only the names are asked for.
-    pub fn lists(&self) -> bool {
-        self.list
-    }
-
-    fn selects(&self, name: &str) -> bool {
-        let fits = |filter: &String| if self.exact { name == filter } else { name.contains(filter.as_str()) };
-        self.filters.is_empty() || self.filters.iter().any(fits)
-    }
-}
 
 /// The scenario files of this repository.
 pub fn scenarios() -> PathBuf {
@@ -55,34 +27,80 @@ pub fn scenarios() -> PathBuf {
 /// What a trial came to: figures, or a reason why it was not made.
 pub type TrialOutcome = anyhow::Result<Outcome>;
 
-/// One thing to run.
-pub struct Trial<'a> {
-    /// Its name.
-    pub name: String,
-    /// What it does.
-    pub run: LocalBoxFuture<'a, TrialOutcome>,
+/// A test: its name, and what it does on a cluster.
+pub struct Trial {
+    name: String,
+    run: Box<dyn FnOnce(Cluster) -> LocalBoxFuture<'static, TrialOutcome>>,
+}
+
+impl Trial {
+    /// A trial of that name.
+    pub fn new<F>(name: impl Into<String>, run: impl FnOnce(Cluster) -> F + 'static) -> Self
+    where
+        F: Future<Output = TrialOutcome> + 'static,
+    {
+        Self { name: name.into(), run: Box::new(|cluster| Box::pin(run(cluster))) }
+    }
+
+    /// Its name, as `scenario/binpack` or `trial/soak`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+impl fmt::Debug for Trial {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.debug_tuple("Trial").field(&self.name).finish()
+    }
 }
 
 /// The trials of all scenario files.
-fn scenario_trials(runner: &Runner) -> anyhow::Result<Vec<Trial<'static>>> {
+fn scenario_trials() -> anyhow::Result<Vec<Trial>> {
     let trial = |file: ScenarioFile| {
-        let runner = runner.clone();
         let name = format!("scenario/{}", file.name);
-        Trial { name, run: Box::pin(async move { Ok(runner.run(&file).await?) }) }
+        Trial::new(
+            name,
+            move |cluster| async move { Ok(Runner::new(cluster.client().clone()).run(&file).await?) },
+        )
     };
-    Ok(ScenarioFile::read_all(&scenarios())?.into_iter().map(trial).collect())
+    let files = ScenarioFile::read_all(&scenarios())?;
+    anyhow::ensure!(!files.is_empty(), "no scenario files in {}", scenarios().display());
+    Ok(files.into_iter().map(trial).collect())
 }
 
 /// Everything that there is to run against any cluster, with `more` that this one can do.
 ///
 /// # Errors
 /// A scenario file cannot be read or is no scenario.
-pub fn everything(cluster: &Cluster, more: Vec<Trial<'static>>) -> anyhow::Result<Vec<Trial<'static>>> {
-    let mut trials = scenario_trials(&Runner::new(cluster.client().clone()))?;
-    trials.extend(trials::all(cluster));
+pub fn everything(more: Vec<Trial>) -> anyhow::Result<Vec<Trial>> {
+    let mut trials = scenario_trials()?;
+    trials.extend(trials::all());
     trials.extend(more);
-    trials.extend(trials::last(cluster));
+    trials.extend(trials::last());
     Ok(trials)
+}
+
+/// The `main` of a test program: lists the trials or hands those selected to `run`, as the program's arguments say.
+///
+/// Nothing is started where the trials are listed, or where a filter matches none of them: that fails with exit code 2.
+pub async fn main<F>(trials: anyhow::Result<Vec<Trial>>, run: impl FnOnce(Vec<Trial>) -> F) -> ExitCode
+where
+    F: Future<Output = anyhow::Result<Report>>,
+{
+    let arguments = Arguments::parse();
+    let outcome = async {
+        let selected = arguments.select(trials?)?;
+        if arguments.is_list() {
+            print!("{}", arguments.list(&selected));
+            return Ok(ExitCode::SUCCESS);
+        }
+        let report = if selected.is_empty() { Report::default() } else { run(selected).await? };
+        Ok(report.finish())
+    };
+    outcome.await.unwrap_or_else(|error: anyhow::Error| {
+        eprintln!("error: {error:#}");
+        if error.is::<UnmatchedFilter>() { ExitCode::from(2) } else { ExitCode::FAILURE }
+    })
 }
 
 /// The result of all trials.
@@ -95,17 +113,25 @@ pub struct Report {
 }
 
 impl Report {
-    /// Runs what is selected, one after the other, and prints a line for each. Once `lost` ends, the trial under way has failed, and the
+    /// Nothing has run, since the machine lacks what the test program `name` needs.
+    pub fn skipped(name: &str, reason: String) -> Self {
+        Self { skipped: vec![(name.to_owned(), reason)], ..Self::default() }
+    }
+
+    /// Runs trials one after the other and prints a line for each. Once `lost` ends, the trial under way has failed, and the
     /// others are not run: each would wait for the cluster, for up to a quarter of an hour.
-    pub async fn of(selection: &Selection, trials: Vec<Trial<'_>>, lost: impl Future<Output = ()>) -> Self {
+    pub async fn of(trials: Vec<Trial>, cluster: &Cluster, lost: impl Future<Output = ()>) -> Self {
         let lost = lost.shared();
         let mut report = Self::default();
-        for Trial { name, run } in trials.into_iter().filter(|trial| selection.selects(&trial.name)) {
+        for Trial { name, run } in trials {
             let began = Instant::now();
+            let cluster = cluster.clone();
             let outcome = tokio::select! {
                 biased;
                 () = lost.clone() => Err(anyhow::anyhow!("the cluster is lost: nobody can read from it any more")),
-                outcome = run => outcome,
+                outcome = AssertUnwindSafe(async { run(cluster).await }).catch_unwind() => {
+                    outcome.unwrap_or_else(|panic| Err(anyhow::anyhow!("panicked: {}", message(&*panic))))
+                }
             };
             report.note(name, began, outcome);
         }
@@ -141,7 +167,7 @@ impl Report {
             println!("FIGURE: {of}: p50 {}, p99 {}, max {} of {n}", at(50), at(99), at(100));
         }
         for (name, reason) in &self.skipped {
-            println!("SKIPPED: {name}: {reason}");
+            report_skip(name, reason);
         }
         for name in &self.failed {
             println!("FAILED: {name}");
@@ -149,6 +175,12 @@ impl Report {
         println!("{} passed, {} failed, {} skipped", self.passed, self.failed.len(), self.skipped.len());
         if self.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
     }
+}
+
+/// The message of a panic.
+fn message(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message")
 }
 
 /// Nobody reads more of it.
@@ -173,40 +205,33 @@ mod tests {
 
     use super::*;
 
-    fn selection(arguments: &[&str]) -> Selection {
-        Selection::from_arguments(arguments.iter().map(|argument| (*argument).to_owned()))
+    fn trial(name: &str, outcome: fn() -> TrialOutcome) -> Trial {
+        Trial::new(name, async move |_| outcome())
     }
 
-    #[test]
-    fn flags_of_cargo_test_are_not_taken_for_filters() {
-        assert!(selection(&["--test-threads=1", "--nocapture"]).selects("scenario/binpack"));
-        assert!(selection(&["--test-threads=1", "pack"]).selects("scenario/binpack"));
-        assert!(!selection(&["spread"]).selects("scenario/binpack"));
-        assert!(!selection(&["--exact", "pack"]).selects("scenario/binpack"));
+    /// A cluster that nothing asks for anything.
+    fn cluster() -> Cluster {
+        Cluster::new(kube::Config::new("http://localhost:1".parse().unwrap()), None).unwrap()
     }
 
     #[tokio::test]
-    async fn a_failure_among_others_fails_the_whole_and_stops_nothing() {
-        let trial =
-            |name: &str, outcome: TrialOutcome| Trial { name: name.into(), run: Box::pin(async { outcome }) };
+    async fn a_failed_trial_fails_the_run_and_stops_nothing() {
         let trials = vec![
-            trial("a", Err(anyhow::anyhow!("no"))),
-            trial("b", Ok(Outcome::Skipped("not here".into()))),
-            trial("c", Ok(Outcome::Held(vec![]))),
+            trial("a", || Err(anyhow::anyhow!("no"))),
+            trial("b", || Ok(Outcome::Skipped("not here".into()))),
+            trial("c", || panic!("three {}", "devices")),
+            trial("d", || Ok(Outcome::Held(vec![]))),
         ];
-        let report = Report::of(&Selection::default(), trials, pending()).await;
-        assert_eq!((report.passed, report.failed.len(), report.skipped.len()), (1, 1, 1));
+        let report = Report::of(trials, &cluster(), pending()).await;
+        assert_eq!((report.passed, report.skipped.len()), (1, 1));
+        assert_eq!(report.failed, ["a", "c"]);
         assert_eq!(format!("{:?}", report.finish()), format!("{:?}", ExitCode::FAILURE));
     }
 
     #[tokio::test]
-    async fn no_trial_waits_for_a_cluster_that_is_lost_and_none_begins_on_it() {
-        let trial = |name: &str, run| Trial { name: name.into(), run };
-        let trials = vec![
-            trial("waits", Box::pin(pending())),
-            trial("begins", Box::pin(async { panic!("it has begun") })),
-        ];
-        let report = Report::of(&Selection::default(), trials, ready(())).await;
+    async fn no_trial_waits_for_a_lost_cluster_or_begins_on_it() {
+        let trials = vec![Trial::new("waits", |_| pending()), trial("begins", || panic!("it has begun"))];
+        let report = Report::of(trials, &cluster(), ready(())).await;
         assert_eq!(report.failed, ["waits", "begins"]);
     }
 }

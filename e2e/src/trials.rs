@@ -158,85 +158,78 @@ impl Cluster {
 
 /// One trial in a namespace of its own.
 macro_rules! trial {
-    ($cluster:expr, $name:literal, $run:expr) => {{
-        let bench = Bench::new($cluster, $name);
-        Trial {
-            name: concat!("trial/", $name).to_owned(),
-            run: Box::pin(async move { bench.run($run).await }),
-        }
-    }};
+    ($name:literal, $run:expr) => {
+        Trial::new(concat!("trial/", $name), async move |cluster| Bench::new(&cluster, $name).run($run).await)
+    };
 }
 
 /// The trials that any cluster can do, the stand-ins too.
-pub fn all(cluster: &Cluster) -> Vec<Trial<'static>> {
+pub fn all() -> Vec<Trial> {
     vec![
-        trial!(cluster, "driver-restart", restart::driver),
-        trial!(cluster, "kubelet-restart", restart::kubelet),
-        trial!(cluster, "containerd-restart", restart::containerd),
-        trial!(cluster, "controller-stopped", controller::stopped),
-        trial!(cluster, "lost-gpu", gpu::lost),
-        trial!(cluster, "gpu-recovers", gpu::recovers),
-        trial!(cluster, "slices-tampered", slices::put_right),
-        trial!(cluster, "other-allocator-dra", other_allocator::dra_driver),
-        trial!(cluster, "other-allocator-plugin", other_allocator::device_plugin),
-        trial!(cluster, "neighbours-pool", neighbour::refused),
-        trial!(cluster, "room", room::measured),
-        trial!(cluster, "hundred-pods", crowd::hundred),
-        trial!(cluster, "two-allocators-unfenced", fence::unfenced),
-        trial!(cluster, "two-allocators-fenced", fence::fenced),
-        trial!(cluster, "deleted-before-binding", deleted_early::freed),
-        trial!(cluster, "policies", admission::held),
-        trial!(cluster, "forged-grant", tampering::forged),
-        trial!(cluster, "ruined-ledgers", tampering::ledgers),
-        trial!(cluster, "stripped-finalizer", stripped::counted),
-        trial!(cluster, "misplaced", misplaced::repaired),
-        trial!(cluster, "counters", counters::bound),
-        trial!(cluster, "plugin", plugin::told_truly),
-        trial!(cluster, "soak", soak::survived),
+        trial!("driver-restart", restart::driver),
+        trial!("kubelet-restart", restart::kubelet),
+        trial!("containerd-restart", restart::containerd),
+        trial!("controller-stopped", controller::stopped),
+        trial!("lost-gpu", gpu::lost),
+        trial!("gpu-recovers", gpu::recovers),
+        trial!("slices-tampered", slices::put_right),
+        trial!("other-allocator-dra", other_allocator::dra_driver),
+        trial!("other-allocator-plugin", other_allocator::device_plugin),
+        trial!("neighbours-pool", neighbour::refused),
+        trial!("room", room::measured),
+        trial!("hundred-pods", crowd::hundred),
+        trial!("two-allocators-unfenced", fence::unfenced),
+        trial!("two-allocators-fenced", fence::fenced),
+        trial!("deleted-before-binding", deleted_early::freed),
+        trial!("policies", admission::held),
+        trial!("forged-grant", tampering::forged),
+        trial!("ruined-ledgers", tampering::ledgers),
+        trial!("stripped-finalizer", stripped::counted),
+        trial!("misplaced", misplaced::repaired),
+        trial!("counters", counters::bound),
+        trial!("plugin", plugin::told_truly),
+        trial!("soak", soak::survived),
     ]
 }
 
 /// The trials that need a real Kubernetes: what they are about is left out of the stand-ins.
-pub fn on_real_cluster(cluster: &Cluster) -> Vec<Trial<'static>> {
+pub fn on_real_cluster() -> Vec<Trial> {
     vec![
-        trial!(cluster, "refused-by-port", refused_node::by_port),
-        trial!(cluster, "refused-by-affinity", refused_node::by_affinity),
-        trial!(cluster, "refused-everywhere", refused_node::everywhere),
-        trial!(cluster, "preemption", preemption::stays),
-        trial!(cluster, "prebind-race", prebind_race::forced),
-        trial!(cluster, "controller-killed", controller_crash::killed),
-        trial!(cluster, "frozen-leader", frozen_leader::replaced),
-        trial!(cluster, "driver-killed", driver_crash::killed),
-        trial!(cluster, "driver-prepare-cancelled", driver_crash::cancelled),
-        trial!(cluster, "rights", admission::held_with_rights),
-        trial!(cluster, "forged-grant-by-image", tampering::forged_by_image),
-        trial!(cluster, "guests", guests::unharmed),
-        trial!(cluster, "host-pid", host_pid::told),
-        trial!(cluster, "intercept-modes", intercept_modes::there_and_back),
-        trial!(cluster, "exhausted-dev", tampering::exhausted),
-        trial!(cluster, "namespaces-of-a-tenant", tampering::namespaces),
-        trial!(cluster, "helm-upgrade", release::upgraded),
-        trial!(cluster, "helm-uninstall", release::removed),
-        trial!(cluster, "stock-mode", stock::there_and_back),
-        trial!(cluster, "oversubscription", oversubscription::there_and_back),
-        trial!(cluster, "mps", mps::there_and_back),
-        trial!(cluster, "control-plane-restarts", control_plane::restarted),
-        trial!(cluster, "node-deleted", node::deleted),
-        trial!(cluster, "driver-two-instances", driver_update::two_instances),
-        trial!(cluster, "driver-cdi-file-deleted", driver_update::cdi_file_deleted),
+        trial!("refused-by-port", refused_node::by_port),
+        trial!("refused-by-affinity", refused_node::by_affinity),
+        trial!("refused-everywhere", refused_node::everywhere),
+        trial!("preemption", preemption::stays),
+        trial!("prebind-race", prebind_race::forced),
+        trial!("controller-killed", controller_crash::killed),
+        trial!("frozen-leader", frozen_leader::replaced),
+        trial!("driver-killed", driver_crash::killed),
+        trial!("driver-prepare-cancelled", driver_crash::cancelled),
+        trial!("rights", admission::held_with_rights),
+        trial!("forged-grant-by-image", tampering::forged_by_image),
+        trial!("guests", guests::unharmed),
+        trial!("host-pid", host_pid::told),
+        trial!("intercept-modes", intercept_modes::there_and_back),
+        trial!("exhausted-dev", tampering::exhausted),
+        trial!("namespaces-of-a-tenant", tampering::namespaces),
+        trial!("helm-upgrade", release::upgraded),
+        trial!("helm-uninstall", release::removed),
+        trial!("stock-mode", stock::there_and_back),
+        trial!("oversubscription", oversubscription::there_and_back),
+        trial!("mps", mps::there_and_back),
+        trial!("control-plane-restarts", control_plane::restarted),
+        trial!("node-deleted", node::deleted),
+        trial!("driver-two-instances", driver_update::two_instances),
+        trial!("driver-cdi-file-deleted", driver_update::cdi_file_deleted),
     ]
 }
 
 /// Faults of the API server, by a plan from each seed, and clocks that are wrong. Only the stand-ins can do that, when they are
 /// served with `--clocks`.
-pub fn on_faulty_cluster(cluster: &Cluster, seeds: Vec<u64>) -> Vec<Trial<'static>> {
-    vec![
-        trial!(cluster, "wrong-clock", clock::of_a_node),
-        trial!(cluster, "chaos", |bench| chaos::survived(bench, seeds)),
-    ]
+pub fn on_faulty_cluster(seeds: Vec<u64>) -> Vec<Trial> {
+    vec![trial!("wrong-clock", clock::of_a_node), trial!("chaos", |bench| chaos::survived(bench, seeds))]
 }
 
 /// What has to come after everything else.
-pub fn last(cluster: &Cluster) -> Vec<Trial<'static>> {
-    vec![trial!(cluster, "no-residue", residue::none)]
+pub fn last() -> Vec<Trial> {
+    vec![trial!("no-residue", residue::none)]
 }

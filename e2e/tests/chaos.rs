@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use tempfile::TempDir;
-use tessera_e2e::harness::{Report, Selection};
+use tessera_e2e::harness::{self, Report, Trial};
 use tessera_e2e::operations::Operations;
 use tessera_e2e::served::{Served, no_namespaces, program};
 use tessera_e2e::trials::{Cluster, on_faulty_cluster};
@@ -17,27 +17,14 @@ const SEEDS: [u64; 3] = [1, 2, 3];
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let selection = Selection::from_arguments(std::env::args().skip(1));
-    if selection.lists() {
-        return ExitCode::SUCCESS;
-    }
-    match run(&selection).await {
-        Ok(Some(report)) => report.finish(),
-        Ok(None) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    harness::main(seeds().map(on_faulty_cluster), run).await
 }
 
-async fn run(selection: &Selection) -> anyhow::Result<Option<Report>> {
+async fn run(trials: Vec<Trial>) -> anyhow::Result<Report> {
     let program = program()?;
     if let Some(reason) = no_namespaces(&program).await? {
-        println!("SKIPPED: chaos: no namespaces here: {reason}");
-        return Ok(None);
+        return Ok(Report::skipped("chaos", format!("no namespaces here: {reason}")));
     }
-    let seeds = seeds()?;
     let directory = TempDir::with_prefix("tchaos-")?;
     let mut served = Served::start(&program, directory.path(), &["--clocks"]).await?;
     // By the entrance that no fault touches.
@@ -45,9 +32,9 @@ async fn run(selection: &Selection) -> anyhow::Result<Option<Report>> {
     let config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
     let operations = Operations::by(directory.path().join("node.sh"));
     let cluster = Cluster::new(config, Some(operations))?;
-    let report = Report::of(selection, on_faulty_cluster(&cluster, seeds), cluster.lost()).await;
+    let report = Report::of(trials, &cluster, cluster.lost()).await;
     served.stop().await?;
-    Ok(Some(report))
+    Ok(report)
 }
 
 fn seeds() -> anyhow::Result<Vec<u64>> {

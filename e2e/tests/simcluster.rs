@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use tempfile::TempDir;
-use tessera_e2e::harness::{Report, Selection, everything};
+use tessera_e2e::harness::{self, Report, Trial, everything};
 use tessera_e2e::operations::Operations;
 use tessera_e2e::plugin::Plugin;
 use tessera_e2e::served::{Served, no_namespaces, program};
@@ -15,25 +15,19 @@ const NO_DAEMON: &str = "trial/containerd-restart";
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let selection = Selection::from_arguments(std::env::args().skip(1));
-    if selection.lists() {
-        return ExitCode::SUCCESS;
-    }
-    match run(&selection).await {
-        Ok(Some(report)) => report.finish(),
-        Ok(None) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    harness::main(trials(), run).await
 }
 
-async fn run(selection: &Selection) -> anyhow::Result<Option<Report>> {
+fn trials() -> anyhow::Result<Vec<Trial>> {
+    let mut trials = everything(vec![])?;
+    trials.retain(|trial| trial.name() != NO_DAEMON);
+    Ok(trials)
+}
+
+async fn run(trials: Vec<Trial>) -> anyhow::Result<Report> {
     let program = program()?;
     if let Some(reason) = no_namespaces(&program).await? {
-        println!("SKIPPED: simcluster: no namespaces here: {reason}");
-        return Ok(None);
+        return Ok(Report::skipped("simcluster", format!("no namespaces here: {reason}")));
     }
     let directory = TempDir::with_prefix("tsim-run-")?;
     let mut served = Served::start(&program, directory.path(), &[]).await?;
@@ -43,9 +37,7 @@ async fn run(selection: &Selection) -> anyhow::Result<Option<Report>> {
     let operations = Operations::by(directory.path().join("node.sh"));
     let cluster = Cluster::new(config, Some(operations))?.with_sizes(Sizes::SIMULATED.or_from_environment()?);
     let cluster = cluster.with_plugin(Plugin::beside_tests(&path)?);
-    let mut trials = everything(&cluster, vec![])?;
-    trials.retain(|trial| trial.name != NO_DAEMON);
-    let report = Report::of(selection, trials, cluster.lost()).await;
+    let report = Report::of(trials, &cluster, cluster.lost()).await;
     served.stop().await?;
-    Ok(Some(report))
+    Ok(report)
 }

@@ -8,8 +8,8 @@
 //! - `placement` ([`placement`]): how much of a cluster's GPUs a policy leaves unused when a published trace is replayed.
 //! - `topology` ([`topology`]): how well the GPUs of one request are joined, on link matrices of real machines.
 //!
-//! Nothing here ships. The inputs (traces, goldens, machines) lie beside the repository, in `../shared`, or wherever the
-//! user says; none is copied into the project.
+//! Nothing here ships. The tests read golden cases, traces and machines from `testing/data`; the programs read the files
+//! that they are given.
 
 #![forbid(unsafe_code)]
 

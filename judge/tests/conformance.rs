@@ -1,13 +1,12 @@
-//! The golden cases of upstream's allocator (`../shared/conformance` beside the repository).
+//! The golden cases of upstream's allocator in `testing/data/conformance`.
 //!
-//! `TESSERA_CONFORMANCE_CASES` names another folder of cases, such as a fresh set from `oracle generate --seed N`.
+//! `make fuzz-allocator` compares fresh random cases.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-use std::path::{Path, PathBuf};
 
 use tessera_allocator::Policy;
 use tessera_judge::conformance::{self, Level};
 use tessera_judge::scenario::Scenario;
+use tessera_test_support::data;
 
 #[test]
 fn first_fit_gives_upstreams_very_result() {
@@ -35,26 +34,22 @@ fn least_fragmentation_has_upstreams_outcome() {
 }
 
 fn run(policy: Policy, level: Level) {
-    let given = std::env::var_os("TESSERA_CONFORMANCE_CASES").map(PathBuf::from);
-    let folder =
-        given.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/conformance/cases"));
-    let Ok(entries) = std::fs::read_dir(&folder) else {
-        eprintln!("SKIPPED: no conformance cases at {}", folder.display());
-        return;
-    };
     let mut wrong = Vec::new();
-    let mut cases = 0;
-    for file in entries.map(|e| e.unwrap().path()).filter(|f| f.extension().is_some_and(|e| e == "jsonl")) {
-        for line in std::fs::read_to_string(file).unwrap().lines() {
-            let scenario = Scenario::parse(line).unwrap();
+    let (mut cases, mut results) = (0, 0);
+    for profile in data::golden_profiles() {
+        for (i, case) in profile.cases.iter().enumerate() {
+            let scenario = Scenario::parse(case).unwrap();
+            assert!(!scenario.results.is_empty(), "{}.jsonl, line {}: no results", profile.name, i + 1);
             wrong.extend(conformance::compare(&scenario, &conformance::answer(&scenario, policy), level));
             cases += 1;
+            results += scenario.results.len();
         }
     }
+    println!("{policy:?}: {cases} golden cases, {results} node results");
     let shown: Vec<String> = wrong
         .iter()
         .take(10)
         .map(|d| format!("{} on {}:\n  upstream {}\n  we       {}", d.case, d.node, d.expected, d.got))
         .collect();
-    assert!(wrong.is_empty(), "{} of {cases} cases differ:\n{}", wrong.len(), shown.join("\n"));
+    assert!(wrong.is_empty(), "{} of {results} results differ:\n{}", wrong.len(), shown.join("\n"));
 }

@@ -1,24 +1,25 @@
-//! The published results of FGD's artefact (`../shared/data/openb` beside the repository), column by column, and our policy
-//! against them.
+//! The published results of FGD's artefact (`testing/data/traces/openb`), column by column, and our policy against them.
 
 #![allow(clippy::unwrap_used, reason = "a test; what is missing is a failure")]
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use tessera_judge::placement::engine::WithoutGpus;
 use tessera_judge::placement::policy::{Policy, Replay};
 use tessera_judge::placement::trace::{Published, Trace, published};
+use tessera_test_support::data;
 
 /// Published numbers have two decimals, and may differ by as much again.
 const TOLERANCE: f64 = 0.02;
 
-fn data() -> PathBuf {
-    let given = std::env::var_os("TESSERA_PLACEMENT_DATA").map(PathBuf::from);
-    given.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data/openb"))
+const TRACES: [&str; 5] = ["default", "cpu100", "gpushare40", "gpuspec10", "multigpu20"];
+
+fn openb() -> PathBuf {
+    data::directory().join("traces/openb")
 }
 
 fn published_of(policy: Policy, trace: &str, seed: u64) -> Published {
-    let mut all = published(&data(), trace).unwrap().into_iter();
+    let mut all = published(&openb(), trace).unwrap().into_iter();
     all.find(|row| row.seed == seed && Some(row.policy.as_str()) == policy.published_name()).unwrap()
 }
 
@@ -34,10 +35,23 @@ fn reproduces(policy: Policy, trace: &Trace, seed: u64) {
     }
 }
 
+#[test]
+fn every_trace_is_complete() {
+    let pods = [8152, 7853, 8152, 8152, 8324];
+    for (name, pods) in TRACES.into_iter().zip(pods) {
+        let trace = Trace::read(&openb(), name).unwrap();
+        assert_eq!((trace.nodes.len(), trace.capacity_milli()), (1213, 6_212_000), "nodes, GPUs");
+        assert_eq!(trace.pods.len(), pods, "pods of {name}");
+        assert!(trace.sequences.keys().copied().eq(42..=46), "seeds of {name}");
+        // Of six policies, with each seed.
+        assert_eq!(published(&openb(), name).unwrap().len(), 30, "published results of {name}");
+    }
+}
+
 /// The seed on which the order of their floating-point sums decides a tie.
 #[test]
 fn fgd_and_best_fit_reproduce_the_published_columns_of_one_seed() {
-    let trace = Trace::read(&data(), "multigpu20").unwrap();
+    let trace = Trace::read(&openb(), "multigpu20").unwrap();
     reproduces(Policy::BestFit, &trace, 45);
     reproduces(Policy::Fgd, &trace, 45);
 }
@@ -48,8 +62,6 @@ mod in_full {
     use tessera_judge::placement::churn::Churn;
 
     use super::*;
-
-    const TRACES: [&str; 5] = ["default", "cpu100", "gpushare40", "gpuspec10", "multigpu20"];
 
     fn unallocated(policy: Policy, trace: &Trace, seed: u64) -> f64 {
         let replay = Replay { trace, policy, oracle_mix: false, without_gpus: WithoutGpus::LeastRise };
@@ -65,7 +77,7 @@ mod in_full {
     #[test]
     fn fgd_and_best_fit_reproduce_every_published_column_of_every_trace_and_seed() {
         for name in TRACES {
-            let trace = Trace::read(&data(), name).unwrap();
+            let trace = Trace::read(&openb(), name).unwrap();
             for &seed in trace.sequences.keys() {
                 reproduces(Policy::BestFit, &trace, seed);
                 reproduces(Policy::Fgd, &trace, seed);
@@ -76,7 +88,7 @@ mod in_full {
     #[test]
     fn least_fragmentation_leaves_less_than_fgd_on_every_trace_and_seed() {
         for name in TRACES {
-            let trace = Trace::read(&data(), name).unwrap();
+            let trace = Trace::read(&openb(), name).unwrap();
             for &seed in trace.sequences.keys() {
                 let (ours, fgd) = (
                     unallocated(Policy::LeastFragmentation, &trace, seed),
@@ -91,7 +103,7 @@ mod in_full {
     #[test]
     fn least_rise_leaves_less_than_fgd_where_pods_come_and_go() {
         for name in ["default", "gpuspec10"] {
-            let trace = Trace::read(&data(), name).unwrap();
+            let trace = Trace::read(&openb(), name).unwrap();
             let unallocated = |policy| {
                 let without_gpus = WithoutGpus::LeastRise;
                 let replay = Replay { trace: &trace, policy, oracle_mix: false, without_gpus };
@@ -104,7 +116,7 @@ mod in_full {
 
     #[test]
     fn least_fragmentation_meets_its_goal_on_the_default_trace() {
-        let trace = Trace::read(&data(), "default").unwrap();
+        let trace = Trace::read(&openb(), "default").unwrap();
         let ours = mean(&trace, |seed| unallocated(Policy::LeastFragmentation, &trace, seed));
         assert!(ours <= 3.80, "{ours}");
     }

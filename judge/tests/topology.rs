@@ -1,7 +1,6 @@
 //! The figures of `topology`, calculated by hand, and the published ones.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::path::Path;
 use std::sync::Arc;
 
 use proptest::prelude::*;
@@ -11,6 +10,7 @@ use tessera_judge::topology::machines::{self, Machine};
 use tessera_judge::topology::per_request::{self, PerRequest};
 use tessera_judge::topology::policies::{PolicyName, Remembering};
 use tessera_judge::topology::sequence::{self, Sequences, Sizes};
+use tessera_test_support::data;
 
 /// Four GPUs: 0 and 3 have two NVLinks, 1 and 2 too; 0 and 1 share a NUMA node, 2 and 3 the other.
 const TWO_BRIDGES: &str = r#"{"bridges": {"n": 4, "source": "by hand",
@@ -22,14 +22,9 @@ fn bridges() -> Arc<LinkMatrix> {
     Arc::new(machines::parse(TWO_BRIDGES).unwrap().remove(0).matrix)
 }
 
-/// The machine of that name in the file beside the repository.
-fn real(name: &str) -> Option<Machine> {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data/topology.json");
-    let Ok(machines) = machines::read(&file) else {
-        eprintln!("SKIPPED: no machines at {}", file.display());
-        return None;
-    };
-    machines.into_iter().find(|machine| machine.name == name)
+/// The machines of `testing/data/topology`.
+fn real_machines() -> Vec<Machine> {
+    machines::read(&data::directory().join("topology/machines.json")).unwrap()
 }
 
 fn expected(matrix: &Arc<LinkMatrix>, name: PolicyName, sizes: &[usize]) -> Sequences {
@@ -107,8 +102,27 @@ fn every_set_of_free_gpus_is_one_request() {
 }
 
 #[test]
+fn there_are_nine_real_machines() {
+    let machines = real_machines();
+    let names: Vec<(&str, usize)> =
+        machines.iter().map(|m| (m.name.as_str(), m.matrix.devices().len())).collect();
+    let expected = [
+        ("dgx1p", 8),
+        ("dgx1v", 8),
+        ("dgx2_16", 16),
+        ("dgxa100", 8),
+        ("h100sxm4", 4),
+        ("hgxh100", 8),
+        ("l40s4", 4),
+        ("pcie8", 8),
+        ("rtx8000x4", 4),
+    ];
+    assert_eq!(names, expected);
+}
+
+#[test]
 fn the_published_figures_of_a_dgx_1v_are_met() {
-    let Some(machine) = real("dgx1v") else { return };
+    let machine = real_machines().into_iter().find(|machine| machine.name == "dgx1v").unwrap();
     let matrix = Arc::new(machine.matrix);
     let mut best_effort = PolicyName::BestEffort.on(&matrix, 0);
     let pairs = per_request::measure(&matrix, best_effort.as_mut(), 2).unwrap();

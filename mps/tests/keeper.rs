@@ -6,10 +6,11 @@ use std::{fs, os::unix::fs::PermissionsExt, time::Instant};
 
 use bench::{Bench, eventually, gpu, identity};
 use tessera_mps_protocol::{State, Status, keeper_is_alive, keeper_pid};
+use tessera_test_support::test_name;
 
 #[test]
 fn a_gpu_that_is_wanted_gets_a_daemon_with_shared_memory_of_its_own() {
-    let Some(bench) = Bench::set_up("two daemons") else { return };
+    let Some(bench) = Bench::set_up(test_name!()) else { return };
     let _keeper = bench.keeper();
     bench.want(&[1, 2]);
     for digit in [1, 2] {
@@ -29,7 +30,7 @@ fn a_gpu_that_is_wanted_gets_a_daemon_with_shared_memory_of_its_own() {
 
 #[test]
 fn nothing_is_left_of_a_daemon_that_nobody_wants_and_it_can_be_wanted_again() {
-    let Some(bench) = Bench::set_up("not wanted") else { return };
+    let Some(bench) = Bench::set_up(test_name!()) else { return };
     let _keeper = bench.keeper();
     for _ in 0..2 {
         bench.want(&[1]);
@@ -43,7 +44,7 @@ fn nothing_is_left_of_a_daemon_that_nobody_wants_and_it_can_be_wanted_again() {
 
 #[test]
 fn who_wants_a_daemon_and_then_reads_that_it_is_ready_has_one() {
-    let Some(bench) = Bench::set_up("wanted again") else { return };
+    let Some(bench) = Bench::set_up(test_name!()) else { return };
     let _keeper = bench.keeper_with(|keeper| {
         keeper.args(["--poll-interval", "1ms"]);
     });
@@ -61,7 +62,7 @@ fn who_wants_a_daemon_and_then_reads_that_it_is_ready_has_one() {
 
 #[test]
 fn names_that_are_no_gpus_are_ignored() {
-    let Some(bench) = Bench::set_up("foreign names") else { return };
+    let Some(bench) = Bench::set_up(test_name!()) else { return };
     bench.want(&[1]);
     fs::write(bench.paths.wanted().join("README"), "").expect("written");
     let _keeper = bench.keeper();
@@ -71,7 +72,7 @@ fn names_that_are_no_gpus_are_ignored() {
 
 #[test]
 fn a_daemon_that_is_killed_is_started_again_in_place() {
-    let Some(bench) = Bench::set_up("killed daemon") else { return };
+    let Some(bench) = Bench::set_up(test_name!()) else { return };
     let _keeper = bench.keeper_with(|keeper| bench.log_of(keeper));
     bench.want(&[1]);
     bench.ready(1);
@@ -87,7 +88,7 @@ fn a_daemon_that_is_killed_is_started_again_in_place() {
 
 #[test]
 fn what_tenants_make_beside_the_pipes_keeps_no_daemon_from_being_started_again_and_removed() {
-    let Some(bench) = Bench::set_up("trees beside the pipes") else { return };
+    let Some(bench) = Bench::set_up(test_name!()) else { return };
     let _keeper = bench.keeper();
     bench.want(&[1]);
     bench.ready(1);
@@ -106,7 +107,7 @@ fn what_tenants_make_beside_the_pipes_keeps_no_daemon_from_being_started_again_a
 
 #[test]
 fn who_fills_the_pipes_directory_or_the_logs_fills_nothing_else() {
-    let Some(bench) = Bench::set_up("full directories") else { return };
+    let Some(bench) = Bench::set_up(test_name!()) else { return };
     let _keeper = bench.keeper();
     bench.want(&[1]);
     bench.ready(1);
@@ -122,7 +123,7 @@ fn who_fills_the_pipes_directory_or_the_logs_fills_nothing_else() {
 
 #[test]
 fn daemons_die_with_a_keeper_that_is_killed_and_the_next_starts_them_in_place() {
-    let Some(bench) = Bench::set_up("killed keeper") else { return };
+    let Some(bench) = Bench::set_up(test_name!()) else { return };
     let keeper = bench.keeper();
     bench.want(&[1, 2]);
     let (_, _) = (bench.ready(1), bench.ready(2));
@@ -142,7 +143,7 @@ fn daemons_die_with_a_keeper_that_is_killed_and_the_next_starts_them_in_place() 
 
 #[test]
 fn what_a_killed_keeper_has_said_is_not_said_any_more() {
-    let Some(bench) = Bench::set_up("stale status") else { return };
+    let Some(bench) = Bench::set_up(test_name!()) else { return };
     let keeper = bench.keeper();
     bench.want(&[1]);
     bench.ready(1);
@@ -156,7 +157,7 @@ fn what_a_killed_keeper_has_said_is_not_said_any_more() {
 
 #[test]
 fn what_an_earlier_daemon_has_left_running_is_killed_before_the_next_starts() {
-    let Some(bench) = Bench::set_up("remnants") else { return };
+    let Some(bench) = Bench::set_up(test_name!()) else { return };
     bench.want(&[1]);
     let keeper = bench.keeper();
     bench.ready(1);
@@ -172,7 +173,7 @@ fn what_an_earlier_daemon_has_left_running_is_killed_before_the_next_starts() {
 
 #[test]
 fn a_keeper_is_alive_while_it_runs_and_a_second_waits_for_its_end() {
-    let Some(bench) = Bench::set_up("lock") else { return };
+    let Some(bench) = Bench::set_up(test_name!()) else { return };
     let is_alive = || keeper_is_alive(&bench.paths).expect("the lock can be looked at");
     assert!(!is_alive());
     bench.want(&[1]);
@@ -188,7 +189,7 @@ fn a_keeper_is_alive_while_it_runs_and_a_second_waits_for_its_end() {
 
 #[test]
 fn a_keeper_that_stops_leaves_directories_and_no_process() {
-    let Some(bench) = Bench::set_up("stop") else { return };
+    let Some(bench) = Bench::set_up(test_name!()) else { return };
     let keeper = bench.keeper();
     bench.want(&[1]);
     bench.ready(1);
@@ -202,7 +203,7 @@ fn a_keeper_that_stops_leaves_directories_and_no_process() {
 
 #[test]
 fn a_program_that_is_missing_is_named_with_the_flag_that_names_it() {
-    let Some(bench) = Bench::set_up("missing program") else { return };
+    let Some(bench) = Bench::set_up(test_name!()) else { return };
     let _keeper = bench.keeper_with(|keeper| {
         keeper.env("TESSERA_MPS_CONTROL", "no-such-mps-control");
     });
@@ -218,7 +219,7 @@ fn a_program_that_is_missing_is_named_with_the_flag_that_names_it() {
 
 #[test]
 fn a_daemon_that_fails_is_tried_again_after_a_while_and_its_log_is_shown() {
-    let Some(bench) = Bench::set_up("fails at its start") else { return };
+    let Some(bench) = Bench::set_up(test_name!()) else { return };
     let begun = Instant::now();
     let _keeper = bench.keeper_with(|keeper| {
         keeper.env("FAKE_MPS_FAIL", "start");
@@ -236,7 +237,7 @@ fn a_daemon_that_fails_is_tried_again_after_a_while_and_its_log_is_shown() {
 
 #[test]
 fn a_daemon_that_never_answers_is_killed_and_never_ready() {
-    let Some(bench) = Bench::set_up("hangs") else { return };
+    let Some(bench) = Bench::set_up(test_name!()) else { return };
     let hang = |keeper: &mut std::process::Command| {
         keeper.env("FAKE_MPS_FAIL", "hang").args(["--start-timeout", "1500ms", "--stop-timeout", "300ms"]);
     };
@@ -258,7 +259,7 @@ fn a_daemon_that_never_answers_is_killed_and_never_ready() {
 
 #[test]
 fn a_daemon_that_does_not_answer_any_more_is_killed_and_started_again() {
-    let Some(bench) = Bench::set_up("becomes silent") else { return };
+    let Some(bench) = Bench::set_up(test_name!()) else { return };
     let _keeper = bench.keeper_with(|keeper| {
         bench.log_of(keeper.args(["--health-interval", "50ms", "--answer-timeout", "1s"]));
     });
@@ -271,7 +272,7 @@ fn a_daemon_that_does_not_answer_any_more_is_killed_and_started_again() {
 
 #[test]
 fn a_keeper_that_may_not_mount_says_what_it_needs() {
-    let Some(bench) = Bench::set_up("no privileges") else { return };
+    let Some(bench) = Bench::set_up(test_name!()) else { return };
     let _keeper = bench.keeper_without_privileges();
     bench.want(&[1]);
     let failed = bench.status(1, "has failed", |status| status.state == State::Failed);
@@ -282,7 +283,7 @@ fn a_keeper_that_may_not_mount_says_what_it_needs() {
 
 #[test]
 fn daemons_run_in_a_driver_root_that_has_nothing_of_the_keepers() {
-    let Some(bench) = Bench::set_up("driver root") else { return };
+    let Some(bench) = Bench::set_up(test_name!()) else { return };
     let root = bench::driver_root();
     let _keeper = bench.keeper_with(|keeper| {
         keeper.arg("--driver-root").arg(root.path()).env("TESSERA_MPS_CONTROL", bench::PROGRAM);
@@ -307,7 +308,7 @@ fn daemons_run_in_a_driver_root_that_has_nothing_of_the_keepers() {
 
 #[test]
 fn a_driver_root_that_comes_after_the_keeper_is_as_good() {
-    let Some(bench) = Bench::set_up("late driver root") else { return };
+    let Some(bench) = Bench::set_up(test_name!()) else { return };
     let (root, place) = (bench::driver_root(), tempfile::tempdir().expect("a directory"));
     let target = place.path().join("driver");
     let _keeper = bench.keeper_with(|keeper| {

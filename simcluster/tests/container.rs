@@ -12,6 +12,7 @@ use tessera_simcluster::node::container::{
     State,
 };
 use tessera_simcluster::node::namespaces;
+use tessera_test_support::{report_skip, test_name};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tessera-simcluster");
 
@@ -27,7 +28,7 @@ impl Bench {
     /// None where the machine allows no namespaces; said on standard error, for the list of skipped tests.
     fn set_up(test: &str) -> Option<Self> {
         if let Err(reason) = namespaces::allowed(Path::new(PROGRAM)) {
-            eprintln!("SKIPPED: {test}: no namespaces here: {reason}");
+            report_skip(test, format!("no namespaces here: {reason}"));
             return None;
         }
         let directory = tempfile::tempdir().unwrap();
@@ -96,7 +97,7 @@ fn script(text: &str) -> ContainerConfig {
 
 #[tokio::test]
 async fn a_container_has_a_root_a_pid_and_a_name_of_its_own() {
-    let Some(bench) = Bench::set_up("container") else { return };
+    let Some(bench) = Bench::set_up(test_name!()) else { return };
     let (code, output) = bench
         .script(script("echo pid $$; cat /proc/sys/kernel/hostname; ls /; echo x >/tmp/x; exit 7"))
         .await;
@@ -107,7 +108,7 @@ async fn a_container_has_a_root_a_pid_and_a_name_of_its_own() {
 
 #[tokio::test]
 async fn cdi_edits_show_inside_and_their_read_only_mounts_are_roots_of_mounts() {
-    let Some(bench) = Bench::set_up("cdi") else { return };
+    let Some(bench) = Bench::set_up(test_name!()) else { return };
     let grant = bench.file("grant", "19456");
     let ledger = bench.file("ledger", "....");
     let preload = bench.file("ld.so.preload", "");
@@ -139,7 +140,7 @@ async fn cdi_edits_show_inside_and_their_read_only_mounts_are_roots_of_mounts() 
 
 #[tokio::test]
 async fn a_read_only_root_refuses_writes_and_another_user_is_that_user() {
-    let Some(bench) = Bench::set_up("user") else { return };
+    let Some(bench) = Bench::set_up(test_name!()) else { return };
     let mut config = script("id -u; id -g; (echo x >/etc/x) 2>/dev/null || echo read-only");
     config.read_only_root = true;
     config.user = RunAs { uid: 1000, gid: 2000, groups: vec![] };
@@ -150,7 +151,7 @@ async fn a_read_only_root_refuses_writes_and_another_user_is_that_user() {
 
 #[tokio::test]
 async fn a_user_namespace_maps_one_id_that_is_not_root_outside() {
-    let Some(bench) = Bench::set_up("user namespace") else { return };
+    let Some(bench) = Bench::set_up(test_name!()) else { return };
     let mut config = script("id -u; cat /proc/self/uid_map");
     config.user_namespace = true;
     let (code, output) = bench.script(config).await;
@@ -165,7 +166,7 @@ async fn a_user_namespace_maps_one_id_that_is_not_root_outside() {
 
 #[tokio::test]
 async fn two_containers_share_a_file_that_is_mounted_into_both() {
-    let Some(bench) = Bench::set_up("sharing") else { return };
+    let Some(bench) = Bench::set_up(test_name!()) else { return };
     let shared = bench.file("shared", "");
     let with_share = |name: &str, text: &str| {
         let mut config = script(text);
@@ -181,7 +182,7 @@ async fn two_containers_share_a_file_that_is_mounted_into_both() {
 
 #[tokio::test]
 async fn a_missing_program_ends_with_128_and_says_which() {
-    let Some(bench) = Bench::set_up("missing program") else { return };
+    let Some(bench) = Bench::set_up(test_name!()) else { return };
     let mut config = script("");
     config.command = vec!["no-such-program".into()];
     let (code, output) = bench.script(config).await;
@@ -191,7 +192,7 @@ async fn a_missing_program_ends_with_128_and_says_which() {
 
 #[tokio::test]
 async fn terminate_reaches_a_program_that_listens_and_kill_the_one_that_does_not() {
-    let Some(bench) = Bench::set_up("signals") else { return };
+    let Some(bench) = Bench::set_up(test_name!()) else { return };
     let listens = script("trap 'echo bye; exit 0' TERM; echo ready; while :; do sleep 0.01; done");
     let id = listens.id.clone();
     bench.runtime.start(listens).await.unwrap();
@@ -219,7 +220,7 @@ async fn terminate_reaches_a_program_that_listens_and_kill_the_one_that_does_not
 
 #[tokio::test]
 async fn shutting_down_leaves_no_process_and_starts_nothing_more() {
-    let Some(bench) = Bench::set_up("shut down") else { return };
+    let Some(bench) = Bench::set_up(test_name!()) else { return };
     bench.runtime.start(script("sleep 1000")).await.unwrap();
     let State::Running { pid, .. } = bench.runtime.containers("uid")[0].state else { panic!("not running") };
     bench.runtime.shut_down().await;

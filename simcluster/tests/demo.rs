@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use tessera_simcluster::node::namespaces;
+use tessera_test_support::{report_skip, test_name};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tessera-simcluster");
 
@@ -23,7 +24,7 @@ fn skipped(test: &str) -> bool {
     match namespaces::allowed(Path::new(PROGRAM)) {
         Ok(()) => false,
         Err(reason) => {
-            eprintln!("SKIPPED: {test}: no namespaces here: {reason}");
+            report_skip(test, format!("no namespaces here: {reason}"));
             true
         }
     }
@@ -83,7 +84,7 @@ fn signal(child: &Child, signal: Signal) {
 
 #[test]
 fn the_demo_shows_each_step_and_leaves_nothing() {
-    if skipped("the_demo_shows_each_step_and_leaves_nothing") {
+    if skipped(test_name!()) {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
@@ -109,7 +110,7 @@ fn the_demo_shows_each_step_and_leaves_nothing() {
 
 #[test]
 fn a_demo_that_is_kept_ends_at_ctrl_c_and_leaves_nothing() {
-    if skipped("a_demo_that_is_kept_ends_at_ctrl_c_and_leaves_nothing") {
+    if skipped(test_name!()) {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
@@ -122,7 +123,7 @@ fn a_demo_that_is_kept_ends_at_ctrl_c_and_leaves_nothing() {
 
 #[test]
 fn a_demo_that_is_killed_takes_its_processes_and_mounts_along() {
-    if skipped("a_demo_that_is_killed_takes_its_processes_and_mounts_along") {
+    if skipped(test_name!()) {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
@@ -149,8 +150,8 @@ fn without_namespaces_the_demo_says_so_and_shows_the_rest() {
     command.args(["--user", "--map-root-user", "sh", "-c", forbid, "sh", PROGRAM, "demo"]);
     let output = match command.env("TMPDIR", directory.path()).stdin(Stdio::null()).output() {
         Ok(output) if !text(&output).contains("unshare: ") && !text(&output).contains("setpriv: ") => output,
-        Ok(output) => return eprintln!("SKIPPED: without_namespaces: {}", text(&output).trim()),
-        Err(error) => return eprintln!("SKIPPED: without_namespaces: unshare: {error}"),
+        Ok(output) => return report_skip(test_name!(), text(&output)),
+        Err(error) => return report_skip(test_name!(), format!("unshare: {error}")),
     };
     let said = text(&output);
     assert!(output.status.success(), "{said}");

@@ -12,6 +12,7 @@ use std::process::Command;
 use container::{Node, can_contain, control_daemon};
 use rows::{Effort, NO_GPU, Programs, Row, find, look, waiting};
 use rows::{proxy, python, smi};
+use tessera_test_support::{report_skip, test_name};
 
 /// Enough to see whether there are figures.
 const EFFORT: Effort = Effort { window_ms: 200, windows: 1, batch: 20, turns: 1 };
@@ -158,7 +159,7 @@ fn a_profile_has_a_line_for_each_kernel_and_others() {
 #[test]
 fn the_scripts_for_python_are_python() {
     let Some(python) = Programs::of_this_machine().python else {
-        eprintln!("SKIPPED: the_scripts_for_python_are_python: {}", rows::absent("python3"));
+        report_skip(test_name!(), rows::absent("python3"));
         return;
     };
     let directory = tempfile::TempDir::new().expect("a directory");

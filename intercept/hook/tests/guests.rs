@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use container::{Container, GIB, Node, can_contain, compiler, inspect, program};
+use tessera_test_support::report_skip;
 
 /// How a program ended, and what it said.
 fn end_of(output: &Output) -> (Option<i32>, String, String) {
@@ -45,7 +46,8 @@ fn loaded(compiler: impl AsRef<OsStr>, options: &[&str], directory: &Path) -> Op
 fn other_kind(test: &str, compiler: &str, options: &[&str], package: &str, node: &Node) -> Option<PathBuf> {
     let program = loaded(compiler, options, node.path());
     if program.is_none() {
-        eprintln!("SKIPPED: {test}: `{compiler} {}` makes no program; Debian: {package}", options.join(" "));
+        let command = [&[compiler], options].concat().join(" ");
+        report_skip(test, format!("`{command}` makes no program; Debian: {package}"));
     }
     program
 }

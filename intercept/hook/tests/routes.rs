@@ -6,6 +6,7 @@ use std::fs;
 
 use container::{GIB, Mode, Node, can_contain, libraries};
 use tessera_intercept_symbols::{Library, PER_THREAD_STREAM, RELEASES, Symbol, TABLE, Version, resolve};
+use tessera_test_support::data::{ProcQuery, proc_queries};
 
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 const REFUSED: i64 = 2;
@@ -75,14 +76,8 @@ fn queries() -> Vec<Query> {
         let flags = form.variant.map_or(LEGACY_STREAM, |_| PER_THREAD_STREAM);
         (form.base.text.to_owned(), form.version, flags)
     };
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/data/cudart-12.9-proc-queries.txt");
-    let text = fs::read_to_string(file).unwrap_or_else(|error| panic!("{file}: {error}"));
-    let of_runtime = |line: &str| {
-        let (name, rest) = line.split_once(' ').expect("a name, maybe empty");
-        let (version, flags) = rest.split_once(" fl=").expect("a version and flags");
-        (name.to_owned(), Version(version.parse().expect("a number")), flags.parse().expect("a number"))
-    };
-    cuda.map(of_form).chain(text.lines().map(of_runtime)).collect()
+    let of_runtime = |query: ProcQuery| (query.name, Version(query.version), query.flags);
+    cuda.map(of_form).chain(proc_queries().into_iter().map(of_runtime)).collect()
 }
 
 /// The answers of a driver: for each query the symbol, or `-`.

@@ -1,13 +1,12 @@
 //! The table against itself, against what a CUDA runtime asks for, and against the list of classes.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::path::Path;
 
 use tessera_intercept_symbols::{
     CLASSES, Library, Missing, PER_THREAD_STREAM, RELEASES, Symbol, TABLE, Variant, Version, find, is_known,
     resolve,
 };
+use tessera_test_support::data::{ProcQuery, proc_queries};
 
 fn of(library: Library) -> impl Iterator<Item = &'static Symbol> {
     TABLE.iter().filter(move |symbol| symbol.library() == library)
@@ -74,25 +73,12 @@ fn no_symbol_is_older_than_its_form() {
     }
 }
 
-/// The queries that a runtime makes: name, version, flags.
-fn queries() -> Vec<(String, Version, u64)> {
-    let file =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/cudart-12.9-proc-queries.txt");
-    let text = fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
-    let parse = |line: &str| {
-        let (name, rest) = line.split_once(' ').expect("a name, maybe empty");
-        let (version, flags) = rest.split_once(" fl=").expect("a version and flags");
-        (name.to_owned(), Version(version.parse().expect("a number")), flags.parse().expect("a number"))
-    };
-    text.lines().map(parse).collect()
-}
-
 #[test]
 fn every_query_of_a_runtime_gets_the_form_of_just_that_version() {
-    let queries = queries();
-    assert_eq!(queries.len(), 419);
+    let queries = proc_queries();
     for driver in [Version(12_090), Version(13_000), Version(13_050)] {
-        for (name, version, flags) in &queries {
+        for ProcQuery { name, version, flags } in &queries {
+            let version = &Version(*version);
             let found =
                 resolve(name, *version, *flags, driver).unwrap_or_else(|why| panic!("{name}: {why:?}"));
             if name.is_empty() {

@@ -23,7 +23,7 @@ struct Args {
     /// Scenarios: files, or names with `--oracle`; none = all that the oracle has.
     #[arg(value_name = "SCENARIO")]
     scenarios: Vec<String>,
-    /// The oracle's binary (`go build` in ../shared/oracle).
+    /// The oracle's binary (`make oracle` builds it from testing/oracle).
     #[arg(long, value_name = "PATH")]
     oracle: Option<PathBuf>,
     /// Rounds; the table shows medians.

@@ -97,6 +97,12 @@ fn main() -> anyhow::Result<ExitCode> {
         passed += in_file - wrong;
         failed += wrong;
     }
+    if passed + failed == 0 {
+        bail!(
+            "no golden case in {}",
+            args.inputs.iter().map(|i| i.display().to_string()).collect::<Vec<_>>().join(", ")
+        );
+    }
     println!("{passed} passed, {failed} failed");
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

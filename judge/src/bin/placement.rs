@@ -1,7 +1,7 @@
 //! Replays a trace of pods under a placement policy, and prints how much of the GPUs stays unallocated.
 //!
 //! ```text
-//! placement --data ../shared/data/openb --trace default --policy LeastFragmentation --seeds 42..46
+//! placement --data testing/data/traces/openb --trace default --policy LeastFragmentation --seeds 42..46
 //! ```
 
 use std::path::PathBuf;

@@ -19,6 +19,7 @@ use rustix::{
 };
 use tessera_api::names::GpuUuid;
 use tessera_mps_protocol::{MpsPaths, State, Status, want};
+use tessera_test_support::report_skip;
 
 const KEEPER: &str = env!("CARGO_BIN_EXE_tessera-mps");
 
@@ -65,7 +66,7 @@ impl Bench {
         let allowed = Command::new("unshare").args(mounts).output();
         // In a user namespace, the keeper could not mount where others see it.
         if !allowed.is_ok_and(|output| output.status.success()) || !rustix::process::geteuid().is_root() {
-            eprintln!("SKIPPED: {test}: no right to mount here");
+            report_skip(test, "no right to mount here");
             return None;
         }
         let directory = tempfile::tempdir().expect("a directory");

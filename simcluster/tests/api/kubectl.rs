@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use tessera_simcluster::api::{ApiOptions, ApiServer, User};
+use tessera_test_support::{report_skip, test_name};
 
 struct Kubectl {
     _api: ApiServer,
@@ -13,11 +14,11 @@ struct Kubectl {
 }
 
 impl Kubectl {
-    async fn start() -> Option<Self> {
+    async fn start(test: &str) -> Option<Self> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let program = std::env::split_paths(&path).map(|dir| dir.join("kubectl")).find(|file| file.is_file());
         let Some(program) = program else {
-            eprintln!("skipped: kubectl is not in PATH");
+            report_skip(test, "kubectl is not in PATH");
             return None;
         };
         let api = ApiServer::start(ApiOptions::default()).await.unwrap();
@@ -75,7 +76,7 @@ spec:
 
 #[tokio::test(flavor = "multi_thread")]
 async fn apply_get_and_delete_work() {
-    let Some(kubectl) = Kubectl::start().await else { return };
+    let Some(kubectl) = Kubectl::start(test_name!()).await else { return };
     let said = kubectl.ok(&["apply", "-f", "-"], MANIFEST).await;
     assert!(said.contains("resourceclaimtemplate.resource.k8s.io/gpu created"), "{said}");
     let said = kubectl.ok(&["apply", "-f", "-"], MANIFEST).await;
@@ -102,7 +103,7 @@ async fn apply_get_and_delete_work() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn unknown_fields_are_refused_by_name() {
-    let Some(kubectl) = Kubectl::start().await else { return };
+    let Some(kubectl) = Kubectl::start(test_name!()).await else { return };
     let manifest = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\ndota: {a: b}\n";
     let (said, success) = kubectl.run(&["apply", "-f", "-"], manifest).await;
     assert!(!success && said.contains("strict decoding error: unknown field \"dota\""), "{said}");
@@ -110,7 +111,7 @@ async fn unknown_fields_are_refused_by_name() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn server_side_apply_and_patches_work() {
-    let Some(kubectl) = Kubectl::start().await else { return };
+    let Some(kubectl) = Kubectl::start(test_name!()).await else { return };
     let manifest = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\ndata: {a: b}\n";
     kubectl.ok(&["apply", "--server-side", "-f", "-"], manifest).await;
     kubectl
@@ -123,7 +124,7 @@ async fn server_side_apply_and_patches_work() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn api_resources_and_version_are_told() {
-    let Some(kubectl) = Kubectl::start().await else { return };
+    let Some(kubectl) = Kubectl::start(test_name!()).await else { return };
     let said = kubectl.ok(&["api-resources"], "").await;
     assert!(said.contains("resourceslices") && said.contains("resource.k8s.io/v1"), "{said}");
     assert!(kubectl.ok(&["version"], "").await.contains("Server Version: v1.37.1"));

@@ -15,13 +15,14 @@ use serde_json::json;
 use tessera_proto::SUPPORTS_DRA_V1BETA1;
 use tessera_proto::health_v1::{DeviceHealth, DeviceIdentifier, HealthStatus};
 use tessera_simcluster::node::container::State;
+use tessera_test_support::test_name;
 
 use plugin::{DRIVER, Plugin};
 use rig::{NODE, Rig, WAIT, container};
 
 #[tokio::test]
 async fn a_pod_runs_with_what_its_claim_injects_and_leaves_nothing() {
-    let Some(rig) = Rig::set_up("one pod").await else { return };
+    let Some(rig) = Rig::set_up(test_name!()).await else { return };
     let _plugin = Plugin::serve(&rig.root(), &rig.script);
     let kubelet = rig.kubelet().await;
     kubelet.registered(DRIVER).await;
@@ -42,7 +43,7 @@ async fn a_pod_runs_with_what_its_claim_injects_and_leaves_nothing() {
 
 #[tokio::test]
 async fn a_shared_claim_is_prepared_once_and_unprepared_by_its_last_pod() {
-    let Some(rig) = Rig::set_up("shared claim").await else { return };
+    let Some(rig) = Rig::set_up(test_name!()).await else { return };
     let _plugin = Plugin::serve(&rig.root(), &rig.script);
     let kubelet = rig.kubelet().await;
     kubelet.registered(DRIVER).await;
@@ -62,7 +63,7 @@ async fn a_shared_claim_is_prepared_once_and_unprepared_by_its_last_pod() {
 
 #[tokio::test]
 async fn the_claims_of_a_pod_come_in_one_call() {
-    let Some(rig) = Rig::set_up("batch").await else { return };
+    let Some(rig) = Rig::set_up(test_name!()).await else { return };
     let _plugin = Plugin::serve(&rig.root(), &rig.script);
     let kubelet = rig.kubelet().await;
     kubelet.registered(DRIVER).await;
@@ -77,7 +78,7 @@ async fn the_claims_of_a_pod_come_in_one_call() {
 
 #[tokio::test]
 async fn a_claim_that_is_not_reserved_for_the_pod_reaches_no_driver() {
-    let Some(rig) = Rig::set_up("reservation").await else { return };
+    let Some(rig) = Rig::set_up(test_name!()).await else { return };
     let _plugin = Plugin::serve(&rig.root(), &rig.script);
     let kubelet = rig.kubelet().await;
     kubelet.registered(DRIVER).await;
@@ -94,7 +95,7 @@ async fn a_claim_that_is_not_reserved_for_the_pod_reaches_no_driver() {
 
 #[tokio::test]
 async fn a_failed_prepare_is_told_and_tried_again_and_told_once() {
-    let Some(rig) = Rig::set_up("failed prepare").await else { return };
+    let Some(rig) = Rig::set_up(test_name!()).await else { return };
     let _plugin = Plugin::serve(&rig.root(), &rig.script);
     let kubelet = rig.kubelet().await;
     kubelet.registered(DRIVER).await;
@@ -113,7 +114,7 @@ async fn a_failed_prepare_is_told_and_tried_again_and_told_once() {
 
 #[tokio::test]
 async fn a_failing_unprepare_holds_the_pod_until_it_succeeds() {
-    let Some(rig) = Rig::set_up("failing unprepare").await else { return };
+    let Some(rig) = Rig::set_up(test_name!()).await else { return };
     let _plugin = Plugin::serve(&rig.root(), &rig.script);
     let kubelet = rig.kubelet().await;
     kubelet.registered(DRIVER).await;
@@ -131,7 +132,7 @@ async fn a_failing_unprepare_holds_the_pod_until_it_succeeds() {
 
 #[tokio::test]
 async fn a_restarted_kubelet_finds_its_containers_and_prepares_nothing_again() {
-    let Some(rig) = Rig::set_up("kubelet restart").await else { return };
+    let Some(rig) = Rig::set_up(test_name!()).await else { return };
     let _plugin = Plugin::serve(&rig.root(), &rig.script);
     let kubelet = rig.kubelet().await;
     kubelet.registered(DRIVER).await;
@@ -162,7 +163,7 @@ async fn a_restarted_kubelet_finds_its_containers_and_prepares_nothing_again() {
 
 #[tokio::test]
 async fn a_driver_of_the_older_version_alone_is_spoken_to_in_its_words() {
-    let Some(rig) = Rig::set_up("v1beta1").await else { return };
+    let Some(rig) = Rig::set_up(test_name!()).await else { return };
     let _plugin = Plugin::serve_versions(&rig.root(), &rig.script, &[SUPPORTS_DRA_V1BETA1]);
     let kubelet = rig.kubelet().await;
     kubelet.registered(DRIVER).await;
@@ -176,7 +177,7 @@ async fn a_driver_of_the_older_version_alone_is_spoken_to_in_its_words() {
 
 #[tokio::test]
 async fn a_driver_of_unknown_versions_is_refused_and_told_why() {
-    let Some(rig) = Rig::set_up("unknown version").await else { return };
+    let Some(rig) = Rig::set_up(test_name!()).await else { return };
     let _plugin = Plugin::serve_versions(&rig.root(), &rig.script, &["v9.DRAPlugin"]);
     let kubelet = rig.kubelet().await;
     let mut status = rig.script.status.subscribe();
@@ -188,7 +189,7 @@ async fn a_driver_of_unknown_versions_is_refused_and_told_why() {
 
 #[tokio::test]
 async fn the_health_of_a_device_shows_in_the_pods_status() {
-    let Some(rig) = Rig::set_up("health").await else { return };
+    let Some(rig) = Rig::set_up(test_name!()).await else { return };
     let _plugin = Plugin::serve(&rig.root(), &rig.script);
     let kubelet = rig.kubelet().await;
     kubelet.registered(DRIVER).await;
@@ -214,7 +215,7 @@ async fn the_health_of_a_device_shows_in_the_pods_status() {
 
 #[tokio::test]
 async fn the_nodes_slices_go_at_start_and_when_the_driver_stays_away() {
-    let Some(rig) = Rig::set_up("slices").await else { return };
+    let Some(rig) = Rig::set_up(test_name!()).await else { return };
     let api: Api<ResourceSlice> = Api::all(rig.client.clone());
     let publish = |name: &'static str, node: &'static str| {
         let slice = json!({
@@ -244,7 +245,7 @@ async fn the_nodes_slices_go_at_start_and_when_the_driver_stays_away() {
 
 #[tokio::test]
 async fn init_containers_run_in_order_and_before_the_others() {
-    let Some(rig) = Rig::set_up("init containers").await else { return };
+    let Some(rig) = Rig::set_up(test_name!()).await else { return };
     let kubelet = rig.kubelet().await;
     let step = |name: &str, script: &str| {
         let mount = json!([{"name": "work", "mountPath": "/work"}]);
@@ -263,7 +264,7 @@ async fn init_containers_run_in_order_and_before_the_others() {
 
 #[tokio::test]
 async fn a_container_that_cannot_be_created_says_so_in_status_and_event() {
-    let Some(rig) = Rig::set_up("no image").await else { return };
+    let Some(rig) = Rig::set_up(test_name!()).await else { return };
     let kubelet = rig.kubelet().await;
     let spec = json!({"containers": [{"name": "c", "image": "nowhere/nothing:1"}]});
     rig.pod("pod", &[], spec).await;
@@ -281,7 +282,7 @@ async fn a_container_that_cannot_be_created_says_so_in_status_and_event() {
 
 #[tokio::test]
 async fn a_program_that_fails_fails_its_pod_and_a_deaf_one_is_killed_after_its_grace() {
-    let Some(rig) = Rig::set_up("failures").await else { return };
+    let Some(rig) = Rig::set_up(test_name!()).await else { return };
     let kubelet = rig.kubelet().await;
     rig.pod("fails", &[], json!({"containers": [container("exit 3", &[])]})).await;
     let pod = serde_json::to_value(rig.phase("fails", "Failed").await).unwrap();

@@ -15,6 +15,7 @@ use tessera_simcluster::cluster::{ClusterOptions, SimCluster};
 use tessera_simcluster::node::container::{Image, ImageStore, Runtime, RuntimeOptions};
 use tessera_simcluster::node::kubelet::{Kubelet, KubeletOptions};
 use tessera_simcluster::node::namespaces;
+use tessera_test_support::report_skip;
 
 use super::plugin::{DRIVER, Script};
 
@@ -36,7 +37,7 @@ impl Rig {
     /// None where the machine allows no namespaces; said on standard error, for the list of skipped tests.
     pub(crate) async fn set_up(test: &str) -> Option<Self> {
         if let Err(reason) = namespaces::allowed(PROGRAM.as_ref()) {
-            eprintln!("SKIPPED: {test}: no namespaces here: {reason}");
+            report_skip(test, format!("no namespaces here: {reason}"));
             return None;
         }
         let directory = tempfile::tempdir().unwrap();

@@ -1,7 +1,7 @@
 //! Containers for tests: user and mount namespaces with shares at `/dev/tessera`, the fake driver, and the library preloaded
 //! as it ships.
 //!
-//! Where namespaces are not allowed, tests that need them say `SKIPPED: <test>: <reason>` on stderr and end.
+//! Where namespaces are not allowed, tests that need them are skipped.
 #![allow(dead_code, reason = "every test file uses its own part of it")]
 
 mod arbiter;
@@ -34,6 +34,7 @@ use tessera_intercept_abi::{
 };
 use tessera_intercept_limiter::compute::Published;
 use tessera_intercept_symbols::Version;
+use tessera_test_support::report_skip;
 
 pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const GIB: u64 = 1 << 30;
@@ -160,7 +161,7 @@ pub(crate) fn no_namespaces() -> Option<String> {
 pub(crate) fn can_contain(test: &str) -> bool {
     let reason = no_namespaces();
     if let Some(reason) = &reason {
-        eprintln!("SKIPPED: {test}: {reason}");
+        report_skip(test, reason);
     }
     reason.is_none()
 }
