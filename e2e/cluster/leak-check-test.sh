@@ -24,7 +24,7 @@ expect_found() { # kind
   [[ $output == *"$1"* ]] || fail "down.sh failed without naming the $1: $output"
 }
 
-hierarchy=$(cgroup_hierarchies | head -n 1)
+read -r hierarchy < <(cgroup_hierarchies)
 trap clean_up EXIT
 "$here/down.sh" || fail "down.sh fails on a clean host"
 
