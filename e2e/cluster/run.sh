@@ -65,7 +65,7 @@ install_tessera() {
   "$here/images.sh" load
   for node in "${node_names[@]}"; do node_install_gpus "$node" "$programs"; done
   "$bin/helm" install tessera "$repository/deploy/chart/tessera" --namespace tessera-system --create-namespace \
-    --values "$here/values.yaml" --wait --timeout 120s >"$logs/helm.log"
+    --values "$here/values.yaml" --wait --timeout "${patience}s" >"$logs/helm.log"
   say "tessera installed after $SECONDS s"
 }
 
@@ -92,6 +92,7 @@ trap 'exit 130' INT
 trap 'exit 143' TERM
 {
   "$here/leak-check-test.sh"
+  "$here/component-test.sh"
   bin=$("$here/build.sh")
   "$here/images.sh" tessera
   build_tests

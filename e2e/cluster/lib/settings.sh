@@ -45,6 +45,10 @@ esac
 # would make every figure one about the limits.
 kube_api_qps=${TESSERA_E2E_KUBE_API_QPS:-5000}
 
+# Seconds that a wait lasts at most, on a busy machine too. An action of node.sh has two waits at most; e2e/src/operations.rs gives it more
+# time than that.
+patience=180
+
 # Prefix of every cgroup and network link the cluster makes: what the leak check looks for.
 mark=tess
 
