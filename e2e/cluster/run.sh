@@ -66,6 +66,7 @@ install_tessera() {
   for node in "${node_names[@]}"; do node_install_gpus "$node" "$programs"; done
   "$bin/helm" install tessera "$repository/deploy/chart/tessera" --namespace tessera-system --create-namespace \
     --values "$here/values.yaml" --wait --timeout "${patience}s" >"$logs/helm.log"
+  for node in "${node_names[@]}"; do wait_for "the GPUs of $node to be published" node_publishes "$node"; done
   say "tessera installed after $SECONDS s"
 }
 

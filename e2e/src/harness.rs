@@ -78,7 +78,7 @@ fn scenario_trials(runner: &Runner) -> anyhow::Result<Vec<Trial<'static>>> {
 /// # Errors
 /// A scenario file cannot be read or is no scenario.
 pub fn everything(cluster: &Cluster, more: Vec<Trial<'static>>) -> anyhow::Result<Vec<Trial<'static>>> {
-    let mut trials = scenario_trials(&Runner::new(cluster.client().clone()))?;
+    let mut trials = scenario_trials(&Runner::new(cluster.client().clone(), cluster.gpu_nodes().clone()))?;
     trials.extend(trials::all(cluster));
     trials.extend(more);
     trials.extend(trials::last(cluster));

@@ -126,6 +126,10 @@ node_ready() { # node
   [ "$(kubectl_admin get node "$1" -o 'jsonpath={.status.conditions[?(@.type=="Ready")].status}')" = True ]
 }
 
+node_publishes() { # node
+  [ -n "$(kubectl_admin get resourceslices --field-selector "spec.nodeName=$1" --output name)" ]
+}
+
 # Loads an image archive ($rundir/images/NAME.tar, made by images.sh) into a node's containerd.
 node_import() { # node image
   machine_exec "$1" "$bin/ctr" --namespace k8s.io images import --local "$rundir/images/$2.tar" >>"$logs/$1-import.log" 2>&1
