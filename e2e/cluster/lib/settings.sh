@@ -6,6 +6,9 @@
 cluster_dir=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 repository=$(cd "$cluster_dir/../.." && pwd)
 
+# What goes into images is for other users than root, too, whatever the caller's umask.
+umask 022
+
 # Everything the cluster writes lies here, except the binaries' cache. One cluster a machine at a time.
 rundir=${TESSERA_E2E_RUNDIR:-/tmp/tessera-e2e}
 logs=$rundir/logs
