@@ -69,7 +69,7 @@ impl Machine {
             .context("failed to mount a tmpfs for the driver's state")?;
         lay_out_gpus(programs, world, &directory).await?;
         let mut images = ImageStore::default();
-        let probe = Image::of_programs(&[&programs.probe])?;
+        let probe = Image::of_programs(&[installed(&programs.probe, &directory.join("image")).await?])?;
         images.insert(UNSTARTED_IMAGE, probe.clone().unstarted());
         images.insert(PROBE_IMAGE, probe);
         let runtime = Runtime::new(RuntimeOptions {
@@ -230,10 +230,19 @@ fn make_device_nodes(world: &Path, directory: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// A copy of the program that anybody may execute, as in an image, whatever the umask of its build.
+async fn installed(program: &Path, directory: &Path) -> anyhow::Result<PathBuf> {
+    let mut install = Command::new("install");
+    install.args(["-D", "--mode=755", "--target-directory"]).arg(directory).arg(program);
+    output_of(install).await?;
+    Ok(directory.join(program.file_name().context("a program has a name")?))
+}
+
 async fn output_of(mut command: Command) -> anyhow::Result<String> {
     let output = command.stdin(Stdio::null()).output().await?;
     let said = String::from_utf8_lossy(&output.stderr);
-    anyhow::ensure!(output.status.success(), "tessera-fake-world: {}", said.trim());
+    let program = command.as_std().get_program().display();
+    anyhow::ensure!(output.status.success(), "{program}: {}", said.trim());
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
