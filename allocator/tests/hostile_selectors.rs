@@ -7,8 +7,8 @@ use tessera_allocator::model::Device;
 use tessera_allocator::selector::{CompiledSelector, DeviceView, SelectorError};
 use tessera_api::names::{DeviceName, DriverName};
 
-/// Ten times what the slowest of them takes in a debug build on two busy cores; without the limits it would be minutes or hours.
-const PATIENCE: Duration = Duration::from_secs(40);
+/// Far more than the slowest of them takes in a debug build on two busy cores, which is 4 s. Without the limits it would be minutes or hours.
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The answer, on a thread with the stack of a worker of tokio.
 fn answer(expression: String) -> Result<bool, SelectorError> {

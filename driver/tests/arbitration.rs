@@ -71,7 +71,7 @@ async fn until(node: &Node, name: &str, so: impl Fn(&Published) -> bool) -> Publ
         let now = published(node, name);
         match now.filter(&so) {
             Some(published) => return published,
-            None => assert!(begun.elapsed() < Duration::from_secs(60), "{name} reads {now:?}"),
+            None => assert!(begun.elapsed() < Duration::from_secs(300), "{name} reads {now:?}"),
         }
         tokio::task::yield_now().await;
     }

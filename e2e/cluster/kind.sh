@@ -92,6 +92,8 @@ install_gpus() { # worker, world
   rm -r "$files"
 }
 
+kubectl_admin() { kubectl --kubeconfig "$kubeconfig" "$@"; }
+
 finish() {
   local status=$?
   trap - EXIT
@@ -120,7 +122,8 @@ main() {
   for index in 0 1; do install_gpus "${workers[$index]}" "${world[${node_names[$index]}]}"; done
   export KUBECONFIG=$kubeconfig TESSERA_E2E_NODE=$here/kind-node.sh TESSERA_E2E_HELM_VALUES=$here/values.yaml
   helm install tessera "$repository/deploy/chart/tessera" --namespace tessera-system --create-namespace \
-    --values "$here/values.yaml" --wait --timeout 180s
+    --values "$here/values.yaml" --wait --timeout "${patience}s"
+  for index in 0 1; do wait_for "the GPUs of ${workers[$index]} to be published" node_publishes "${workers[$index]}"; done
   cd "$repository"
   cargo test --locked --profile "$cargo_profile" --package tessera-e2e --test cluster -- --test-threads=1 "$@"
 }

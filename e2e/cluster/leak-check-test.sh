@@ -24,7 +24,7 @@ expect_found() { # kind
   [[ $output == *"$1"* ]] || fail "down.sh failed without naming the $1: $output"
 }
 
-hierarchy=$(cgroup_hierarchies | head -n 1)
+read -r hierarchy < <(cgroup_hierarchies)
 trap clean_up EXIT
 "$here/down.sh" || fail "down.sh fails on a clean host"
 
@@ -43,16 +43,16 @@ rmdir "$hierarchy/$mark-e2e-leak"
 
 # A record whose process is not the recorded one (its start time differs) is not killed, but what still lives in the
 # recorded PID namespace is reported.
-unshare --pid --fork --kill-child sleep 60 2>/dev/null &
+unshare --pid --fork --kill-child sleep 1000 2>/dev/null &
 pid=$!
-wait_for "a process in a namespace of its own" 5 pgrep --parent "$pid"
+wait_for "a process in a namespace of its own" pgrep --parent "$pid"
 inner=$(pgrep --parent "$pid")
 mkdir -p "$rundir/machines"
 echo "$inner 1 $(readlink "/proc/$inner/ns/pid")" >"$rundir/machines/stray"
 expect_found "process $inner of stray"
 kill -KILL "$inner"
 wait "$pid" 2>/dev/null || true
-wait_for "the process to end" 5 namespace_is_empty "$(cut -d' ' -f3 "$rundir/machines/stray")"
+wait_for "the process to end" namespace_is_empty "$(cut -d' ' -f3 "$rundir/machines/stray")"
 
 # A machine that was killed a moment ago: its link may be there for longer than its processes.
 echo "0 1 pid:[0]" >"$rundir/machines/stray"

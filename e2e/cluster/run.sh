@@ -65,7 +65,8 @@ install_tessera() {
   "$here/images.sh" load
   for node in "${node_names[@]}"; do node_install_gpus "$node" "$programs"; done
   "$bin/helm" install tessera "$repository/deploy/chart/tessera" --namespace tessera-system --create-namespace \
-    --values "$here/values.yaml" --wait --timeout 120s >"$logs/helm.log"
+    --values "$here/values.yaml" --wait --timeout "${patience}s" >"$logs/helm.log"
+  for node in "${node_names[@]}"; do wait_for "the GPUs of $node to be published" node_publishes "$node"; done
   say "tessera installed after $SECONDS s"
 }
 
@@ -92,6 +93,7 @@ trap 'exit 130' INT
 trap 'exit 143' TERM
 {
   "$here/leak-check-test.sh"
+  "$here/component-test.sh"
   bin=$("$here/build.sh")
   "$here/images.sh" tessera
   build_tests

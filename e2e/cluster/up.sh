@@ -48,7 +48,7 @@ start() {
   routes_add
   say "API server ready after $((SECONDS - started)) s (client limits of controller-manager and scheduler: $kube_api_qps/s)"
   for node in "${node_names[@]}"; do node_start "$node"; done
-  for node in "${node_names[@]}"; do wait_for "node $node to be Ready" 60 node_ready "$node"; done
+  for node in "${node_names[@]}"; do wait_for "node $node to be Ready" node_ready "$node"; done
   say "nodes ready after $((SECONDS - started)) s"
 }
 

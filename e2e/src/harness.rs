@@ -58,10 +58,10 @@ impl fmt::Debug for Trial {
 fn scenario_trials() -> anyhow::Result<Vec<Trial>> {
     let trial = |file: ScenarioFile| {
         let name = format!("scenario/{}", file.name);
-        Trial::new(
-            name,
-            move |cluster| async move { Ok(Runner::new(cluster.client().clone()).run(&file).await?) },
-        )
+        Trial::new(name, move |cluster| async move {
+            let runner = Runner::new(cluster.client().clone(), cluster.gpu_nodes().clone());
+            Ok(runner.run(&file).await?)
+        })
     };
     let files = ScenarioFile::read_all(&scenarios())?;
     anyhow::ensure!(!files.is_empty(), "no scenario files in {}", scenarios().display());

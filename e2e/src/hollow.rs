@@ -1,6 +1,7 @@
 //! Nodes without a kubelet: a Node object, a Lease that keeps it ready, and a slice of GPUs. What is bound there never starts,
 //! so that hundreds of pods cost what the control plane costs, and nothing else.
 
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::time::Duration;
 
@@ -9,13 +10,17 @@ use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::ResourceSlice;
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::core::Request;
+use kube::runtime::watcher;
 use kube::{Api, Client, Resource, ResourceExt};
 use serde_json::{Value, json};
 use tessera_api::gpu::{ComputeCapability, CudaVersion, Gpu, Health, Inventory, Link, LinkKind};
 use tessera_api::names::{GpuUuid, NodeName, PciBusId};
 use tessera_api::slice::{self, Fence, NodeOwner, SliceOptions};
+
+use crate::inventory::DRIVER;
+use crate::wait::{self, Verdict};
 
 /// Only it publishes GPUs, each instance those of its own node; so it is impersonated.
 const PUBLISHER: &str = "system:serviceaccount:tessera-system:tessera-driver";
@@ -38,6 +43,12 @@ const NVLINKS: u32 = 18;
 /// Nodes that join or leave at once.
 const AT_ONCE: usize = 16;
 
+/// Begins the name of each.
+const PREFIX: &str = "hollow-";
+
+/// Time for the garbage collector to delete the slices of nodes that have left.
+const PATIENCE: Duration = Duration::from_secs(300);
+
 /// Which nodes without a kubelet.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
@@ -51,6 +62,7 @@ pub struct Shape {
 
 /// Some nodes without a kubelet.
 pub struct HollowNodes {
+    slices: Api<ResourceSlice>,
     nodes: Api<Node>,
     leases: Api<Lease>,
     names: Vec<String>,
@@ -58,25 +70,30 @@ pub struct HollowNodes {
 }
 
 impl HollowNodes {
-    /// Adds nodes; those of the same names that an earlier run has left go first.
+    /// Adds nodes. All that an earlier run has left go first, and their slices, whose GPUs would be counted.
     ///
     /// # Errors
-    /// What the API server says.
+    /// What the API server says; slices of an earlier run stay.
     pub async fn join(client: &Client, whose: &str, shape: Shape) -> anyhow::Result<Self> {
         let hollow = Self {
+            slices: Api::all(client.clone()),
             nodes: Api::all(client.clone()),
             leases: Api::namespaced(client.clone(), LEASES),
-            names: (1..=shape.nodes).map(|number| format!("hollow-{number}")).collect(),
+            names: (1..=shape.nodes).map(|number| format!("{PREFIX}{number}")).collect(),
             whose: whose.to_owned(),
         };
-        hollow.leave().await?;
+        let earlier = hollow.nodes.list(&ListParams::default().labels(LABEL)).await?;
+        let mut earlier: BTreeSet<_> = earlier.iter().map(ResourceExt::name_any).collect();
+        // Of an interrupted join or leave.
+        earlier.extend(hollow.names.iter().cloned());
+        hollow.remove(&earlier).await?;
         let joining = (1..=shape.nodes).map(|number| hollow.join_one(client, number, shape));
         stream::iter(joining).buffer_unordered(AT_ONCE).try_collect::<()>().await?;
         Ok(hollow)
     }
 
     async fn join_one(&self, client: &Client, number: u32, shape: Shape) -> anyhow::Result<()> {
-        let name = format!("hollow-{number}");
+        let name = format!("{PREFIX}{number}");
         let node = serde_json::from_value(self.node(&name))?;
         let uid = self.nodes.create(&PostParams::default(), &node).await?.uid().unwrap_or_default();
         let lease = serde_json::from_value(lease(&name, &uid))?;
@@ -112,16 +129,30 @@ impl HollowNodes {
         anyhow::bail!("there are no nodes to keep ready")
     }
 
-    /// Removes them. Their leases and slices go with them.
+    /// Removes them, with their leases, and waits until their slices are gone.
     ///
     /// # Errors
-    /// What the API server says.
+    /// What the API server says; slices stay.
     pub async fn leave(&self) -> anyhow::Result<()> {
-        stream::iter(&self.names)
+        self.remove(&self.names.iter().cloned().collect()).await
+    }
+
+    async fn remove(&self, names: &BTreeSet<String>) -> anyhow::Result<()> {
+        stream::iter(names)
             .map(|name| self.leave_one(name))
             .buffer_unordered(AT_ONCE)
-            .try_collect()
-            .await
+            .try_collect::<()>()
+            .await?;
+        let judge = |slices: &[ResourceSlice]| {
+            let nodes = slices.iter().filter_map(|slice| slice.spec.node_name.as_deref());
+            match nodes.filter(|node| node.starts_with(PREFIX)).count() {
+                0 => Verdict::Done(()),
+                left => Verdict::NotYet(format!("{left} are left")),
+            }
+        };
+        let selector = watcher::Config::default().fields(&format!("spec.driver={DRIVER}"));
+        let what = "the slices of nodes that have left to go";
+        Ok(wait::until(self.slices.clone(), selector, what, PATIENCE, judge).await?)
     }
 
     async fn leave_one(&self, name: &str) -> anyhow::Result<()> {
@@ -213,9 +244,32 @@ fn uuid(node: u32, index: u32) -> anyhow::Result<GpuUuid> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
+    use tessera_simcluster::cluster::{ClusterOptions, SimCluster};
 
     use super::*;
+    use crate::inventory::GpuInventory;
+
+    async fn slices(client: &Client) -> usize {
+        let slices: Api<ResourceSlice> = Api::all(client.clone());
+        slices.list(&Default::default()).await.unwrap().items.len()
+    }
+
+    #[tokio::test]
+    async fn slices_of_earlier_nodes_are_gone_when_others_join() {
+        let cluster = SimCluster::start(ClusterOptions::default()).await.unwrap();
+        let (client, fence) = (cluster.client(), Fence::Managed);
+        let earlier =
+            HollowNodes::join(&client, "earlier", Shape { nodes: 20, gpus: 8, fence }).await.unwrap();
+        assert_eq!(slices(&client).await, 20);
+        // As an interrupted run leaves its nodes; the next has fewer.
+        drop(earlier);
+        let later = HollowNodes::join(&client, "later", Shape { nodes: 2, gpus: 4, fence }).await.unwrap();
+        assert_eq!(slices(&client).await, 2);
+        assert_eq!(GpuInventory::read(&client).await.unwrap().len(), 8);
+        later.leave().await.unwrap();
+        assert_eq!(slices(&client).await, 0);
+        cluster.stop().await;
+    }
 
     #[test]
     fn no_two_nodes_publish_the_same_gpu() {

@@ -1,11 +1,20 @@
 //! Which GPUs the cluster has, as its ResourceSlices say.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::resource::v1::{Device, ResourceSlice};
 use kube::api::ListParams;
+use kube::runtime::watcher;
 use kube::{Api, Client};
 use serde_json::Value;
+use tokio::sync::OnceCell;
+
+use crate::wait::{self, Verdict, WaitError};
+
+/// Time for drivers to publish their GPUs.
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The driver under test.
 pub const DRIVER: &str = "gpu.tessera.dev";
@@ -98,6 +107,60 @@ impl GpuInventory {
     }
 }
 
+/// The nodes that published GPUs when they were first looked at. Clones are of the same look.
+#[derive(Clone, Debug, Default)]
+pub struct GpuNodes(Arc<OnceCell<BTreeSet<String>>>);
+
+impl GpuNodes {
+    /// Waits until all of them publish every slice of their pool. A kubelet that starts deletes the slices of its node, and the driver
+    /// publishes them anew: whoever reads them meanwhile finds no GPUs there.
+    ///
+    /// # Errors
+    /// [`WaitError`]; at the first look also without a node that publishes.
+    pub async fn publish(&self, client: &Client) -> Result<(), WaitError> {
+        let slices: Api<ResourceSlice> = Api::all(client.clone());
+        let selector = watcher::Config::default().fields(&format!("spec.driver={DRIVER}"));
+        let first = self.0.get().cloned();
+        let judge = |slices: &[ResourceSlice]| {
+            let publishing = publishing(slices);
+            let missing = match &first {
+                Some(nodes) => nodes.difference(&publishing).cloned().collect::<Vec<_>>().join(", "),
+                None if publishing.is_empty() => "any".to_owned(),
+                None => String::new(),
+            };
+            if missing.is_empty() {
+                Verdict::Done(publishing)
+            } else {
+                Verdict::NotYet(format!("not {missing}"))
+            }
+        };
+        let what = "all nodes to publish their GPUs";
+        let publishing = wait::until(slices, selector, what, PATIENCE, judge).await?;
+        self.0.get_or_init(async || publishing).await;
+        Ok(())
+    }
+}
+
+/// Nodes that publish devices in as many slices of the newest generation as their pool has.
+fn publishing(slices: &[ResourceSlice]) -> BTreeSet<String> {
+    let mut pools = BTreeMap::<(&str, &str), Vec<&ResourceSlice>>::new();
+    for slice in slices {
+        if let Some(node) = slice.spec.node_name.as_deref() {
+            pools.entry((node, &slice.spec.pool.name)).or_default().push(slice);
+        }
+    }
+    let is_whole = |slices: &[&ResourceSlice]| {
+        let newest = slices.iter().map(|slice| slice.spec.pool.generation).max();
+        let current: Vec<_> =
+            slices.iter().filter(|slice| Some(slice.spec.pool.generation) == newest).collect();
+        let has_devices = current.iter().any(|slice| slice.spec.devices.iter().flatten().next().is_some());
+        let expected = current.first().map(|slice| slice.spec.pool.resource_slice_count);
+        has_devices && expected == i64::try_from(current.len()).ok()
+    };
+    pools.retain(|_, slices| is_whole(slices));
+    pools.into_keys().map(|(node, _)| node.to_owned()).collect()
+}
+
 /// An attribute's value, whatever its type; `null` without one.
 pub fn attribute(device: &Device, name: &str) -> Value {
     let attributes = device.attributes.as_ref();
@@ -136,6 +199,21 @@ mod tests {
         assert_eq!(inventory.node_with("h100", 8), Some("node-of-b"));
         assert_eq!(inventory.node_with("a100", 5), None);
         assert_eq!(inventory.node_with("a10", 1), None);
+    }
+
+    #[test]
+    fn a_node_publishes_once_its_pool_is_whole() {
+        let node = BTreeSet::from(["node-of-a".to_owned()]);
+        let [old, new] = [slice("a", 1, &["T4"]), slice("a", 2, &["T4"])];
+        assert_eq!(publishing(&[]), BTreeSet::new());
+        assert_eq!(publishing(&[slice("a", 1, &[])]), BTreeSet::new());
+        assert_eq!(publishing(&[old, new.clone()]), node);
+        let mut of_two = [new.clone(), new];
+        for slice in &mut of_two {
+            slice.spec.pool.resource_slice_count = 2;
+        }
+        assert_eq!(publishing(&of_two[..1]), BTreeSet::new());
+        assert_eq!(publishing(&of_two), node);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::inventory::DRIVER;
 use crate::wait::{self, Verdict, WaitError};
 
 /// How long an earlier scenario's claims may take to lose their allocation.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Something is left, or could not be looked for.
 #[derive(Debug, thiserror::Error)]
@@ -40,7 +40,7 @@ pub enum LeftoverError {
 /// Waits until no claim holds a device of ours.
 ///
 /// # Errors
-/// Some still do after a minute.
+/// Some still do after minutes.
 pub async fn none_allocated(client: &Client) -> Result<(), LeftoverError> {
     let judge = |claims: &[ResourceClaim]| {
         let holding: Vec<_> = claims.iter().filter(|claim| holds_device(claim)).map(full_name).collect();

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use tokio::process::Command;
 
-/// Time for one action; a kubelet that starts takes seconds.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Time for one action: more than `e2e/cluster/node.sh` takes until it gives up by itself, and says what it has waited for.
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// An action failed.
 #[derive(Debug, thiserror::Error)]
@@ -74,5 +74,20 @@ impl Operations {
         }
         let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
         Err(OperationError::Failed { action, said })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SETTINGS: &str = include_str!("../cluster/lib/settings.sh");
+
+    #[test]
+    fn an_action_has_time_for_two_waits_of_node_sh() {
+        let patience = SETTINGS.lines().find_map(|line| line.strip_prefix("patience=")).unwrap();
+        let wait = Duration::from_secs(patience.parse().unwrap());
+        // What is done between them is no wait, and takes seconds.
+        assert!(PATIENCE >= 2 * wait + Duration::from_secs(120), "{PATIENCE:?} for two waits of {wait:?}");
     }
 }

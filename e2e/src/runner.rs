@@ -13,7 +13,7 @@ use kube::api::{DeleteParams, DynamicObject, PostParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
 
-use crate::inventory::GpuInventory;
+use crate::inventory::{GpuInventory, GpuNodes};
 use crate::leftovers::{self, LeftoverError};
 use crate::objects::{self, UnknownKind};
 use crate::scenario::{
@@ -22,7 +22,7 @@ use crate::scenario::{
 use crate::wait::{self, Verdict, WaitError};
 
 /// How long a namespace may take to go, with pods that end in their grace period.
-const NAMESPACE_PATIENCE: Duration = Duration::from_secs(120);
+const NAMESPACE_PATIENCE: Duration = Duration::from_secs(300);
 
 /// A step that did not hold.
 #[derive(Debug, thiserror::Error)]
@@ -114,6 +114,7 @@ pub struct Figure {
 #[derive(Clone)]
 pub struct Runner {
     client: Client,
+    gpu_nodes: GpuNodes,
 }
 
 /// One scenario under way.
@@ -130,8 +131,8 @@ struct Run<'a> {
 
 impl Runner {
     /// A runner against the cluster of this client.
-    pub fn new(client: Client) -> Self {
-        Self { client }
+    pub fn new(client: Client, gpu_nodes: GpuNodes) -> Self {
+        Self { client, gpu_nodes }
     }
 
     /// Runs one file. Whatever comes of it, its namespace is deleted.
@@ -140,6 +141,8 @@ impl Runner {
     /// The first step that does not hold, or what is left afterwards.
     pub async fn run(&self, file: &ScenarioFile) -> Result<Outcome, ScenarioFailure> {
         let clean_up = |source| ScenarioFailure::CleanUp { source };
+        let published = self.gpu_nodes.publish(&self.client).await;
+        published.map_err(|error| clean_up(error.into()))?;
         let inventory =
             GpuInventory::read(&self.client).await.map_err(|error| clean_up(api("list slices", error)))?;
         let namespace = format!("scn-{}", file.name);

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 /// How long a step may take unless it says otherwise. A real cluster pulls nothing and yet needs some seconds per pod.
-const PATIENCE: u64 = 60;
+const PATIENCE: u64 = 300;
 
 /// A scenario file could not be understood.
 #[derive(Debug, thiserror::Error)]

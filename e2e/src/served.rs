@@ -12,8 +12,9 @@ use tokio::process::{Child, Command};
 const PACKAGES: &str = "-p tessera-simcluster -p tessera-driver -p tessera-controller -p tessera-probe -p tessera-fake-world \
                         -p tessera-fake-nvml -p tessera-fake-cuda -p tessera-fake-clock -p tessera-intercept -p tessera-cli";
 
-/// From nothing to a ready cluster takes two seconds; a debug build on a busy machine needs more.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// From nothing to a ready cluster takes two seconds; a debug build on a busy machine needs more. It gives up by itself before this, and
+/// says what it has waited for.
+const PATIENCE: Duration = Duration::from_secs(900);
 
 /// Cargo puts the programs of all packages into the parent of the directory that tests are in.
 /// The program that serves.

@@ -60,6 +60,7 @@ pub use bench::Bench;
 pub use soak::SoakSize;
 
 use crate::harness::Trial;
+use crate::inventory::GpuNodes;
 use crate::operations::Operations;
 use crate::plugin::Plugin;
 
@@ -71,6 +72,7 @@ pub struct Cluster {
     operations: Option<Operations>,
     plugin: Option<Plugin>,
     sizes: Sizes,
+    gpu_nodes: GpuNodes,
 }
 
 /// How much the long trials do.
@@ -120,7 +122,8 @@ impl Cluster {
         // With several linked in, rustls does not choose. An error means that the process has chosen already.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let client = Client::try_from(config.clone())?;
-        Ok(Self { config, client, operations, plugin: None, sizes: Sizes::REAL })
+        let gpu_nodes = GpuNodes::default();
+        Ok(Self { config, client, operations, plugin: None, sizes: Sizes::REAL, gpu_nodes })
     }
 
     /// The same cluster, for long trials of other sizes than those for a real one.
@@ -138,6 +141,11 @@ impl Cluster {
     /// The administrator.
     pub fn client(&self) -> &Client {
         &self.client
+    }
+
+    /// The nodes that publish GPUs.
+    pub fn gpu_nodes(&self) -> &GpuNodes {
+        &self.gpu_nodes
     }
 
     /// Ends when so many reads in a row have failed that no trial keeps its API server down for as long: two minutes at least. Counted,

@@ -25,7 +25,8 @@ pub struct Args {
     #[arg(long, env = "TESSERA_DRIVER_ROOT", default_value = "/")]
     pub driver_root: PathBuf,
 
-    /// The daemon's program, NVIDIA's: a path below --driver-root, or a name that is in PATH there.
+    /// The daemon's program, NVIDIA's: a path below --driver-root, or a name that is in PATH there. Not below /tmp or /dev/shm: each
+    /// daemon's own mounts hide what is there.
     #[arg(
         long,
         env = "TESSERA_MPS_CONTROL",

@@ -147,7 +147,7 @@ mod tests {
         let early = timeout(Duration::from_millis(50), ends.recv()).await;
         assert!(early.is_err(), "it goes on: {early:?}");
         daemon.kill();
-        let end = timeout(Duration::from_secs(60), ends.recv()).await.expect("it ends").expect("told");
+        let end = timeout(Duration::from_secs(300), ends.recv()).await.expect("it ends").expect("told");
         assert_eq!(end.status.expect("waited for").signal(), Some(9));
         assert_eq!(end.said, "beginning");
     }

@@ -17,7 +17,7 @@ use tessera_test_support::{report_skip, test_name};
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tessera-simcluster");
 
 /// Far beyond what any step takes, so that a test that hangs says where.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 struct Bench {
     directory: tempfile::TempDir,

@@ -17,7 +17,7 @@ use tessera_test_support::{report_skip, test_name};
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tessera-simcluster");
 
 /// The demo takes a second or two; a debug build on a busy machine, more.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// True where the machine allows no namespaces; said on standard error, for the list of skipped tests.
 fn skipped(test: &str) -> bool {

@@ -223,7 +223,7 @@ impl Api {
                 changed.changed().await.expect("the API lives");
             }
         };
-        match tokio::time::timeout(std::time::Duration::from_secs(60), search).await {
+        match tokio::time::timeout(std::time::Duration::from_secs(300), search).await {
             Ok(found) => found,
             Err(_) => panic!("{what} did not come; slices: {:#?}", self.slices()),
         }

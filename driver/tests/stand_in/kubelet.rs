@@ -71,7 +71,7 @@ impl Kubelet {
 /// Connects, again and again while the socket is there and does not listen yet: the real kubelet's dial does the same.
 async fn connect(socket: &Path) -> Channel {
     let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display())).expect("an address");
-    for _ in 0..1000 {
+    for _ in 0..60_000 {
         if let Ok(channel) = endpoint.connect().await {
             return channel;
         }

@@ -23,10 +23,10 @@ control_plane_components_start() {
 
   component_start "$control_plane" etcd
   component_start "$control_plane" kube-apiserver
-  wait_for "the API server" 60 kubectl_admin get --raw /readyz
+  wait_for "the API server" kubectl_admin get --raw /readyz
   component_start "$control_plane" kube-controller-manager
   component_start "$control_plane" kube-scheduler
-  wait_for "the default service account" 60 kubectl_admin get serviceaccount default
+  wait_for "the default service account" kubectl_admin get serviceaccount default
 }
 
 kubectl_admin() { "$bin/kubectl" --kubeconfig "$kubeconfig" "$@"; }

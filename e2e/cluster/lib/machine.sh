@@ -20,7 +20,7 @@ machine_start() { # name
   setsid unshare --mount --propagation private --net --pid --ipc --uts --fork --kill-child \
     "$cluster_dir/lib/machine-init.sh" "$name" "$rundir/$name" "$(machine_record "$name")" \
     </dev/null >"$logs/$name-init.log" 2>&1 &
-  wait_for "machine $name" 10 machine_alive "$name"
+  wait_for "machine $name" machine_alive "$name"
 }
 
 # Runs a command inside a machine.
@@ -71,13 +71,22 @@ routes_add() { # command prefix, for example: machine_exec node-a
 }
 
 # A component is a process inside a machine, started by the script $rundir/MACHINE/COMPONENT.sh, which execs it. It is
-# adopted by the machine's PID 1; its number inside the machine is kept in $rundir/MACHINE/pids/COMPONENT.
+# adopted by the machine's PID 1. $rundir/MACHINE/pids/COMPONENT has its number inside the machine and its start time (field
+# 22 of /proc/PID/stat, the 20th after the name), which together name a process for good.
+#
+# Not beside one that runs: the second would end for want of the first one's locks and ports, and the first would go on, unknown.
 component_start() { # machine component
   local machine=$1 component=$2
   component_exists "$machine" "$component"
+  if component_alive "$machine" "$component"; then fail "$component of $machine runs already"; fi
+  # Recorded before this returns, so that whoever stops it next finds it. setsid does not fork: $! leads no process group.
   # shellcheck disable=SC2016  # expanded by the inner shell
-  machine_exec "$machine" bash -c 'setsid bash -c "echo \$\$ >\"$1\"; exec bash \"$2\"" _ "$1" "$2" </dev/null >>"$3" 2>&1 &' \
-    _ "$rundir/$machine/pids/$component" "$rundir/$machine/$component.sh" "$logs/$machine-$component.log"
+  machine_exec "$machine" bash -c '
+    setsid bash "$2" </dev/null >>"$3" 2>&1 &
+    stat=$(cat "/proc/$!/stat")
+    read -r -a fields <<<"${stat##*) }"
+    echo "$! ${fields[19]:-ended}" >"$1"
+  ' _ "$rundir/$machine/pids/$component" "$rundir/$machine/$component.sh" "$logs/$machine-$component.log"
 }
 
 # Ends with an error otherwise: what does not exist has no process either, and would pass for stopped.
@@ -86,9 +95,12 @@ component_exists() { # machine component
 }
 
 component_alive() { # machine component
-  local pid
-  pid=$(cat "$rundir/$1/pids/$2" 2>/dev/null) || return 1
-  machine_exec "$1" test -d "/proc/$pid"
+  local pid start stat
+  read -r pid start 2>/dev/null <"$rundir/$1/pids/$2" || return 1
+  # shellcheck disable=SC2016  # expanded by the inner shell
+  stat=$(machine_exec "$1" sh -c 'cat "/proc/$1/stat" 2>/dev/null || true' _ "$pid") || exit
+  read -r -a stat <<<"${stat##*) }"
+  [ "${stat[19]:-}" = "$start" ]
 }
 
 component_gone() { ! component_alive "$@"; }
@@ -97,16 +109,16 @@ component_stop() { # machine component signal
   local pid
   component_exists "$1" "$2"
   component_alive "$1" "$2" || return 0
-  pid=$(cat "$rundir/$1/pids/$2")
+  read -r pid _ <"$rundir/$1/pids/$2"
   machine_exec "$1" kill "-$3" "$pid"
-  wait_for "$2 of $1 to end" 30 component_gone "$1" "$2"
+  wait_for "$2 of $1 to end" component_gone "$1" "$2"
 }
 
 # What a component has used: CPU time in milliseconds, and the most memory it had, in KiB. Nothing if it does not run.
 component_usage() { # machine component
   local pid ticks peak stat
   component_alive "$1" "$2" || return 0
-  pid=$(cat "$rundir/$1/pids/$2")
+  read -r pid _ <"$rundir/$1/pids/$2"
   # After the name, which may hold anything: fields 14 and 15 of the whole are the times in user and kernel mode.
   stat=$(machine_exec "$1" cat "/proc/$pid/stat")
   read -r -a ticks <<<"${stat##*) }"
@@ -116,9 +128,9 @@ component_usage() { # machine component
 }
 
 # Polls: the processes waited for here offer no other way.
-wait_for() { # what seconds command...
-  local what=$1 deadline=$((SECONDS + $2))
-  shift 2
+wait_for() { # what command...
+  local what=$1 deadline=$((SECONDS + patience))
+  shift
   until "$@" >/dev/null 2>&1; do
     if [ "$SECONDS" -ge "$deadline" ]; then fail "gave up waiting for $what (logs in $logs)"; fi
     sleep 0.1

@@ -13,7 +13,7 @@ node_start() { # node
   kubelet_config "$node" "$directory"
 
   component_start "$node" containerd
-  wait_for "containerd of $node" 30 machine_exec "$node" "$bin/ctr" version
+  wait_for "containerd of $node" machine_exec "$node" "$bin/ctr" version
   node_import "$node" pause
   component_start "$node" kubelet
 }
@@ -126,6 +126,10 @@ node_ready() { # node
   [ "$(kubectl_admin get node "$1" -o 'jsonpath={.status.conditions[?(@.type=="Ready")].status}')" = True ]
 }
 
+node_publishes() { # node
+  [ -n "$(kubectl_admin get resourceslices --field-selector "spec.nodeName=$1" --output name)" ]
+}
+
 # Loads an image archive ($rundir/images/NAME.tar, made by images.sh) into a node's containerd.
 node_import() { # node image
   machine_exec "$1" "$bin/ctr" --namespace k8s.io images import --local "$rundir/images/$2.tar" >>"$logs/$1-import.log" 2>&1
@@ -136,8 +140,8 @@ node_restart() { # node component
   component_stop "$1" "$2" TERM
   component_start "$1" "$2"
   case $2 in
-    containerd) wait_for "containerd of $1" 30 machine_exec "$1" "$bin/ctr" version ;;
-    kubelet) wait_for "kubelet of $1" 60 machine_exec "$1" "$bin/kubectl" get --raw /healthz --server http://127.0.0.1:10248 ;;
+    containerd) wait_for "containerd of $1" machine_exec "$1" "$bin/ctr" version ;;
+    kubelet) wait_for "kubelet of $1" machine_exec "$1" "$bin/kubectl" get --raw /healthz --server http://127.0.0.1:10248 ;;
   esac
 }
 
@@ -173,7 +177,7 @@ tessera_runs() { # driver|controller, nodes...
 
 # The kubelet starts a container again that has ended; see crashLoopBackOff above.
 tessera_wait() { # driver|controller, nodes...
-  wait_for "a container $1 to run" 180 tessera_runs "$@"
+  wait_for "a container $1 to run" tessera_runs "$@"
 }
 
 # Kills the containers of a part of Tessera as a crash would: by their IDs, since all machines run the same programs.

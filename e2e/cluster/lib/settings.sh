@@ -6,6 +6,9 @@
 cluster_dir=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 repository=$(cd "$cluster_dir/../.." && pwd)
 
+# What goes into images is for other users than root, too, whatever the caller's umask.
+umask 022
+
 # Everything the cluster writes lies here, except the binaries' cache. One cluster a machine at a time.
 rundir=${TESSERA_E2E_RUNDIR:-/tmp/tessera-e2e}
 logs=$rundir/logs
@@ -44,6 +47,10 @@ esac
 # Client limits of controller-manager and scheduler, reported by up.sh, or `default`. Their defaults (20 and 50 a second)
 # would make every figure one about the limits.
 kube_api_qps=${TESSERA_E2E_KUBE_API_QPS:-5000}
+
+# Seconds that a wait lasts at most, on a busy machine too. An action of node.sh has two waits at most; e2e/src/operations.rs gives it more
+# time than that.
+patience=180
 
 # Prefix of every cgroup and network link the cluster makes: what the leak check looks for.
 mark=tess

@@ -28,7 +28,7 @@ machine_stop() { # name
   read -r pid _ namespace <"$(machine_record "$1")"
   if machine_alive "$1"; then
     kill -KILL "$pid"
-    wait_for "the processes of $name to end" 60 namespace_is_empty "$namespace"
+    wait_for "the processes of $name to end" namespace_is_empty "$namespace"
   fi
   link_delete "$(machine_link "$name")"
 }

@@ -21,7 +21,7 @@ pub struct Usage {
 /// The usage of each component, by its name.
 pub type Usages = BTreeMap<String, Usage>;
 
-/// Reads the usage of every component whose process number is in a file of that directory, named as the component.
+/// Reads the usage of every component whose process number is the first word of a file of that directory, named as the component.
 ///
 /// # Errors
 /// A process has ended, or the directory holds something else.
@@ -32,7 +32,7 @@ pub fn read(pids: &Path) -> anyhow::Result<Usages> {
         let entry = entry?;
         let component = entry.file_name().to_string_lossy().into_owned();
         let pid = std::fs::read_to_string(entry.path())?;
-        let process = Path::new("/proc").join(pid.trim());
+        let process = Path::new("/proc").join(pid.split_whitespace().next().unwrap_or_default());
         let read = |file: &str| {
             std::fs::read_to_string(process.join(file)).with_context(|| format!("{component} has ended"))
         };
@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn our_own_process_has_used_something() {
         let directory = tempfile::tempdir().unwrap();
-        std::fs::write(directory.path().join("this"), format!("{}\n", std::process::id())).unwrap();
+        std::fs::write(directory.path().join("this"), format!("{} 4711\n", std::process::id())).unwrap();
         let usage = read(directory.path()).unwrap()["this"];
         assert!(usage.peak_rss_mib > 0.1, "{usage:?}");
     }

@@ -10,14 +10,14 @@ use serde_json::{Value, json};
 
 use super::{Cluster, Sizes};
 use crate::harness::TrialOutcome;
-use crate::inventory::GpuInventory;
+use crate::inventory::{GpuInventory, GpuNodes};
 use crate::leftovers;
 use crate::operations::Operations;
 use crate::plugin::Plugin;
 use crate::wait::{self, Verdict};
 
 /// Time for a pod to run or to be gone, on a slow machine with other pods beside it.
-pub(super) const PATIENCE: Duration = Duration::from_secs(120);
+pub(super) const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The tools of one trial.
 #[derive(Clone)]
@@ -29,6 +29,7 @@ pub struct Bench {
     pub operations: Option<Operations>,
     plugin: Option<Plugin>,
     sizes: Sizes,
+    gpu_nodes: GpuNodes,
     namespace: String,
 }
 
@@ -40,8 +41,9 @@ pub struct Skip(pub String);
 impl Bench {
     /// For the trial of that name.
     pub(super) fn new(cluster: &Cluster, name: &str) -> Self {
-        let Cluster { config, client, operations, plugin, sizes } = cluster.clone();
-        Self { config, client, operations, plugin, sizes, namespace: format!("trial-{name}") }
+        let Cluster { config, client, operations, plugin, sizes, gpu_nodes } = cluster.clone();
+        let namespace = format!("trial-{name}");
+        Self { config, client, operations, plugin, sizes, gpu_nodes, namespace }
     }
 
     /// How much there is to do.
@@ -69,6 +71,7 @@ impl Bench {
         // What an interrupted run left.
         leftovers::delete_namespace(&self.client, &self.namespace, PATIENCE).await?;
         leftovers::none_allocated(&self.client).await?;
+        self.gpu_nodes.publish(&self.client).await?;
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
         let namespace = serde_json::from_value(json!({"metadata": {"name": self.namespace}}))?;
         namespaces.create(&PostParams::default(), &namespace).await?;

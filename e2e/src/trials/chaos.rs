@@ -35,7 +35,7 @@ const PACE: Duration = Duration::from_millis(200);
 const MOST: usize = 16;
 
 /// A pause of the controller after failures (20 s, doubled, and 60 s where the API server was away) may begin with the last fault.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Memory and cores of the shapes.
 const SHAPES: [(&str, &str, &str); 4] =

@@ -14,8 +14,8 @@ use crate::inventory::DRIVER;
 use crate::leftovers::holds_device;
 use crate::runner::{Figure, Outcome};
 
-/// More would be a timer of somebody's, not an answer to the deletion.
-const AT_MOST: Duration = Duration::from_secs(5);
+/// More would be the controller's timer for pods without news (20 s), not an answer to the deletion.
+const AT_MOST: Duration = Duration::from_secs(15);
 
 /// Nobody binds pods for it, so that they stay allocated and unbound.
 const NO_SCHEDULER: &str = "e2e.tessera.dev/nobody";

@@ -181,7 +181,7 @@ impl<'a> Site<'a> {
                 }
             }
         };
-        let looked = tokio::time::timeout(Duration::from_secs(30), looking).await;
+        let looked = tokio::time::timeout(PATIENCE, looking).await;
         looked.map_err(|_| anyhow::anyhow!("left on {}:\n{last}", self.node))?
     }
 }

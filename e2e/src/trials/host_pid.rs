@@ -17,7 +17,7 @@ use crate::runner::Outcome;
 const TRIES: usize = 5;
 
 /// From the start of the container until its process has its place in the ledger, and far longer than it then waits for an answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Nothing tells when a ledger changes.
 const LOOK_EVERY: Duration = Duration::from_millis(250);

@@ -19,7 +19,7 @@ use crate::wait::{self, Verdict};
 
 /// kube-controller-manager looks for pods of nodes that are gone every 20 s, and takes a node for gone after another 40 s;
 /// a kubelet that has just started looks for claims without pods every 60 s.
-const PATIENCE: Duration = Duration::from_secs(180);
+const PATIENCE: Duration = Duration::from_secs(400);
 
 pub(super) async fn deleted(bench: Bench) -> TrialOutcome {
     let hands = bench.hands()?;

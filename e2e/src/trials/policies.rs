@@ -11,7 +11,7 @@ use super::bench::Bench;
 use crate::inventory::DRIVER;
 
 /// API servers learn of policies by a watch of their own, so that a change is in force some time after it is made.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Nothing tells when a policy is in force, so it is tried.
 const TRY_EVERY: Duration = Duration::from_millis(200);

@@ -1,7 +1,5 @@
 //! The chart upgraded, and removed and installed again, while claims are alive.
 
-use std::time::Duration;
-
 use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicy;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceSlice};
@@ -109,8 +107,7 @@ async fn without_tessera(bench: &Bench, stays: &Pod, deleted: &Pod) -> anyhow::R
         0 => Verdict::Done(()),
         left => Verdict::NotYet(format!("{left} slices")),
     };
-    wait::until(Api::all(bench.client.clone()), ours, "the slices to go", Duration::from_secs(90), judge)
-        .await?;
+    wait::until(Api::all(bench.client.clone()), ours, "the slices to go", PATIENCE, judge).await?;
     unnoticed(bench, stays).await?;
     // Its containers have ended, but nobody can unprepare its claim: the share stays taken, and nothing is half undone.
     let still = bench.pods().get("deleted").await?;

@@ -8,8 +8,8 @@ use crate::inventory::GpuInventory;
 use crate::operations::Operations;
 use crate::runner::Outcome;
 
-/// Pods are gone only after their claims are unprepared, so there is next to nothing to wait for.
-pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+/// Far more than it takes: pods are gone only after their claims are unprepared, so there is next to nothing to wait for.
+pub(super) const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Nothing tells when a directory is empty, so it is looked at again and again.
 const LOOK_EVERY: Duration = Duration::from_millis(500);

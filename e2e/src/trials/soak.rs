@@ -8,6 +8,7 @@ mod harm;
 mod shape;
 
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -16,6 +17,7 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::{Api, ResourceExt};
 use serde_json::json;
+use tokio_util::sync::CancellationToken;
 
 use self::harm::Harm;
 use self::shape::Shape;
@@ -71,17 +73,31 @@ async fn soak(bench: &Bench, seed: u64) -> TrialOutcome {
     let began = Instant::now();
     let mut harm = Harm::new(&hands, &nodes, Random::new(seed ^ 1), size.pause);
     let mut load = Load::new(bench, seed, size);
-    let outcome = tokio::select! {
-        Err(error) = harm.go_on() => Err(error),
-        outcome = overcommit::never_during(bench, lost_claims::given_up_during(bench, load.run())) => outcome,
-    };
+    let outcome =
+        beside(&mut harm, overcommit::never_during(bench, lost_claims::given_up_during(bench, load.run())));
+    let outcome = outcome.await;
     // Whatever was seen, the cluster goes on with all of its components.
-    harm.repair().await?;
+    let repaired = harm.repair().await;
     outcome?;
+    repaired?;
     println!("    {} pods and {} kills; warnings: {}", size.pods, harm.kills, warnings(bench).await?);
     nothing_claimed(bench).await?;
     residue::nowhere(bench, PATIENCE).await?;
     Ok(Outcome::Held(vec![Figure { of: format!("soak of {} pods", size.pods), took: began.elapsed() }]))
+}
+
+/// Carries out `load` while harm is done, and ends both: harm with all of the actions that it has begun.
+async fn beside(harm: &mut Harm<'_>, load: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
+    let end = CancellationToken::new();
+    let mut harming = pin!(harm.go_on(&end));
+    tokio::select! {
+        // Before it is told to, it ends only with an error.
+        harmed = &mut harming => harmed,
+        outcome = load => {
+            end.cancel();
+            outcome.and(harming.await)
+        }
+    }
 }
 
 /// How often each warning was given: what had to be tried again, and why.

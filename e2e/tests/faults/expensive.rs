@@ -1,7 +1,5 @@
 //! Selectors that are legal and take long: their tenant's pods wait, and nobody else's.
 
-use std::time::Duration;
-
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::Api;
@@ -43,7 +41,7 @@ async fn tenant_of_expensive_selectors_delays_nobody_else() {
     let mut controller = rig.controller("a", true);
     let lease = rig.led_by("a").await;
     rig.pod("neighbor", "19Gi").await;
-    rig.allocated_within("neighbor", Duration::from_secs(300)).await;
+    rig.allocated("neighbor").await;
     let now = rig.leases().get("tessera-controller").await.unwrap();
     let terms = [lease, now].map(|lease| lease.spec.unwrap().lease_transitions);
     assert_eq!(terms[0], terms[1], "the first leader leads");
@@ -71,7 +69,7 @@ async fn large_claims_without_a_pod_cost_a_neighbor_nothing() {
     let mut controller = rig.controller("a", true);
     rig.led_by("a").await;
     rig.pod("neighbor", "19Gi").await;
-    rig.allocated_within("neighbor", Duration::from_secs(300)).await;
+    rig.allocated("neighbor").await;
     assert!(controller.runs(), "{}", controller.log());
     // Compiled they take 190 MiB, and in a debug build more than a minute.
     let resident = controller.resident_mib();

@@ -1,9 +1,10 @@
 //! One cluster of stand-ins, real controllers as processes of their own, and an eye on every claim.
 
+use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::Stdio;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::TryStreamExt;
@@ -12,11 +13,12 @@ use k8s_openapi::api::core::v1::{Event, Node, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::runtime::{WatchStreamExt, watcher};
-use kube::{Api, Client};
+use kube::{Api, Client, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use tessera_api::names::DELETE_PROTECTION_FINALIZER;
 use tessera_e2e::inventory::GpuInventory;
 use tessera_e2e::trials::ledger::DeviceLedger;
 use tessera_e2e::wait::{self, Verdict};
@@ -34,7 +36,7 @@ const NAMESPACE: &str = "tessera-system";
 const TENANT: &str = "tenant";
 
 /// Longer than anything here takes on a loaded machine, a lease that runs out included.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
 
 /// A request of a controller, and when it came.
 pub(crate) type Seen = (Instant, RequestInfo);
@@ -47,7 +49,7 @@ pub(crate) struct Rig {
     cluster: SimCluster,
     /// The administrator, untouched by faults.
     pub(crate) client: Client,
-    seen: Arc<Mutex<Vec<Seen>>>,
+    seen: watch::Sender<Vec<Seen>>,
     over: JoinHandle<()>,
     overseen: watch::Receiver<Overseen>,
 }
@@ -57,14 +59,36 @@ pub(crate) struct Rig {
 struct Overseen {
     /// The claim and the id of each share that was ever given.
     shares: Vec<(String, String)>,
+    /// How each claim is.
+    claims: BTreeMap<String, ClaimState>,
+    /// What became of claims, in order. A write that is sent again for want of an answer changes nothing.
+    changes: Vec<(String, Change)>,
     /// The newest version of a claim.
     version: u64,
     /// What must never be. Nothing after it is looked at.
     wrong: Option<String>,
 }
 
+/// What is done to a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// It has got the finalizer.
+    Protected,
+    /// It has got an allocation.
+    Allocated,
+    /// It has none any more.
+    Released,
+}
+
+#[derive(Clone, Copy, Default)]
+struct ClaimState {
+    is_protected: bool,
+    is_allocated: bool,
+}
+
 impl Overseen {
     fn take(&mut self, claim: &ResourceClaim) -> Result<(), String> {
+        self.compare(claim);
         for (of, share) in shares_in(claim) {
             match self.shares.iter().find(|(_, known)| *known == share) {
                 Some((by, _)) if *by == of => {}
@@ -74,6 +98,22 @@ impl Overseen {
         }
         self.version = self.version.max(version_of(claim));
         Ok(())
+    }
+
+    fn compare(&mut self, claim: &ResourceClaim) {
+        let name = claim.name_any();
+        let now = ClaimState {
+            is_protected: claim.finalizers().iter().any(|one| one == DELETE_PROTECTION_FINALIZER),
+            is_allocated: claim.status.as_ref().is_some_and(|status| status.allocation.is_some()),
+        };
+        let before = self.claims.insert(name.clone(), now).unwrap_or_default();
+        let changes = [
+            (now.is_protected && !before.is_protected, Change::Protected),
+            (now.is_allocated && !before.is_allocated, Change::Allocated),
+            (before.is_allocated && !now.is_allocated, Change::Released),
+        ];
+        let happened = changes.into_iter().filter(|(happened, _)| *happened);
+        self.changes.extend(happened.map(|(_, change)| (name.clone(), change)));
     }
 }
 
@@ -102,7 +142,7 @@ impl Rig {
             directory: TempDir::with_prefix("tfaults-").unwrap(),
             cluster,
             client,
-            seen: Arc::default(),
+            seen: watch::Sender::default(),
             over,
             overseen,
         };
@@ -121,24 +161,22 @@ impl Rig {
             if !is_controller(request) {
                 return Fault::None;
             }
-            seen.lock().unwrap().push((Instant::now(), request.clone()));
+            seen.send_modify(|seen| seen.push((Instant::now(), request.clone())));
             decide(request)
         })));
     }
 
     /// The controllers' requests so far that pass the filter.
     pub(crate) fn requests(&self, filter: impl Fn(&RequestInfo) -> bool) -> Vec<Seen> {
-        self.seen.lock().unwrap().iter().filter(|(_, request)| filter(request)).cloned().collect()
+        self.seen.borrow().iter().filter(|(_, request)| filter(request)).cloned().collect()
     }
 
     /// Waits until controllers have made so many requests that pass the filter.
     pub(crate) async fn requested(&self, count: usize, filter: impl Fn(&RequestInfo) -> bool) {
-        let waiting = async {
-            while self.requests(&filter).len() < count {
-                tokio::task::yield_now().await;
-            }
-        };
-        tokio::time::timeout(PATIENCE, waiting).await.expect("the controller does not ask for it");
+        let mut seen = self.seen.subscribe();
+        let enough = |seen: &Vec<Seen>| seen.iter().filter(|(_, request)| filter(request)).count() >= count;
+        let waiting = tokio::time::timeout(PATIENCE, seen.wait_for(enough)).await;
+        let _ = waiting.expect("the controller does not ask for it").unwrap();
     }
 
     /// Starts a controller; `elects` is whether it needs the Lease.
@@ -230,20 +268,20 @@ impl Rig {
         let mut pod = pod(name);
         pod["spec"]["schedulerName"] = "nobody".into();
         create::<Pod>(&self.pods(), pod).await;
-        self.claim_until(name, "allocated", true, PATIENCE).await;
+        self.allocated(name).await;
     }
 
-    /// Waits until the claim is allocated.
-    pub(crate) async fn allocated_within(&self, name: &str, limit: Duration) {
-        self.claim_until(name, "allocated", true, limit).await;
+    /// Waits until the claim has an allocation.
+    pub(crate) async fn allocated(&self, name: &str) {
+        self.claim_until(name, "allocated", true).await;
     }
 
     /// Waits until the claim has no allocation.
     pub(crate) async fn released(&self, name: &str) {
-        self.claim_until(name, "released", false, PATIENCE).await;
+        self.claim_until(name, "released", false).await;
     }
 
-    async fn claim_until(&self, name: &str, what: &str, allocated: bool, limit: Duration) {
+    async fn claim_until(&self, name: &str, what: &str, allocated: bool) {
         let judge = |claim: Option<&ResourceClaim>| {
             let status = claim.and_then(|claim| claim.status.as_ref());
             match status.is_some_and(|status| status.allocation.is_some()) == allocated {
@@ -252,7 +290,7 @@ impl Rig {
             }
         };
         let what = format!("claim {name} to be {what}");
-        wait::until_one(self.claims(), name, &what, limit, judge).await.unwrap();
+        wait::until_one(self.claims(), name, &what, PATIENCE, judge).await.unwrap();
     }
 
     /// Deletes a pod and does not wait for a kubelet, of which there is none.
@@ -286,6 +324,12 @@ impl Rig {
     /// How often the claim was given a share until now, as far as anybody could see.
     pub(crate) async fn shares_of(&self, claim: &str) -> usize {
         self.oversee().await.shares.iter().filter(|(of, _)| of == claim).count()
+    }
+
+    /// What was done to the claim until now, as far as anybody could see.
+    pub(crate) async fn changes_of(&self, claim: &str) -> Vec<Change> {
+        let seen = self.oversee().await;
+        seen.changes.iter().filter(|(of, _)| of == claim).map(|(_, change)| *change).collect()
     }
 
     /// What the eye on the claims has seen, all that is now among it: its watch may be behind others.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tessera_simcluster::api::{Fault, RequestInfo, WatchCache};
 use tokio_util::sync::CancellationToken;
 
-use crate::rig::Rig;
+use crate::rig::{PATIENCE, Rig};
 
 /// Shorter than the ten seconds after which a leader gives up.
 const OUTAGE: Duration = Duration::from_secs(3);
@@ -16,20 +16,21 @@ fn is_allocation(request: &RequestInfo) -> bool {
     request.resource == "resourceclaims" && request.verb == "patch" && request.subresource == "status"
 }
 
-/// The server crashes at the write of an allocation, which is still `served` or is not. Two claims want more than there is,
-/// so whoever forgets the first while its outcome is open gives its share to the second, which is more urgent.
+/// The server crashes at the write of an allocation, which is still `served` or is not; nobody gets its answer. Two claims want
+/// more than there is, so whoever forgets the first while its outcome is open gives its share to the second, which is more
+/// urgent.
 async fn crash_at_the_allocation(served: bool) {
     let rig = Rig::with_nodes(&[1]).await;
     let api = rig.api().clone();
     let crashed = Arc::new(AtomicBool::new(false));
-    let (happened, gate) = (crashed.clone(), CancellationToken::new());
-    let held = gate.clone();
+    let (happened, serve) = (crashed.clone(), CancellationToken::new());
+    let held = serve.clone();
     rig.decide(move |request| {
         if !is_allocation(request) || happened.load(Ordering::Relaxed) {
             return Fault::None;
         }
         // The test lets the server crash once the request is there.
-        Fault::Hold(held.clone())
+        Fault::HoldAnswer { serve: held.clone(), answer: CancellationToken::new() }
     });
     let mut controller = rig.controller("a", true);
     let lease = rig.led_by("a").await;
@@ -39,13 +40,8 @@ async fn crash_at_the_allocation(served: bool) {
     rig.told("second", "NoDevices").await;
     crashed.store(true, Ordering::Relaxed);
     if served {
-        // Served, then the connection breaks: the handler runs to its end before the answer is on its way.
-        let before = api.revision();
-        rig.decide(|_| Fault::None);
-        gate.cancel();
-        while api.revision() == before {
-            tokio::task::yield_now().await;
-        }
+        serve.cancel();
+        rig.allocated("first").await;
     }
     api.go_down();
     tokio::time::sleep(OUTAGE).await;
@@ -83,7 +79,7 @@ async fn an_outage_longer_than_the_lease_ends_the_leader_and_the_next_one_takes_
     rig.pod("before", "50Gi").await;
     rig.bound(&["before".to_owned()]).await;
     rig.api().go_down();
-    let ended = tokio::time::timeout(Duration::from_secs(14), first.ended()).await;
+    let ended = tokio::time::timeout(PATIENCE, first.ended()).await;
     assert!(!ended.expect("it goes on without a lease").success());
     assert!(first.log().contains("could not be renewed"), "{}", first.log());
     rig.api().come_back(WatchCache::Fresh);

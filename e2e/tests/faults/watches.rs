@@ -6,16 +6,12 @@ use std::time::Duration;
 use tessera_simcluster::api::{Fault, RequestInfo, WatchFault};
 use tokio_util::sync::CancellationToken;
 
-use crate::rig::{Rig, is_controller};
+use crate::rig::{Change, Rig, is_controller};
 
 const LAG: Duration = Duration::from_millis(700);
 
 fn is_allocation(request: &RequestInfo) -> bool {
     request.resource == "resourceclaims" && request.verb == "patch" && request.subresource == "status"
-}
-
-fn is_write(request: &RequestInfo) -> bool {
-    request.resource == "resourceclaims" && request.verb == "patch"
 }
 
 fn is_list(request: &RequestInfo) -> bool {
@@ -81,7 +77,9 @@ async fn lagging(resource: &'static str) {
         rig.pod(&name, "16Gi").await;
     }
     rig.bound(&names("first")).await;
-    assert_eq!(rig.requests(is_write).len(), 2 * 5, "each claim gets its finalizer and its allocation, once");
+    for name in names("first") {
+        assert_eq!(rig.changes_of(&name).await, [Change::Protected, Change::Allocated], "{name}");
+    }
     // The GPU is full. The second wave gets what the first gives back, and not a moment earlier.
     for name in names("second") {
         rig.pod(&name, "16Gi").await;
@@ -94,7 +92,13 @@ async fn lagging(resource: &'static str) {
     for name in names("first").iter().chain(&names("second")) {
         assert_eq!(rig.shares_of(name).await, 1, "{name}");
     }
-    assert_eq!(rig.requests(is_write).len(), 2 * 10, "nothing is written twice, and nothing taken back");
+    for name in names("first") {
+        let changes = [Change::Protected, Change::Allocated, Change::Released];
+        assert_eq!(rig.changes_of(&name).await, changes, "{name}");
+    }
+    for name in names("second") {
+        assert_eq!(rig.changes_of(&name).await, [Change::Protected, Change::Allocated], "{name}");
+    }
     assert_eq!(rig.events("TryingElsewhere").await, 0);
     rig.finish().await;
 }

@@ -45,6 +45,6 @@ fn the_time_of_day_is_wrong_by_what_the_file_says_and_durations_are_right() {
         let before = now();
         let (time, moment) = believed(ahead);
         assert!((before..=now()).contains(&(time - ahead)), "{before} {time} {ahead}");
-        assert!(moment < Duration::from_secs(60), "{moment:?}");
+        assert!(moment < Duration::from_secs(1800), "{moment:?}");
     }
 }

@@ -13,7 +13,7 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_fake-mps-control");
 const GPU: &str = "GPU-1f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77";
 
 /// Far longer than anything takes here.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 struct Bench(tempfile::TempDir);
 

@@ -75,8 +75,8 @@ fn a_waiting_call_is_woken_by_an_event() {
             node.control.update(|control| control.push_event(&node.world.gpus[0].uuid, EventKind::Xid(31)))
         });
         let before = Instant::now();
-        set.wait(60_000).unwrap();
-        assert!(before.elapsed() < Duration::from_secs(30));
+        set.wait(600_000).unwrap();
+        assert!(before.elapsed() < Duration::from_secs(300));
     });
 }
 

@@ -24,7 +24,7 @@ use tessera_test_support::report_skip;
 const KEEPER: &str = env!("CARGO_BIN_EXE_tessera-mps");
 
 /// Far longer than anything takes here.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Where processes have the mark of their daemon's directory.
 const MARK: &str = "TESSERA_MPS_DAEMON=";
@@ -52,6 +52,13 @@ static STAND_IN: LazyLock<PathBuf> = LazyLock::new(|| {
     assert!(status.expect("cargo runs").success(), "the stand-in builds");
     directory.join("fake-mps-control")
 });
+
+/// The stand-in by a path that daemons have, too, wherever it is built. Each has a /tmp of its own, which may hide the target directory;
+/// this path leads to what the test itself has mounted (`/proc/PID/root` in proc(5)).
+fn stand_in_of_daemons() -> PathBuf {
+    let below_root = STAND_IN.strip_prefix("/").expect("cargo gives a whole path");
+    Path::new("/proc").join(std::process::id().to_string()).join("root").join(below_root)
+}
 
 /// A state directory. Whatever is left of it at the end is ended and unmounted.
 pub(crate) struct Bench {
@@ -99,7 +106,7 @@ impl Bench {
     fn run(&self, mut command: Command, change: impl FnOnce(&mut Command)) -> Keeper {
         command.arg("--state-dir").arg(self.directory.path());
         command.env("TESSERA_MPS_POLL_INTERVAL", "10ms");
-        command.env("TESSERA_MPS_CONTROL", &*STAND_IN).stdin(Stdio::null());
+        command.env("TESSERA_MPS_CONTROL", stand_in_of_daemons()).stdin(Stdio::null());
         change(&mut command);
         Keeper(command.spawn().expect("the keeper starts"))
     }

@@ -41,6 +41,13 @@ pub enum Fault {
     Overtake,
     /// It is served once the token is cancelled, if the client is still there.
     Hold(CancellationToken),
+    /// It is served once `serve` is cancelled, and answered once `answer` is, each if the client is still there.
+    HoldAnswer {
+        /// Lets it be served.
+        serve: CancellationToken,
+        /// Lets the client have the answer.
+        answer: CancellationToken,
+    },
 }
 
 /// What happens to an event of a watch.

@@ -116,6 +116,12 @@ async fn answer(shared: &Shared, request: HttpRequest<Body>) -> Result<Response<
         }
         Fault::Overtake => call.overtake(&info.name)?,
         Fault::Hold(until) => until.cancelled().await,
+        Fault::HoldAnswer { serve, answer } => {
+            serve.cancelled().await;
+            let response = call.run(&parts.method).await;
+            answer.cancelled().await;
+            return response;
+        }
     }
     call.run(&parts.method).await
 }

@@ -18,7 +18,7 @@ use super::programs::Programs;
 use super::{NAMESPACE, chaos};
 
 /// Name under which the driver registers.
-const DRIVER: &str = "gpu.tessera.dev";
+pub(super) const DRIVER: &str = "gpu.tessera.dev";
 
 /// The image of the scenarios.
 const PROBE_IMAGE: &str = "tessera/probe:e2e";
@@ -27,7 +27,7 @@ const PROBE_IMAGE: &str = "tessera/probe:e2e";
 const UNSTARTED_IMAGE: &str = "tessera/probe-unstarted:e2e";
 
 /// From start to registered a driver needs a fraction of a second; a debug build on a busy machine, some more.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Where a driver that has gone leaves its slices: as in production.
 const SLICE_WIPE_DELAY: Duration = Duration::from_secs(30);
@@ -69,7 +69,7 @@ impl Machine {
             .context("failed to mount a tmpfs for the driver's state")?;
         lay_out_gpus(programs, world, &directory).await?;
         let mut images = ImageStore::default();
-        let probe = Image::of_programs(&[&programs.probe])?;
+        let probe = Image::of_programs(&[installed(&programs.probe, &directory.join("image")).await?])?;
         images.insert(UNSTARTED_IMAGE, probe.clone().unstarted());
         images.insert(PROBE_IMAGE, probe);
         let runtime = Runtime::new(RuntimeOptions {
@@ -108,16 +108,17 @@ impl Machine {
         &self.name
     }
 
-    /// Waits until the driver is registered.
-    pub(crate) async fn ready(&self) -> anyhow::Result<()> {
+    /// Waits until the driver is registered, or has ended, which is an error.
+    pub(crate) async fn ready(&mut self) -> anyhow::Result<()> {
         let Some(kubelet) = &self.kubelet else { return Ok(()) };
-        tokio::time::timeout(PATIENCE, kubelet.registered(DRIVER)).await.with_context(|| {
-            format!(
-                "the driver of {} did not register; see {}",
-                self.name,
-                self.directory.join("driver.log").display()
-            )
-        })
+        let registered = tokio::time::timeout(PATIENCE, kubelet.registered(DRIVER));
+        let log = self.driver.log().to_owned();
+        tokio::select! {
+            registered = registered => registered.with_context(|| {
+                format!("the driver of {} did not register; see {}", self.name, log.display())
+            }),
+            died = self.driver.died() => Err(died),
+        }
     }
 
     pub(crate) async fn stop_kubelet(&mut self) {
@@ -128,6 +129,7 @@ impl Machine {
 
     /// Starts the kubelet unless it runs, and waits for the driver to be registered with it.
     pub(crate) async fn start_kubelet(&mut self) -> anyhow::Result<()> {
+        self.driver.revive()?;
         if self.kubelet.is_none() {
             self.kubelet = Some(Kubelet::start(self.kubelet_options.clone()).await?);
         }
@@ -228,10 +230,19 @@ fn make_device_nodes(world: &Path, directory: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// A copy of the program that anybody may execute, as in an image, whatever the umask of its build.
+async fn installed(program: &Path, directory: &Path) -> anyhow::Result<PathBuf> {
+    let mut install = Command::new("install");
+    install.args(["-D", "--mode=755", "--target-directory"]).arg(directory).arg(program);
+    output_of(install).await?;
+    Ok(directory.join(program.file_name().context("a program has a name")?))
+}
+
 async fn output_of(mut command: Command) -> anyhow::Result<String> {
     let output = command.stdin(Stdio::null()).output().await?;
     let said = String::from_utf8_lossy(&output.stderr);
-    anyhow::ensure!(output.status.success(), "tessera-fake-world: {}", said.trim());
+    let program = command.as_std().get_program().display();
+    anyhow::ensure!(output.status.success(), "{program}: {}", said.trim());
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 

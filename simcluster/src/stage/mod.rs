@@ -14,6 +14,7 @@ pub(crate) mod machine;
 pub(crate) mod nest;
 pub(crate) mod process;
 pub(crate) mod programs;
+mod slices;
 
 use std::path::PathBuf;
 
@@ -61,7 +62,7 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    /// Starts everything and waits until the drivers are registered.
+    /// Starts everything and waits until the drivers are registered and have published their GPUs.
     pub(crate) async fn raise(options: StageOptions) -> anyhow::Result<Self> {
         let StageOptions { directory, programs, nodes, sync_period, clocks } = options;
         let cluster = start_cluster(&directory).await?;
@@ -80,10 +81,17 @@ impl Stage {
             let machine = Machine::start(&cluster, &common, name, &world).await?;
             machines.push(machine);
         }
-        for machine in &machines {
+        for machine in &mut machines {
             machine.ready().await?;
         }
-        Ok(Self { cluster, machines, controller, directory, chaos: None })
+        let nodes: Vec<_> = machines.iter().map(|machine| machine.name().to_owned()).collect();
+        let mut stage = Self { cluster, machines, controller, directory, chaos: None };
+        let client = stage.client();
+        tokio::select! {
+            published = slices::published(&client, &nodes) => published?,
+            died = stage.died() => return Err(died),
+        }
+        Ok(stage)
     }
 
     pub(crate) fn client(&self) -> Client {

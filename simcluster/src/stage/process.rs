@@ -10,8 +10,8 @@ use anyhow::Context as _;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
 
-/// Time for a program to end after SIGTERM: a driver that needs longer hangs.
-const PATIENCE: Duration = Duration::from_secs(15);
+/// Time for a program to end after SIGTERM: far more than it takes.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Lines of a log that tell what went wrong.
 const TAIL: usize = 40;

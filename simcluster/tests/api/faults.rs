@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{config_map, created, sim};
 
 /// Longer than anything here takes on a loaded machine.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 async fn version(maps: &Api<ConfigMap>) -> String {
     maps.list(&ListParams::default()).await.unwrap().metadata.resource_version.unwrap()
@@ -159,6 +159,25 @@ async fn a_held_request_is_served_when_it_is_let_go() {
     gate.cancel();
     creating.await.unwrap();
     assert!(maps.get_opt("a").await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn a_request_whose_answer_is_held_is_served() {
+    let (api, client) = sim().await;
+    let maps: Api<ConfigMap> = Api::default_namespaced(client);
+    let observed: Api<ConfigMap> = Api::default_namespaced(api.observer());
+    let (serve, answer) = (CancellationToken::new(), CancellationToken::new());
+    let held = Fault::HoldAnswer { serve: serve.clone(), answer: answer.clone() };
+    api.set_fault_hook(Some(Arc::new(move |_| held.clone())));
+    let mut watch = observed.watch(&WatchParams::default(), "0").await.unwrap().boxed();
+    let mut creating = tokio::spawn(async move { created(&maps, config_map("a")).await });
+    serve.cancel();
+    let event = tokio::time::timeout(PATIENCE, watch.next()).await.expect("it is not served");
+    assert!(matches!(event, Some(Ok(WatchEvent::Added(_)))), "{event:?}");
+    let early = tokio::time::timeout(Duration::from_millis(50), &mut creating).await;
+    assert!(early.is_err(), "it is answered");
+    answer.cancel();
+    creating.await.unwrap();
 }
 
 #[tokio::test]

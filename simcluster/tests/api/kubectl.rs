@@ -92,7 +92,10 @@ async fn apply_get_and_delete_work() {
     assert_eq!(phase, "Pending");
     kubectl.ok(&["label", "pod", "p", "-n", "demo", "a=b"], "").await;
     kubectl
-        .ok(&["wait", "pod", "p", "-n", "demo", "--for=jsonpath={.status.phase}=Pending", "--timeout=5s"], "")
+        .ok(
+            &["wait", "pod", "p", "-n", "demo", "--for=jsonpath={.status.phase}=Pending", "--timeout=300s"],
+            "",
+        )
         .await;
     let said = kubectl.ok(&["describe", "pod", "p", "-n", "demo"], "").await;
     assert!(said.contains("a=b"), "{said}");

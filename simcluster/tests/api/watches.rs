@@ -10,6 +10,9 @@ use serde_json::json;
 
 use crate::{config_map, created, pod, server, sim};
 
+/// Longer than anything here takes on a loaded machine.
+const PATIENCE: Duration = Duration::from_secs(300);
+
 /// What a line of a watch says, short.
 fn short<K: ResourceExt>(event: WatchEvent<K>) -> String {
     match event {
@@ -29,7 +32,7 @@ fn short<K: ResourceExt>(event: WatchEvent<K>) -> String {
 async fn next<K: ResourceExt>(
     stream: &mut (impl Stream<Item = kube::Result<WatchEvent<K>>> + Unpin),
 ) -> String {
-    let event = tokio::time::timeout(Duration::from_secs(10), stream.next()).await;
+    let event = tokio::time::timeout(PATIENCE, stream.next()).await;
     event.expect("the watch says nothing").map_or("closed".to_owned(), |event| short(event.unwrap()))
 }
 
@@ -162,7 +165,7 @@ impl<S: Stream<Item = watcher::Result<Event<ConfigMap>>> + Unpin> Known<S> {
     /// Reads events until these names are known.
     async fn until(&mut self, expected: &[&str]) {
         while !self.names.iter().eq(expected) {
-            let event = tokio::time::timeout(Duration::from_secs(20), self.events.next()).await;
+            let event = tokio::time::timeout(PATIENCE, self.events.next()).await;
             // The watcher reports a 410 or a broken connection, and then goes on by itself.
             match event.expect("no event").unwrap() {
                 Ok(Event::Init) => self.fresh.clear(),

@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 use tessera_simcluster::cluster::{ClusterOptions, SimCluster};
 
 /// Longer than anything here takes on a loaded machine.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// A kubeconfig of a throw-away control plane, to hold the stand-ins to the real thing: API server (without the admission
 /// plugins ServiceAccount and TaintNodesByCondition), controller-manager (without the controllers of the node life cycle,

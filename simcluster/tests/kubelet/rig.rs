@@ -23,7 +23,7 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_tessera-simcluster");
 pub(crate) const NODE: &str = "node-a";
 
 /// Far beyond what any step takes, so that a test that hangs says where.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 pub(crate) struct Rig {
     directory: tempfile::TempDir,

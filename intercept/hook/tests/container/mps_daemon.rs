@@ -12,8 +12,8 @@ use tessera_intercept_abi::mps::PIPE_DIRECTORY;
 
 use super::Node;
 
-/// How long a daemon may take to be there, to answer, and to end.
-const BRIEFLY: Duration = Duration::from_secs(30);
+/// How long a daemon may take at most to be there, to answer, and to end.
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The daemon of one GPU, on the node's machine, with what it shares with clients.
 pub(crate) struct MpsDaemon<'a> {
@@ -69,13 +69,13 @@ pub(crate) fn ask_mps(node: &Node, control: &Path, pipes: &Path, command: &str) 
     let commands = node.path().join("mps-commands");
     fs::write(&commands, format!("{command}\n"))?;
     let mut asking = node.on_the_machine("timeout");
-    asking.arg(BRIEFLY.as_secs().to_string()).arg(control);
+    asking.arg(PATIENCE.as_secs().to_string()).arg(control);
     asking.env(PIPE_DIRECTORY, pipes).stdin(File::open(commands)?).output()
 }
 
 /// Whether it comes true in time.
 fn until(mut condition: impl FnMut() -> bool) -> bool {
-    let end = Instant::now() + BRIEFLY;
+    let end = Instant::now() + PATIENCE;
     while Instant::now() < end {
         if condition() {
             return true;

@@ -6,8 +6,9 @@ use std::io;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::{StatVfsMountFlags, statvfs};
+use rustix::fs::{Mode, StatVfsMountFlags, statvfs};
 use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind_recursive, mount_remount, unmount};
+use rustix::process::umask;
 
 use super::identity;
 use super::spec::InitSpec;
@@ -105,6 +106,8 @@ const DEVICES: [&str; 5] = ["null", "zero", "full", "random", "urandom"];
 /// The step that failed; the process is then good for nothing but exiting.
 pub(crate) fn become_program(spec: &InitSpec) -> Result<Infallible, SetupError> {
     let root = &spec.root;
+    // As runc's: the program may run as anybody, and finds what is made here.
+    umask(Mode::WGRP | Mode::WOTH);
     mount_tmpfs(root, Path::new("/"), c"mode=755")?;
     lay_out(root)?;
     for file in &spec.files {

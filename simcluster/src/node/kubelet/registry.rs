@@ -22,7 +22,7 @@ use super::plugins::Plugins;
 const RETRY: Duration = Duration::from_millis(50);
 
 /// The kubelet gives up on a socket that nobody serves after some rounds; a new socket starts anew.
-const ATTEMPTS: u32 = 600;
+const ATTEMPTS: u32 = 6000;
 
 /// A socket file: a driver that starts again makes a new one at the same path.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -1,0 +1,99 @@
+//! Waits until drivers have published their GPUs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use futures::TryStreamExt;
+use k8s_openapi::api::resource::v1::ResourceSlice;
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, Client, ResourceExt};
+
+use super::machine::DRIVER;
+
+/// A driver publishes within a second of its start; a debug build on a busy machine needs more.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// Waits until each of the nodes has all slices of a pool with devices. Drivers register before they publish, or after.
+pub(crate) async fn published(client: &Client, nodes: &[String]) -> anyhow::Result<()> {
+    let mut missing = nodes.to_vec();
+    let complete = async {
+        let api: Api<ResourceSlice> = Api::all(client.clone());
+        let config = watcher::Config::default().fields(&format!("spec.driver={DRIVER}"));
+        let mut stream = Box::pin(watcher(api, config).default_backoff());
+        let mut slices = BTreeMap::new();
+        while !missing.is_empty() {
+            match stream.try_next().await {
+                Ok(Some(watcher::Event::Init)) => slices.clear(),
+                Ok(Some(watcher::Event::Apply(slice) | watcher::Event::InitApply(slice))) => {
+                    slices.insert(slice.name_any(), slice);
+                }
+                Ok(Some(watcher::Event::Delete(slice))) => drop(slices.remove(&slice.name_any())),
+                // The watcher goes on by itself.
+                Ok(_) | Err(_) => {}
+            }
+            let complete = with_whole_pool(slices.values());
+            missing = nodes.iter().filter(|node| !complete.contains(node.as_str())).cloned().collect();
+        }
+    };
+    let waited = tokio::time::timeout(PATIENCE, complete).await;
+    waited.with_context(|| format!("no GPUs of {} were published within {PATIENCE:?}", missing.join(", ")))
+}
+
+/// Nodes that have as many slices of a pool's newest generation as the pool has, and devices in them.
+fn with_whole_pool<'a>(slices: impl Iterator<Item = &'a ResourceSlice>) -> BTreeSet<&'a str> {
+    let mut pools = BTreeMap::<(&str, &str), Vec<&ResourceSlice>>::new();
+    for slice in slices {
+        if let Some(node) = slice.spec.node_name.as_deref() {
+            pools.entry((node, &slice.spec.pool.name)).or_default().push(slice);
+        }
+    }
+    pools.retain(|_, slices| is_whole(slices));
+    pools.into_keys().map(|(node, _)| node).collect()
+}
+
+fn is_whole(slices: &[&ResourceSlice]) -> bool {
+    let newest = slices.iter().map(|slice| slice.spec.pool.generation).max();
+    let current: Vec<_> = slices.iter().filter(|slice| Some(slice.spec.pool.generation) == newest).collect();
+    let has_devices = current.iter().any(|slice| slice.spec.devices.iter().flatten().next().is_some());
+    let expected = current.first().map(|slice| slice.spec.pool.resource_slice_count);
+    has_devices && expected == i64::try_from(current.len()).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::api::PostParams;
+    use serde_json::json;
+    use tessera_simcluster::cluster::{ClusterOptions, SimCluster};
+    use tokio::time::timeout;
+
+    use super::*;
+
+    async fn publish(client: &Client, node: &str, number: i64, of: i64) {
+        let slice = serde_json::from_value(json!({
+            "metadata": {"name": format!("{node}-{number}")},
+            "spec": {
+                "driver": DRIVER, "nodeName": node,
+                "pool": {"name": node, "generation": 1, "resourceSliceCount": of},
+                "devices": [{"name": format!("gpu-{number}")}],
+            },
+        }));
+        let slices: Api<ResourceSlice> = Api::all(client.clone());
+        slices.create(&PostParams::default(), &slice.unwrap()).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn waits_for_every_slice_of_every_node() {
+        let cluster = SimCluster::start(ClusterOptions::default()).await.unwrap();
+        let (client, nodes) = (cluster.client(), ["a".to_owned(), "b".to_owned()]);
+        let mut waiting = Box::pin(published(&client, &nodes));
+        for (node, number, of) in [("a", 0, 2), ("b", 0, 1)] {
+            publish(&client, node, number, of).await;
+            let early = timeout(Duration::from_millis(200), &mut waiting).await;
+            assert!(early.is_err(), "{node} has one slice of {of}");
+        }
+        publish(&client, "a", 1, 2).await;
+        waiting.await.unwrap();
+        cluster.stop().await;
+    }
+}
