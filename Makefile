@@ -124,11 +124,11 @@ bench-allocator: oracle ## Time the allocator beside Kubernetes' own, in turn (G
 .PHONY: fuzz-allocator
 fuzz-allocator: oracle ## Compare the allocator with Kubernetes' own on fresh random cases (Go): MINUTES=10 SEED=...
 	$(CARGO) build --locked --release --package tessera-judge
-	judge/fuzz.sh $(oracle) $(target)/release/conformance
+	testing/judge/fuzz.sh $(oracle) $(target)/release/conformance
 
 .PHONY: fuzz-intercept
 fuzz-intercept: ## Fuzz the readers of grants, ledgers and HAMi's variables (nightly Rust, cargo-fuzz): MINUTES=5 for each
-	@fuzz/run.sh $(or $(MINUTES),5)
+	@testing/fuzz/run.sh $(or $(MINUTES),5)
 
 .PHONY: bench-cluster
 bench-cluster: ## Pods bound per second by a real control plane, beside kube-scheduler alone (root and Go; OPTIONS=--help)

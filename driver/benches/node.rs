@@ -260,7 +260,8 @@ fn site(address: SocketAddr) -> anyhow::Result<Site> {
         "{} is missing: cargo build --release -p tessera-fake-nvml, or set TESSERA_NVML_LIBRARY",
         nvml.display()
     );
-    let world = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fake/world/worlds/h100-8-nvswitch.yaml");
+    let world =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../testing/fake/world/worlds/h100-8-nvswitch.yaml");
     let site = Site { directory, nvml, world };
     fs::write(site.path("intercept.so"), vec![0; 200_000])?;
     let kubeconfig = json!({

@@ -81,7 +81,7 @@ END
 # The fake driver's files, as node_install_gpus lays them out. /run of a kind node is a tmpfs, which docker cp cannot
 # write to: the files go through tar.
 install_gpus() { # worker, world
-  local description=$repository/fake/world/worlds/$2.yaml files
+  local description=$repository/testing/fake/world/worlds/$2.yaml files
   files=$(mktemp -d)
   "$cargo_output/tessera-fake-world" driver-root "$description" "$cargo_output/libnvidia_ml.so" "$cargo_output/libcuda.so" \
     "$files$node_driver_root"

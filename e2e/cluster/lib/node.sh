@@ -95,7 +95,7 @@ END
 # Lays out the fake NVIDIA driver and the PCI devices of the node's GPUs, where a real driver and the kernel would.
 node_install_gpus() { # node, directory of the fake driver's programs
   local node=$1 built=$2 description
-  description=$repository/fake/world/worlds/${world[$node]}.yaml
+  description=$repository/testing/fake/world/worlds/${world[$node]}.yaml
   machine_exec "$node" "$built/tessera-fake-world" driver-root "$description" "$built/libnvidia_ml.so" "$built/libcuda.so" \
     "$node_driver_root"
   machine_exec "$node" "$here/control-daemon.sh" "$built/fake-mps-control" "$node_driver_root"

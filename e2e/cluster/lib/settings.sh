@@ -30,7 +30,7 @@ declare -A pod_subnet=([node-a]=198.18.16.0/24 [node-b]=198.18.17.0/24)
 service_subnet=198.18.8.0/24
 service_address=198.18.8.1 # of the service default/kubernetes: the first of the subnet
 
-# The fake GPUs of each node (fake/world/worlds/NAME.yaml).
+# The fake GPUs of each node (testing/fake/world/worlds/NAME.yaml).
 declare -A world=([node-a]=h100-8-nvswitch [node-b]=a100-4-pcie)
 
 # Inside a node, as on a real machine: where the NVIDIA driver's files lie, and the sysfs the driver is to read.

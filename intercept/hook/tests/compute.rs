@@ -1,5 +1,5 @@
 //! A container is held to its part of the GPU's time, through the library as it ships. How well the machine holds caps in general
-//! is judged in `intercept/simulation`.
+//! is judged in `testing/limiter-simulation`.
 //!
 //! What one process does is tested by a clock that goes only while it waits, and to the point. What several do together is tested in
 //! real time; there a busy machine makes shares smaller, never larger, so that only "never more" is tight.

@@ -9,7 +9,7 @@ use kube::{Api, Client};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-const VALUES: &str = include_str!("../../../deploy/chart/tessera/values.yaml");
+const VALUES: &str = include_str!("../../../../deploy/chart/tessera/values.yaml");
 const DRIVER: &str = "gpu.tessera.dev";
 
 #[derive(Deserialize)]
@@ -66,7 +66,7 @@ mod tests {
     /// The golden file is what helm renders, so the two cannot drift apart unnoticed.
     #[test]
     fn the_classes_are_those_that_the_chart_renders() {
-        let golden = include_str!("../../../deploy/chart/golden/default.yaml");
+        let golden = include_str!("../../../../deploy/chart/golden/default.yaml");
         let classes = all().unwrap();
         assert!(classes.len() > 2);
         for class in classes {

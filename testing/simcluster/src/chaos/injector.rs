@@ -21,7 +21,7 @@ const VICTIMS: &str = "system:serviceaccount:tessera-system:";
 pub struct Injector {
     api: ApiServer,
     plan: FaultPlan,
-    /// Files by which the clocks of programs are set, see `fake/clock`.
+    /// Files by which the clocks of programs are set, see `testing/fake/clock`.
     clocks: Vec<PathBuf>,
     state: Arc<Mutex<State>>,
 }
