@@ -103,19 +103,38 @@ pub fn write_driver_root(
     root: &Path,
 ) -> Result<(), TreeError> {
     let directory = root.join(LIBRARY_DIRECTORY);
-    at(&directory, fs::create_dir_all(&directory))?;
+    make_directories(root, Path::new(LIBRARY_DIRECTORY))?;
     install_library(&directory, "libnvidia-ml.so", &libraries.nvml, world)?;
     if let Some(cuda) = &libraries.cuda {
         install_library(&directory, "libcuda.so", cuda, world)?;
     }
     let target = root.join(WORLD_IN_DRIVER_ROOT);
     let share = target.parent().expect("invariant: the path has directories");
-    at(share, fs::create_dir_all(share))?;
+    make_directories(root, Path::new(WORLD_IN_DRIVER_ROOT).parent().unwrap_or(Path::new("")))?;
     at(&target, fs::copy(world_file, &target).map(drop))?;
+    open_up(&target, 0o644)?;
     let state = share.join("state");
     at(&state, fs::create_dir_all(&state))?;
     // Like /tmp: processes of any user keep what they hold in there.
-    at(&state, fs::set_permissions(&state, fs::Permissions::from_mode(0o1777)))
+    open_up(&state, 0o1777)
+}
+
+/// Makes directories below the root that anybody reads, as an installer does: containers run as anybody, whatever the umask.
+fn make_directories(root: &Path, below: &Path) -> Result<(), TreeError> {
+    at(root, fs::create_dir_all(root))?;
+    let mut directory = root.to_owned();
+    for name in below {
+        directory.push(name);
+        match fs::create_dir(&directory) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return at(&directory, Err(error)),
+            _ => open_up(&directory, 0o755)?,
+        }
+    }
+    Ok(())
+}
+
+fn open_up(path: &Path, mode: u32) -> Result<(), TreeError> {
+    at(path, fs::set_permissions(path, fs::Permissions::from_mode(mode)))
 }
 
 /// `lib.so -> lib.so.1 -> lib.so.580.95.05`.
@@ -126,6 +145,7 @@ fn install_library(directory: &Path, name: &str, source: &Path, world: &World) -
     // Written beside and renamed: a process that has the old one loaded keeps it.
     let temporary = directory.join(format!(".{versioned}.new"));
     at(source, fs::copy(source, &temporary).map(drop))?;
+    open_up(&temporary, 0o755)?;
     at(&path, fs::rename(&temporary, &path))?;
     replace_link(Path::new(&versioned), &directory.join(format!("{name}.1")))?;
     replace_link(Path::new(&format!("{name}.1")), &directory.join(name))

@@ -45,7 +45,14 @@ fn a_driver_root_has_versioned_libraries_links_world_and_state() {
     assert_eq!(link("libnvidia-ml.so"), Path::new("libnvidia-ml.so.1"));
     assert_eq!(fs::read_to_string(root.join(LIBRARY_DIRECTORY).join("libnvidia-ml.so")).unwrap(), "library");
     World::load(&root.join(WORLD_IN_DRIVER_ROOT)).unwrap();
-    let state = root.join("usr/share/nvidia/tessera-fake/state");
-    assert_eq!(fs::metadata(state).unwrap().permissions().mode() & 0o7777, 0o1777);
+    let share = root.join("usr/share/nvidia/tessera-fake");
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+    assert_eq!(mode(&share.join("state")), 0o1777);
+    // Whatever the umask, and the modes of what was copied.
+    assert_eq!((mode(&share), mode(&root.join(WORLD_IN_DRIVER_ROOT))), (0o755, 0o644));
+    assert_eq!(
+        (mode(&root.join("usr")), mode(&root.join(LIBRARY_DIRECTORY).join("libcuda.so"))),
+        (0o755, 0o755)
+    );
     assert_eq!(fs::read_dir(root.join(LIBRARY_DIRECTORY)).unwrap().count(), 6);
 }
