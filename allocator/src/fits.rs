@@ -189,6 +189,11 @@ impl Fits {
         self.nodes.get(node).map_or(&Answer::Unknown, |fit| &fit.answer)
     }
 
+    /// Returns `true` if the steps ended before all nodes that have changed were searched.
+    pub(crate) fn is_cut_short(&self) -> bool {
+        self.seen.is_none()
+    }
+
     /// Whether something is not known of some nodes.
     pub(crate) fn is_incomplete(&self) -> bool {
         self.seen.is_none() || !self.undecided.is_empty()

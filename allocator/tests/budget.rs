@@ -91,6 +91,82 @@ fn plan_reaches_all_pods_of_more_shapes_than_are_remembered() {
 }
 
 #[test]
+fn plan_reaches_all_pods_beside_an_idle_one_of_another_namespace() {
+    let mut planner = planner(1);
+    let mut pods: Vec<PendingPod> = (0..5600).map(too_large).collect();
+    pods.push(PendingPod { namespace: namespace("other"), ..share_pod("idle", "81Gi", "1") });
+    let settings = Settings { steps_per_pod: 10_000, steps_per_plan: 10_000, ..Settings::default() };
+    let mut plans = 0;
+    while !planner.plan(&pods, settings).unreached.is_empty() {
+        plans += 1;
+        assert!(plans < 100, "no progress");
+    }
+}
+
+#[test]
+fn pod_whose_answer_is_remembered_keeps_its_place() {
+    let mut cluster = cluster(1);
+    for gpu in 0..8 {
+        cluster.use_share("node-00", &format!("gpu-{gpu}"), "80Gi", "1");
+    }
+    let mut planner = Planner::of(&cluster.0, Features::default());
+    let settings = Settings { steps_per_pod: 60, steps_per_plan: 60, ..Settings::default() };
+    let mut pods = vec![PendingPod { priority: 1000, ..share_pod("urgent", "80Gi", "1") }];
+    pods.extend((0..20).map(too_large));
+    let first = planner.plan(&pods, settings);
+    assert!(!first.unreached.is_empty() && first.decisions.is_empty());
+    planner.set_use(&device_id("node-00", "gpu-3"), None);
+    pods.push(PendingPod { namespace: namespace("other"), ..share_pod("other", "80Gi", "1") });
+    assert_eq!(decided(&planner.plan(&pods, settings)), [PodUid::new("urgent")].into());
+}
+
+#[test]
+fn refused_pod_is_planned_again_after_a_change_in_a_plan_that_ends_early() {
+    let mut cluster = cluster(1);
+    for gpu in 0..8 {
+        cluster.use_share("node-00", &format!("gpu-{gpu}"), "80Gi", "1");
+    }
+    let mut planner = Planner::of(&cluster.0, Features::default());
+    let settings = Settings { steps_per_pod: 60, steps_per_plan: 60, ..Settings::default() };
+    let mut pods: Vec<PendingPod> = (0..20).map(too_large).collect();
+    pods.insert(0, PendingPod { created: -1, ..share_pod("a", "80Gi", "1") });
+    assert!(!planner.plan(&pods, settings).unreached.is_empty());
+    planner.set_use(&device_id("node-00", "gpu-3"), None);
+    for _ in 0..20 {
+        let plan = planner.plan(&pods, settings);
+        if plan.decisions.is_empty() {
+            assert!(!plan.unreached.is_empty(), "nothing wakes the planner any more");
+            continue;
+        }
+        assert_eq!(decided(&plan), [PodUid::new("a")].into());
+        return;
+    }
+    panic!("a device was freed for it");
+}
+
+#[test]
+fn pod_at_the_end_of_the_budget_is_not_placed_on_a_part_of_the_nodes() {
+    // The last node alone has what the first alternative asks for.
+    let mut cluster = cluster(NODES);
+    let last = format!("node-{:02}", NODES - 1);
+    let large = (0..8).map(|i| gpu(&format!("gpu-{i}"), "90Gi").with("index", Attribute::Int(1000 + i)));
+    cluster.0.slices.insert(last.clone(), Arc::new(slice(&last, large.collect())));
+    let alternatives = [("large", "90Gi"), ("small", "40Gi")];
+    let requests = alternatives.map(|(name, memory)| request(name, 1, &[("memory", memory)]));
+    let choosy = pod("choosy", vec![claim("choosy", vec![first_available("gpu", requests.into())])]);
+    let pods = [PendingPod { created: -1, ..too_large(1) }, choosy];
+    for steps in (NODES as u64 * 8)..(NODES as u64 * 8 * 4) {
+        let mut planner = Planner::of(&cluster.0, Features::default());
+        let settings = Settings { steps_per_pod: steps, steps_per_plan: steps, ..Settings::default() };
+        let plan = planner.plan(&pods, settings);
+        for decision in &plan.decisions {
+            assert_eq!(decision.node.as_str(), last, "of {steps} steps");
+        }
+        assert_eq!(plan.decisions.len() + plan.unreached.len(), 1, "of {steps} steps: {plan:?}");
+    }
+}
+
+#[test]
 fn namespace_of_expensive_requests_waits_for_itself() {
     let mut planner = planner(NODES);
     let settings = Settings { steps_per_pod: 50_000, steps_per_plan: 100_000, ..Settings::default() };

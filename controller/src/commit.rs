@@ -264,8 +264,19 @@ impl Writer {
                 Ok(Err(kube::Error::Api(status))) if !open && status.code < 500 && status.code != 429 => {
                     return None;
                 }
-                _ => tokio::time::sleep(pause).await,
+                Ok(Err(error)) => {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::warn!(
+                        claim = name(claim),
+                        error,
+                        "cannot read a claim after a conflict, trying again"
+                    );
+                }
+                Err(_) => {
+                    tracing::warn!(claim = name(claim), "no answer to the read of a claim, trying again")
+                }
             }
+            tokio::time::sleep(pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }

@@ -32,13 +32,14 @@ pub struct Leadership {
     acquired: oneshot::Receiver<anyhow::Result<Tenure>>,
     ended: oneshot::Receiver<Result<(), LeadershipError>>,
     release: CancellationToken,
+    stop: CancellationToken,
 }
 
 impl Leadership {
-    /// Starts to stand for the Lease in `namespace`, until `stop`.
+    /// Starts to compete for the Lease in `namespace`, until `stop`.
     ///
     /// # Errors
-    /// There is no thread to be had.
+    /// The thread cannot be started.
     pub fn start(
         connect: Connect,
         namespace: String,
@@ -48,7 +49,7 @@ impl Leadership {
         let (tell_acquired, acquired) = oneshot::channel();
         let (tell_ended, ended) = oneshot::channel();
         let release = CancellationToken::new();
-        let released = release.clone();
+        let (released, stopped) = (release.clone(), stop.clone());
         on_thread("lease", async move {
             let mut candidate = match connect().await {
                 Ok(client) => Candidate::new(client, &namespace, identity),
@@ -56,22 +57,26 @@ impl Leadership {
             };
             tokio::select! {
                 () = candidate.acquire() => {}
-                () = stop.cancelled() => return,
+                () = stopped.cancelled() => return,
             }
             // Nobody waits any more: the process is ending, and the lease runs out by itself.
             if tell_acquired.send(Ok(candidate.tenure())).is_ok() {
                 let _ = tell_ended.send(candidate.hold(released).await);
             }
         })?;
-        Ok(Self { acquired, ended, release })
+        Ok(Self { acquired, ended, release, stop })
     }
 
     /// Waits until this process leads. None if it was stopped before.
     ///
     /// # Errors
-    /// There is no client.
+    /// There is no client, or the thread has ended by itself.
     pub async fn acquired(&mut self) -> anyhow::Result<Option<Tenure>> {
-        (&mut self.acquired).await.ok().transpose()
+        match (&mut self.acquired).await {
+            Ok(acquired) => acquired.map(Some),
+            Err(_) if self.stop.is_cancelled() => Ok(None),
+            Err(_) => anyhow::bail!("the thread that renews the Lease has ended"),
+        }
     }
 
     /// Waits until leadership is lost. The process has to end at once.

@@ -58,8 +58,11 @@ pub enum Decision {
     Create,
     /// It is ours: renew it.
     Renew,
-    /// Nobody holds it: take it.
+    /// Its holder has given it back: take it.
     Acquire,
+    /// It was made, and nobody has held it: take it, and wait as after [`Create`](Self::Create). It may have taken the place of one
+    /// that is held.
+    TakeFirst,
     /// Its holder is gone: take it, and wait before writing anything.
     TakeOver,
     /// Somebody else holds it.
@@ -70,6 +73,7 @@ pub enum Decision {
 pub fn decide(lease: Option<&LeaseSpec>, identity: &str, unchanged_since: Instant, now: Instant) -> Decision {
     let Some(lease) = lease else { return Decision::Create };
     match lease.holder_identity.as_deref() {
+        None | Some("") if lease.renew_time.is_none() => Decision::TakeFirst,
         None | Some("") => Decision::Acquire,
         Some(holder) if holder == identity => Decision::Renew,
         Some(_) => {
@@ -87,14 +91,12 @@ pub fn decide(lease: Option<&LeaseSpec>, identity: &str, unchanged_since: Instan
 /// | `Acquire` | nobody: the lease was given back after the last write | |
 /// | `TakeOver` | the holder before, requests that it sent before its renew deadline | [`REQUEST_TIMEOUT`] |
 /// | `Renew` | a process of the same name before this one: likewise | [`REQUEST_TIMEOUT`] |
-/// | `Create` | a holder whose lease was deleted and that has not looked since: until its renew deadline, and then likewise | both |
-///
-/// A first start of a cluster does not wait where the Lease is there, without a holder: the chart makes it.
+/// | `Create`, `TakeFirst` | a holder whose lease was deleted or replaced and that has not looked since: until its renew deadline, and then likewise | both |
 pub fn wait_before_leading(decision: Decision) -> Duration {
     match decision {
         Decision::Acquire | Decision::Wait => Duration::ZERO,
         Decision::TakeOver | Decision::Renew => REQUEST_TIMEOUT,
-        Decision::Create => RENEW_DEADLINE + REQUEST_TIMEOUT,
+        Decision::Create | Decision::TakeFirst => RENEW_DEADLINE + REQUEST_TIMEOUT,
     }
 }
 
@@ -291,8 +293,8 @@ impl Candidate {
         let now = MicroTime(Timestamp::now());
         let old = lease.spec.take().unwrap_or_default();
         let ours = decision == Decision::Renew;
-        let transitions =
-            old.lease_transitions.unwrap_or(0) + i32::from(!ours && decision != Decision::Create);
+        let transitions = old.lease_transitions.unwrap_or(0)
+            + i32::from(matches!(decision, Decision::Acquire | Decision::TakeOver));
         lease.spec = Some(LeaseSpec {
             holder_identity: Some(self.identity.clone()),
             lease_duration_seconds: i32::try_from(LEASE_DURATION.as_secs()).ok(),

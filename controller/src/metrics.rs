@@ -39,6 +39,8 @@ pub struct Metrics {
     pub plan_time: Histogram,
     /// Plans that ended before all pods were reached.
     pub plans_cut: Counter,
+    /// Searches for a pod that ended without a decision because all steps of a pod were spent.
+    pub undecided_plans: Counter,
     /// Claims that wait, by reason.
     pub pending: Family<ReasonLabel, Gauge>,
     /// Nodes kept free for a pod that has waited long: one or none.
@@ -69,6 +71,7 @@ impl Metrics {
             latency: Histogram::new(BUCKETS),
             plan_time: Histogram::new(BUCKETS),
             plans_cut: Counter::default(),
+            undecided_plans: Counter::default(),
             pending: Family::default(),
             kept: Gauge::default(),
             overcommitted: Gauge::default(),
@@ -103,6 +106,11 @@ impl Metrics {
             "plans_cut",
             "Plans that ended before all pods were reached, and were continued by the next",
             metrics.plans_cut.clone(),
+        );
+        registry.register(
+            "undecided_plans",
+            "Plans of a pod that ended without a decision, because they took too many steps",
+            metrics.undecided_plans.clone(),
         );
         registry.register("pending_claims", "Claims that wait, by reason", metrics.pending.clone());
         registry.register(

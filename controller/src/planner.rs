@@ -330,6 +330,7 @@ impl Planner {
         let undecided = plan.refusals.iter().filter(|refusal| matches!(*refusal.cause, Cause::NotDecided));
         let pods: BTreeSet<&PodUid> = undecided.map(|refusal| &refusal.pod).collect();
         for pod in pods {
+            self.metrics.undecided_plans.inc();
             self.retries.not_decided(pod, now);
         }
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tessera_allocator::model::PodUid;
 use tessera_api::names::{ClaimUid, NodeName};
-use tessera_index::{Misplaced, Remedy};
+use tessera_index::Misplaced;
 use tokio::time::Instant;
 
 /// Pods and claims come over different watches, so what is seen may be a moment between two events. It is also the time that a
@@ -63,9 +63,17 @@ impl Repairs {
         self.suspects.iter().any(|((_, known), suspect)| known == claim && suspect.confirmed)
     }
 
-    /// A write was started for it, or a plan was made.
+    /// Notes that a write was started for it.
     pub(crate) fn tried(&mut self, misplaced: &Misplaced, now: Instant) {
-        let longest = if misplaced.remedy == Remedy::Plan { LONGEST_PLAN } else { LONGEST };
+        self.hold(misplaced, LONGEST, now);
+    }
+
+    /// Notes that a plan was made for it, which may have ended without a decision because all steps of a pod were spent.
+    pub(crate) fn planned(&mut self, misplaced: &Misplaced, is_undecided: bool, now: Instant) {
+        self.hold(misplaced, if is_undecided { LONGEST } else { LONGEST_PLAN }, now);
+    }
+
+    fn hold(&mut self, misplaced: &Misplaced, longest: Duration, now: Instant) {
         if let Some(suspect) = self.suspects.get_mut(&key(misplaced)) {
             suspect.attempts += 1;
             suspect.not_before = now + SETTLED.saturating_mul(1 << suspect.attempts.min(10)).min(longest);

@@ -29,11 +29,16 @@ async fn renewed(api: &StandIn) {
     api.until("a renewal", |api| (lease(api)["renewTime"] != before).then_some(())).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn lease_is_renewed_and_writes_are_answered_during_a_plan() {
     let api = cluster(1);
     let metadata = json!({"name": "tessera-controller", "namespace": "tessera-system"});
-    api.put("leases", json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata}));
+    // Given back by a leader before.
+    let spec = json!({"holderIdentity": "", "renewTime": "2026-11-21T00:00:00.000000Z"});
+    api.put(
+        "leases",
+        json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}),
+    );
     let stop = CancellationToken::new();
     let of_lease = api.clone();
     let connect = Box::new(|| -> futures::future::BoxFuture<'static, _> {
@@ -43,13 +48,16 @@ async fn lease_is_renewed_and_writes_are_answered_during_a_plan() {
         Leadership::start(connect, "tessera-system".to_owned(), "test".to_owned(), stop.clone()).unwrap();
     let tenure = leadership.acquired().await.unwrap().unwrap();
 
-    // The planner asks what time it is before each plan: there it is held up, from the second plan with something to do on.
+    // The planner asks what time it is before each plan: there it is held up, from the second plan for a pod on.
     let (entered, plans) = mpsc::channel();
     let (open, gate) = mpsc::channel::<()>();
     let gate = Mutex::new(gate);
+    let of_clock = api.clone();
     let clock = move || {
-        let _ = entered.send(());
-        let _ = gate.lock().unwrap().recv();
+        if of_clock.get("pods", "default", "second").is_some() {
+            let _ = entered.send(());
+            let _ = gate.lock().unwrap().recv();
+        }
         Timestamp::UNIX_EPOCH
     };
     let metrics = Metrics::new(&mut Registry::default());
@@ -57,20 +65,40 @@ async fn lease_is_renewed_and_writes_are_answered_during_a_plan() {
         Planner::new(api.client(), "test", Settings::default(), metrics).with_clock(clock).during(tenure);
     let leading = tokio::spawn(lead(Some(leadership), planner, watch::start(&api.client()), stop.clone()));
 
+    // The first write of the claim is answered only once the planner is held up; the second follows the answer.
+    let (answer, answered) = mpsc::channel::<()>();
+    let (sent, first_write) = mpsc::channel();
+    let mut is_first = true;
+    api.hold_answers(move |request| {
+        if request.path.ends_with("resourceclaims/c") && std::mem::take(&mut is_first) {
+            let _ = sent.send(());
+            let _ = answered.recv();
+        }
+    });
     api.put("resourceclaims", claim("c", "19Gi"));
     api.put("pods", pod("p", &["c"]));
+    let held_up = tokio::task::spawn_blocking(move || {
+        first_write.recv().unwrap();
+        first_write
+    });
+    let first_write = held_up.await.unwrap();
+    api.put("resourceclaims", claim("other", "19Gi"));
+    api.put("pods", pod("second", &["other"]));
     let plans = tokio::task::spawn_blocking(move || {
         plans.recv().unwrap();
         plans
     });
     let plans = plans.await.unwrap();
+    assert_eq!(allocation(&api, "c"), None, "its first write is not answered yet");
+    answer.send(()).unwrap();
+    api.until("an allocation", |api| allocation(api, "c")).await;
     renewed(&api).await;
     renewed(&api).await;
-    assert_eq!(allocation(&api, "c"), None, "the planner is held up");
+    assert_eq!(allocation(&api, "other"), None, "the planner is held up");
     // From here on nothing is held up: a sender that is gone answers at once.
     drop(open);
-    api.until("an allocation", |api| allocation(api, "c")).await;
-    drop(plans);
+    api.until("another allocation", |api| allocation(api, "other")).await;
+    drop((plans, first_write));
     stop.cancel();
     leading.await.unwrap().unwrap();
     assert_eq!(lease(&api)["holderIdentity"], "", "the Lease is given back");

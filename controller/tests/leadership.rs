@@ -13,7 +13,7 @@ use tessera_controller::watch::{Kind, What};
 use tokio::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
-/// An API server with the Lease as the chart makes it: nobody has held it.
+/// An API server with a Lease that a leader before has given back.
 fn installed() -> StandIn {
     let api = StandIn::new();
     api.put(
@@ -21,6 +21,7 @@ fn installed() -> StandIn {
         json!({
             "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
             "metadata": {"name": "tessera-controller", "namespace": "tessera-system"},
+            "spec": {"holderIdentity": "", "leaseDurationSeconds": 1, "leaseTransitions": 0, "renewTime": "2026-11-21T00:00:00.000000Z"},
         }),
     );
     api
@@ -231,6 +232,23 @@ async fn candidate_that_waits_to_lead_keeps_its_lease() {
     assert_eq!(holder(&api), first);
     let lease = api.get("leases", "tessera-system", "tessera-controller").unwrap();
     assert_eq!(lease["spec"]["leaseTransitions"], 0, "nobody has taken it over while the first waited");
+    let written = api.writes().iter().filter(|write| write.method != "POST").count();
+    assert!(written >= 3, "renewed while it waited, and at the end: {written}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_candidate_leads_beside_a_leader_whose_lease_was_replaced() {
+    let api = installed();
+    let mut leader = candidate(&api, "a");
+    leader.acquire().await;
+    let tenure = leader.tenure();
+    // As `kubectl replace` does it: the spec is gone.
+    let mut replaced = api.get("leases", "tessera-system", "tessera-controller").unwrap();
+    replaced.as_object_mut().unwrap().remove("spec");
+    api.put("leases", replaced);
+    candidate(&api, "b").acquire().await;
+    assert!(tenure.is_over(), "the leader before may still send");
+    assert_eq!(holder(&api), "b");
 }
 
 #[tokio::test]

@@ -178,6 +178,13 @@ impl Index {
     /// It cannot be read; it is then as if it were not there.
     pub fn apply_class(&mut self, object: ApiClass) -> Result<(), ConvertError> {
         let class = convert::class(&object);
+        if let Some((known, known_object)) = class.as_ref().ok().and_then(|c| self.classes.get_mut(&c.name))
+            && class.as_ref().is_ok_and(|class| **known == *class)
+        {
+            // Labels, for example: nothing of what was found out with the class changes.
+            *known_object = Arc::new(object);
+            return Ok(());
+        }
         self.remove_class(&object);
         let class = class?;
         self.classes.insert(class.name.clone(), (Arc::new(class), Arc::new(object)));

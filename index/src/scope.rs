@@ -31,29 +31,39 @@ pub(crate) fn of_claim<'c>(
     scopes.fold(first, join)
 }
 
-/// The class is asked first: an administrator writes it, and where it names the driver the request's own selectors, which any
-/// tenant writes, do not have to be compiled.
+/// The class is asked first: an administrator writes it, and where it names our driver and no other, the request's own selectors,
+/// which any tenant writes, do not have to be compiled.
 fn of_alternative(request: &Alternative, class: Option<&DeviceClass>) -> Scope {
     if request.class.is_some() && class.is_none() {
         return Scope::Any;
     }
-    match drivers(class.map_or(&[], |class| &class.selectors)) {
-        Drivers { ours: false, .. } => Scope::Foreign,
-        Drivers { unnamed: false, .. } => Scope::Ours,
-        _ => match drivers(&request.selectors) {
-            Drivers { ours: false, .. } => Scope::Foreign,
-            Drivers { unnamed: false, .. } => Scope::Ours,
-            _ => Scope::Any,
-        },
+    let of_class = drivers(class.map_or(&[], |class| &class.selectors));
+    if !of_class.ours {
+        return Scope::Foreign;
+    }
+    if !of_class.others {
+        return Scope::Ours;
+    }
+    let of_request = drivers(&request.selectors);
+    if !of_request.ours {
+        Scope::Foreign
+    } else if of_class.unnamed && of_request.unnamed {
+        Scope::Any
+    } else {
+        Scope::Ours
     }
 }
 
 /// Devices of which drivers all of the selectors together may select.
 fn drivers(selectors: &[Selector]) -> Drivers {
-    let any = Drivers { ours: true, unnamed: true };
+    let any = Drivers { ours: true, unnamed: true, others: true };
     selectors.iter().filter_map(|selector| selector.compiled().ok()).fold(any, |all, compiled| {
         let drivers = compiled.drivers();
-        Drivers { ours: all.ours && drivers.ours, unnamed: all.unnamed && drivers.unnamed }
+        Drivers {
+            ours: all.ours && drivers.ours,
+            unnamed: all.unnamed && drivers.unnamed,
+            others: all.others && drivers.others,
+        }
     })
 }
 

@@ -856,6 +856,21 @@ fn a_claim_for_administrators_is_refused_before_anything_is_allocated() {
     assert!(matches!(&*refusal.cause, Cause::NotSupported { what: w, .. } if *w == what), "{refusal:?}");
 }
 
+#[test]
+fn scope_of_a_class_of_two_drivers_is_that_of_the_request() {
+    let of_request = |expression: &str| {
+        let mut fed = Fed::new();
+        fed.class("gpu", "device.driver in ['gpu.tessera.dev', 'gpu.example.com']");
+        let mut asking = claim("c", "gpu");
+        let selectors = json!([{"cel": {"expression": expression}}]);
+        asking["spec"]["devices"]["requests"][0]["exactly"]["selectors"] = selectors;
+        fed.claim(asking);
+        fed.index.scope(&ClaimUid::new("uid-c").unwrap())
+    };
+    assert_eq!(of_request("device.driver == 'gpu.example.com'"), Some(Scope::Foreign));
+    assert_eq!(of_request("device.driver == 'gpu.tessera.dev'"), Some(Scope::Ours));
+}
+
 /// The claim with so many selectors of 8 KiB.
 fn with_selectors(mut claim: Value, count: usize) -> Value {
     let expression = format!("[{}0].size() > 0", "1,".repeat(4000));

@@ -8,7 +8,7 @@ use tessera_api::names::DeviceClassName;
 use crate::selector::{CompiledSelector, SelectorError};
 
 /// A DeviceClass.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct DeviceClass {
     /// Its name.
     pub name: DeviceClassName,

@@ -9,6 +9,7 @@ use tessera_api::reason::NodeReason;
 use super::Planner;
 use super::keep::Keeping;
 use super::shapes::ShapeId;
+use super::turns::CommonExplanation;
 use crate::cluster::NodeIndex;
 use crate::explain::Explainer;
 use crate::fits;
@@ -45,18 +46,25 @@ pub(super) fn plan(planner: &mut Planner, pods: &[PendingPod], settings: Setting
             *spent.entry(pod.namespace.clone()).or_default() += used;
         }
     }
+    // Pods that were refused come last, or those that were not reached since would never be.
+    deferred.sort_by_key(|pod| placing.planner.turns.was_refused(&pod.uid));
     for pod in deferred {
         let used = placing.plan_pod(pod, &budget, left, &mut plan);
         left -= used;
         *spent.entry(pod.namespace.clone()).or_default() += used;
     }
     plan.steps += budget.of_plan - left;
-    let refused = plan.refusals.iter().map(|refusal| &refusal.pod);
-    placing.planner.turns.end_plan(spent, refused, plan.unreached.is_empty());
     plan.steps += settings.steps_per_pod - placing.keeping.steps();
-    placing.explain_again(&mut plan);
+    let is_cut = !plan.unreached.is_empty();
+    if !is_cut {
+        placing.explain_again(&mut plan);
+    }
+    let explained = placing.explained.drain(..).map(Explained::into_common).collect();
     (plan.kept, plan.again) = std::mem::take(&mut placing.keeping).end();
     placing.undo();
+    let refused = plan.refusals.iter().map(|refusal| &refusal.pod);
+    let Planner { turns, cluster, .. } = planner;
+    turns.end_plan(spent, refused, cluster.now(), is_cut.then_some(explained));
     plan
 }
 
@@ -124,6 +132,14 @@ struct Explained<'p> {
     decisions: usize,
 }
 
+impl Explained<'_> {
+    /// Returns what holds for later plans too.
+    fn into_common(self) -> CommonExplanation {
+        let scheduling = Arc::clone(&self.place.pod.scheduling);
+        CommonExplanation { shape: self.shape, scheduling, kept_off: self.kept_off, causes: self.causes }
+    }
+}
+
 /// A pod that is being placed.
 #[derive(Clone)]
 pub(crate) struct ToPlace<'s> {
@@ -158,33 +174,37 @@ impl<'p> Placing<'p> {
         }
     }
 
-    /// Whether the pod comes after the others: its namespace, which has spent so much in this plan, has had its part, or it was
-    /// refused already and what was found out then is forgotten. Pods that were not reached since would never be.
+    /// Returns `true` if the pod comes after the others: what it asks for has to be searched for, and its namespace, which has spent
+    /// so much in this plan, has had its part, or it was refused already. A pod whose answer is remembered costs nothing and keeps its
+    /// place.
     fn comes_later(&self, pod: &PendingPod, spent: u64, budget: u64) -> bool {
-        let Planner { turns, shapes, .. } = &*self.planner;
-        let is_forgotten = || {
-            let place = self.to_place(pod);
-            let cpu = cpu_milli_of(&pod.scheduling.requests);
-            !shapes.remembers(&place.pending, cpu, self.settings.policy)
-        };
-        turns.has_had_its_part(&pod.namespace, spent, budget) || turns.was_refused(&pod.uid) && is_forgotten()
+        let turns = &self.planner.turns;
+        (turns.has_had_its_part(&pod.namespace, spent, budget) || turns.was_refused(&pod.uid))
+            && !self.is_remembered(pod)
+    }
+
+    /// Returns `true` if it is known on which nodes the pod's claims fit.
+    fn is_remembered(&self, pod: &PendingPod) -> bool {
+        let place = self.to_place(pod);
+        let cpu = cpu_milli_of(&pod.scheduling.requests);
+        self.planner.shapes.remembers(&place.pending, cpu, self.settings.policy)
     }
 
     /// Plans one pod with what is `left` of the steps of the plan. Gives the steps used.
     fn plan_pod(&mut self, pod: &'p PendingPod, budget: &Budget, left: u64, plan: &mut Plan) -> u64 {
         let given = budget.of_pod.min(left);
-        // One that was refused since the last plan that reached all pods is not what the next plan goes on for.
-        let was_refused = self.planner.turns.was_refused(&pod.uid);
-        if given == 0 {
-            plan.unreached.extend((!was_refused).then(|| pod.uid.clone()));
+        // One that was refused, on the cluster as it is now, is not what the next plan goes on for.
+        let is_answered = self.planner.turns.is_answered(&pod.uid, self.planner.cluster.now());
+        if given < budget.of_pod / 2 && !self.is_remembered(pod) || given == 0 {
+            plan.unreached.extend((!is_answered).then(|| pod.uid.clone()));
             return 0;
         }
         let mut steps = given;
-        match self.place(pod, &mut steps) {
+        match self.place(pod, &mut steps, given < budget.of_pod) {
             Ok(decision) => plan.decisions.extend(decision),
             // The steps of the plan were not enough; those of a pod may be.
-            Err(refusals) if given < budget.of_pod / 2 && is_undecided(&refusals) => {
-                plan.unreached.extend((!was_refused).then(|| pod.uid.clone()));
+            Err(refusals) if given < budget.of_pod && is_undecided(&refusals) => {
+                plan.unreached.extend((!is_answered).then(|| pod.uid.clone()));
             }
             Err(refusals) => {
                 if refusals.iter().any(|refusal| lacks_room(&refusal.cause)) {
@@ -196,8 +216,14 @@ impl<'p> Placing<'p> {
         given - steps
     }
 
-    /// Places one pod. `None` = nothing of it is left to be decided.
-    fn place(&mut self, pod: &'p PendingPod, steps: &mut u64) -> Result<Option<Decision>, Vec<Refusal>> {
+    /// Places one pod. `None` = nothing of it is left to be decided. A pod that `is_cut` gets fewer steps than a pod may take: it is
+    /// not placed on what they suffice to see.
+    fn place(
+        &mut self,
+        pod: &'p PendingPod,
+        steps: &mut u64,
+        is_cut: bool,
+    ) -> Result<Option<Decision>, Vec<Refusal>> {
         let place = self.to_place(pod);
         if place.pending.is_empty() {
             return Ok(None);
@@ -207,6 +233,9 @@ impl<'p> Placing<'p> {
         let (shapes, mut ground) = self.planner.parts();
         let entry = shapes.get_mut(shape);
         entry.fits.refresh(&mut entry.shape, &mut ground, steps, whole);
+        if is_cut && entry.fits.is_cut_short() {
+            return Err(place.refused(|_| Arc::new(Cause::NotDecided)));
+        }
         // A node of which the steps did not suffice to ask again may not be what it was.
         let mut in_vain = BTreeSet::new();
         while let Some(node) = self.choose(shape, &place, &in_vain) {
@@ -416,6 +445,10 @@ impl<'p> Placing<'p> {
         };
         if let Some(known) = self.explained.iter().find(is_like) {
             return place.refused(|c| Arc::clone(&known.causes[c]));
+        }
+        let of_plans_before = self.planner.turns.explained(shape, &place.pod.scheduling, kept_off.as_ref());
+        if let Some(causes) = of_plans_before.filter(|_| is_common) {
+            return place.refused(|c| Arc::clone(&causes[c]));
         }
         let Some(causes) = self.explain(place, shape, kept_off.as_ref(), steps) else {
             return place.refused(|_| Arc::new(Cause::NotDecided));

@@ -91,6 +91,7 @@ impl Shapes {
             *selections = Selections::default();
         }
         self.make_room(cluster.nodes.len());
+        selections.count_bytes(claims);
         let mut shape = Shape::new(claims, cluster, selections, policy);
         if shape.looks_ahead() {
             shape.cpu_milli = coarse(cpu_milli);

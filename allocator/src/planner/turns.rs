@@ -1,13 +1,27 @@
 //! Which pods come first while plans end before all pods are reached.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use tessera_api::names::Namespace;
+use tessera_api::reason::NodeReason;
 
-use crate::model::{PendingPod, PodUid};
+use super::shapes::ShapeId;
+use crate::model::{PendingPod, PodUid, Scheduling};
+use crate::outcome::Cause;
 
 /// A namespace that has spent this part of the steps of a plan comes after those that have not.
 const PART: u64 = 4;
+
+/// An explanation for all pods of one shape and the same demands.
+#[derive(Debug)]
+pub(super) struct CommonExplanation {
+    pub(super) shape: ShapeId,
+    pub(super) scheduling: Arc<Scheduling>,
+    /// The reason that the pods are given for the node that is kept free.
+    pub(super) kept_off: Option<NodeReason>,
+    pub(super) causes: Vec<Arc<Cause>>,
+}
 
 /// What has happened since the last plan that reached all pods; empty after such a plan. Priority and age alone decide as long as
 /// there are steps for all pods.
@@ -15,8 +29,10 @@ const PART: u64 = 4;
 pub(super) struct Turns {
     /// The steps that each namespace has spent.
     spent: BTreeMap<Namespace, u64>,
-    /// Pods that were refused.
-    refused: BTreeSet<PodUid>,
+    /// Pods that were refused, with the time of the cluster then.
+    refused: BTreeMap<PodUid, u64>,
+    /// Explanations of the plans so far: plans that go on do not make them again.
+    explained: Vec<CommonExplanation>,
 }
 
 impl Turns {
@@ -27,32 +43,54 @@ impl Turns {
         }
     }
 
-    /// Whether the namespace, which has spent `more` in the plan that is being made, comes after the others.
+    /// Returns `true` if the namespace, which has spent `more` in the plan that is being made, comes after the others.
     pub(super) fn has_had_its_part(&self, namespace: &Namespace, more: u64, budget: u64) -> bool {
         let before = self.spent.get(namespace).copied().unwrap_or(0);
         !self.spent.is_empty() && before.saturating_add(more) >= budget / PART
     }
 
-    /// Whether the pod was refused already.
+    /// Returns `true` if the pod was refused.
     pub(super) fn was_refused(&self, pod: &PodUid) -> bool {
-        self.refused.contains(pod)
+        self.refused.contains_key(pod)
     }
 
-    /// Ends a plan in which the namespaces have spent so much, and which has refused these pods.
+    /// Returns `true` if the pod was refused and the cluster has not changed since.
+    pub(super) fn is_answered(&self, pod: &PodUid, now: u64) -> bool {
+        self.refused.get(pod) == Some(&now)
+    }
+
+    /// Returns the causes that pods like this one were given, per claim.
+    pub(super) fn explained(
+        &self,
+        shape: ShapeId,
+        scheduling: &Scheduling,
+        kept_off: Option<&NodeReason>,
+    ) -> Option<&[Arc<Cause>]> {
+        let mut like = self
+            .explained
+            .iter()
+            .filter(|e| e.shape == shape && *e.scheduling == *scheduling && e.kept_off.as_ref() == kept_off);
+        like.next().map(|explanation| explanation.causes.as_slice())
+    }
+
+    /// Ends a plan in which the namespaces have spent so much, and which has refused these pods at the time `now` of the cluster.
+    /// `explained`: its explanations, if the next plan goes on with it.
     pub(super) fn end_plan<'r>(
         &mut self,
         spent: BTreeMap<Namespace, u64>,
         refused: impl Iterator<Item = &'r PodUid>,
-        all_reached: bool,
+        now: u64,
+        explained: Option<Vec<CommonExplanation>>,
     ) {
-        if all_reached {
+        let Some(explained) = explained else {
             *self = Self::default();
             return;
-        }
+        };
         for (namespace, steps) in spent {
             let sum = self.spent.entry(namespace).or_default();
             *sum = sum.saturating_add(steps);
         }
-        self.refused.extend(refused.cloned());
+        self.refused.extend(refused.map(|pod| (pod.clone(), now)));
+        self.explained.extend(explained);
     }
 }

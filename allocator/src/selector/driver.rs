@@ -15,6 +15,8 @@ pub struct Drivers {
     pub ours: bool,
     /// Those of a driver that the expression does not name.
     pub unnamed: bool,
+    /// Those of a driver other than ours, named or not.
+    pub others: bool,
 }
 
 /// Three-valued: `None` = depends on more than the driver.
@@ -23,8 +25,26 @@ type Truth = Option<bool>;
 impl Drivers {
     /// Reads off `expr` which drivers it may select, `ours` being the name of our driver.
     pub(super) fn of(expr: &IdedExpr, ours: &str) -> Self {
-        let may = |driver| truth(expr, driver) != Some(false);
-        Self { ours: may(ours), unnamed: may(NOBODY) }
+        let may = |driver: &str| truth(expr, driver) != Some(false);
+        let unnamed = may(NOBODY);
+        let mut named = Vec::new();
+        strings(expr, &mut named);
+        let others = unnamed || named.iter().any(|name| *name != ours && may(name));
+        Self { ours: may(ours), unnamed, others }
+    }
+}
+
+/// Adds the strings of an expression's logical operators, comparisons and calls: the names of drivers are among them, and their
+/// beginnings and ends, which begin and end with themselves.
+fn strings<'e>(expr: &'e IdedExpr, found: &mut Vec<&'e str>) {
+    match &expr.expr {
+        Expr::Literal(LiteralValue::String(text)) => found.push(text.inner()),
+        Expr::Call(call) => {
+            call.target.iter().for_each(|target| strings(target, found));
+            call.args.iter().for_each(|argument| strings(argument, found));
+        }
+        Expr::List(list) => list.elements.iter().for_each(|element| strings(element, found)),
+        _ => {}
     }
 }
 

@@ -137,20 +137,23 @@ fn a_version_that_is_not_semver_spoils_every_evaluation_on_its_device() {
 
 #[test]
 fn an_expression_tells_whose_devices_it_can_select() {
-    for (expression, ours, unnamed) in [
-        ("device.driver == 'gpu.tessera.dev'", true, false),
+    for (expression, ours, unnamed, others) in [
+        ("device.driver == 'gpu.tessera.dev'", true, false, false),
         (
             "'gpu.tessera.dev' == device.driver && device.attributes[device.driver].?x.orValue(0) == 1",
             true,
             false,
+            false,
         ),
-        ("device.driver != 'gpu.tessera.dev'", false, true),
-        ("device.driver in ['a.example.com', 'b.example.com']", false, false),
-        ("device.driver.endsWith('.example.com') && true", false, false),
-        ("device.driver == 'x.example.com' ? true : device.allowMultipleAllocations", true, true),
-        ("device.attributes['x.example.com'].model == 'y'", true, true),
+        ("device.driver != 'gpu.tessera.dev'", false, true, true),
+        ("device.driver in ['a.example.com', 'b.example.com']", false, false, true),
+        ("device.driver in ['gpu.tessera.dev', 'gpu.example.com']", true, false, true),
+        ("device.driver.endsWith('.tessera.dev')", true, false, true),
+        ("device.driver.endsWith('.example.com') && true", false, false, true),
+        ("device.driver == 'x.example.com' ? true : device.allowMultipleAllocations", true, true, true),
+        ("device.attributes['x.example.com'].model == 'y'", true, true, true),
     ] {
         let drivers = CompiledSelector::cached(expression).unwrap().drivers();
-        assert_eq!(drivers, Drivers { ours, unnamed }, "{expression}");
+        assert_eq!(drivers, Drivers { ours, unnamed, others }, "{expression}");
     }
 }

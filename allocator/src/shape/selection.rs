@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::cluster::{Candidate, CompiledDevice, FastMap, Interner, NameId};
-use crate::model::Selector;
+use crate::model::{Claim, Selector};
 use crate::selector::{DeviceView, Read, Reads, SelectorError};
 
 /// A list of selectors, by its place in [`Selections`].
@@ -21,6 +21,9 @@ const WORK_PER_STEP: u64 = 20;
 /// Lists kept. Beyond, all are given up: whoever still needs one makes it again.
 const MAX_SELECTIONS: usize = 20_000;
 
+/// Bytes of selectors of all shapes that are kept, which tenants write. Beyond, all shapes and lists are given up.
+const MAX_SELECTOR_BYTES: usize = 16 << 20;
+
 /// All lists of selectors that are in use, and what they have answered.
 #[derive(Debug, Default)]
 pub(crate) struct Selections {
@@ -30,6 +33,8 @@ pub(crate) struct Selections {
     answers: usize,
     /// Room for one key.
     key: Vec<u32>,
+    /// Bytes of the selectors of the shapes that were made since all were given up.
+    bytes: usize,
 }
 
 #[derive(Debug)]
@@ -56,7 +61,14 @@ enum ListReads {
 impl Selections {
     /// Whether so many are kept that it is time to begin anew.
     pub(crate) fn is_full(&self) -> bool {
-        self.lists.len() > MAX_SELECTIONS
+        self.lists.len() > MAX_SELECTIONS || self.bytes > MAX_SELECTOR_BYTES
+    }
+
+    /// Counts the selectors of claims of which a shape is made.
+    pub(crate) fn count_bytes(&mut self, claims: &[Arc<Claim>]) {
+        let alternatives = claims.iter().flat_map(|claim| &claim.requests).flat_map(|r| &r.alternatives);
+        let selectors = alternatives.flat_map(|alternative| &alternative.selectors);
+        self.bytes += selectors.map(|selector| selector.expression.len()).sum::<usize>();
     }
 
     /// The list of these selectors.

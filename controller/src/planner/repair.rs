@@ -1,20 +1,26 @@
 //! Claims that are not where the pods are that are bound with them: a bound pod's node wins.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use tessera_allocator::model::{PodClaim, PodUid};
+use tessera_allocator::{Cause, Plan};
 use tessera_index::{Misplaced, Remedy, message};
 use tokio::time::Instant;
 
 use super::{Outcome, Planner, Write};
 use crate::repairs::Due;
 
+/// Steps for the claims of bound pods in one step of the planner, and at most those of one pod more. Any tenant makes such pods, by
+/// `spec.nodeName`.
+const STEPS_FOR_BOUND: u64 = 500_000;
+
 impl Planner {
     /// Brings claims to the nodes of the pods that are bound with them, or says why not.
     pub(super) fn repair(&mut self, cause: Instant, now: Instant) {
         let misplaced = self.index.misplaced();
         self.repairs.retain(&misplaced);
-        let (mut to_plan, mut confirmed) = (BTreeSet::new(), 0);
+        let mut to_plan: BTreeMap<PodUid, Vec<Misplaced>> = BTreeMap::new();
+        let mut confirmed = 0;
         for one in misplaced {
             let Due { at, is_confirmed } = self.repairs.due(&one, now);
             confirmed += i64::from(is_confirmed);
@@ -26,10 +32,7 @@ impl Planner {
                 continue;
             }
             match &one.remedy {
-                Remedy::Plan => {
-                    self.repairs.tried(&one, now);
-                    to_plan.insert(one.pod.clone());
-                }
+                Remedy::Plan => to_plan.entry(one.pod.clone()).or_default().push(one),
                 Remedy::None(_) => self.tell_misplaced(&one, now),
                 Remedy::TakeBack | Remedy::Restore(_) => {
                     self.tell_misplaced(&one, now);
@@ -38,8 +41,22 @@ impl Planner {
             }
         }
         self.metrics.misplaced.set(confirmed);
-        for pod in to_plan {
-            self.plan_bound(&pod, cause, now);
+        self.plan_all_bound(&to_plan, cause, now);
+    }
+
+    /// Plans the claims of bound pods as far as the steps go; the next step goes on with the others. What was tried has to wait, so
+    /// that each has its turn.
+    fn plan_all_bound(&mut self, pods: &BTreeMap<PodUid, Vec<Misplaced>>, cause: Instant, now: Instant) {
+        let mut left = STEPS_FOR_BOUND;
+        for (pod, misplaced) in pods {
+            if left == 0 {
+                self.wake_at(Some(now));
+                return;
+            }
+            let Some(plan) = self.plan_bound(pod, cause, now) else { continue };
+            left = left.saturating_sub(plan.steps);
+            let is_undecided = plan.refusals.iter().any(|r| matches!(*r.cause, Cause::NotDecided));
+            misplaced.iter().for_each(|one| self.repairs.planned(one, is_undecided, now));
         }
     }
 
@@ -61,10 +78,10 @@ impl Planner {
         });
     }
 
-    /// Plans the claims of a bound pod on its node.
-    fn plan_bound(&mut self, pod: &PodUid, cause: Instant, now: Instant) {
-        let Some(pending) = self.index.bound_pending(pod) else { return };
-        let Some(node) = self.index.node_of(pod).cloned() else { return };
+    /// Plans the claims of a bound pod on its node. None if they cannot be planned now.
+    fn plan_bound(&mut self, pod: &PodUid, cause: Instant, now: Instant) -> Option<Plan> {
+        let pending = self.index.bound_pending(pod)?;
+        let node = self.index.node_of(pod).cloned()?;
         let is_open = |claim: &PodClaim| match claim {
             PodClaim::Pending(claim) => {
                 self.writing.contains_key(&claim.uid) || self.is_held(&claim.uid, now)
@@ -72,7 +89,7 @@ impl Planner {
             PodClaim::Allocated { .. } => false,
         };
         if pending.claims.iter().any(is_open) {
-            return;
+            return None;
         }
         let plan = self.index.plan_on(&node, &pending, self.settings);
         for decision in &plan.decisions {
@@ -86,6 +103,7 @@ impl Planner {
             );
             self.tell_pod(pod, "ClaimElsewhere", note, Some(&node), now);
         }
+        Some(plan)
     }
 
     fn tell_misplaced(&mut self, misplaced: &Misplaced, now: Instant) {

@@ -56,11 +56,20 @@ pub(crate) struct StandIn {
     changed: watch::Sender<u64>,
     /// So long after a write was served is it answered.
     lag: Arc<Mutex<Duration>>,
+    /// Is called before a write that was served is answered, on a thread of its own.
+    hold: Arc<Mutex<Option<Hold>>>,
 }
+
+type Hold = Box<dyn FnMut(&Request) + Send>;
 
 impl StandIn {
     pub(crate) fn new() -> Self {
-        Self { store: Arc::default(), changed: watch::Sender::new(0), lag: Arc::default() }
+        Self {
+            store: Arc::default(),
+            changed: watch::Sender::new(0),
+            lag: Arc::default(),
+            hold: Arc::default(),
+        }
     }
 
     pub(crate) fn client(&self) -> Client {
@@ -124,6 +133,11 @@ impl StandIn {
         *self.lag.lock().unwrap() = lag;
     }
 
+    /// Calls `hold` before each write that was served is answered; it may block.
+    pub(crate) fn hold_answers(&self, hold: impl FnMut(&Request) + Send + 'static) {
+        *self.hold.lock().unwrap() = Some(Box::new(hold));
+    }
+
     /// Removes an object without telling those who watch.
     pub(crate) fn vanish(&self, resource: &str, namespace: &str, name: &str) {
         self.store.lock().unwrap().objects.remove(&key(resource, namespace, name));
@@ -131,7 +145,12 @@ impl StandIn {
 
     async fn answer(&self, request: Request, query: &BTreeMap<String, String>) -> Response {
         let is_write = request.method != Method::GET;
-        let response = self.serve(request, query);
+        let response = self.serve(request.clone(), query);
+        if is_write && self.hold.lock().unwrap().is_some() {
+            let held = Arc::clone(&self.hold);
+            let hold = move || held.lock().unwrap().as_mut().map_or((), |hold| hold(&request));
+            tokio::task::spawn_blocking(hold).await.unwrap();
+        }
         let lag = *self.lag.lock().unwrap();
         if is_write && !lag.is_zero() {
             tokio::time::sleep(lag).await;

@@ -455,9 +455,15 @@ where
     api.create(&PostParams::default(), &serde_json::from_value(object).unwrap()).await.unwrap()
 }
 
-/// As the chart makes it: nobody has held it.
+/// As a leader before has given it back.
 fn lease() -> Value {
-    json!({"metadata": {"name": "tessera-controller"}})
+    json!({
+        "metadata": {"name": "tessera-controller"},
+        "spec": {
+            "holderIdentity": "", "leaseDurationSeconds": 1, "leaseTransitions": 0,
+            "renewTime": "2026-11-21T00:00:00.000000Z",
+        },
+    })
 }
 
 fn class() -> Value {

@@ -19,8 +19,9 @@ mod slices;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
-use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use k8s_openapi::jiff::Timestamp;
 use kube::api::PostParams;
 use kube::{Api, Client};
 use tessera_api::names::CONTROLLER_LEASE;
@@ -154,11 +155,18 @@ async fn start_cluster(directory: &std::path::Path) -> anyhow::Result<SimCluster
     SimCluster::start(options).await.context("the cluster of stand-ins did not start")
 }
 
-/// Creates the Lease that the chart makes, which nobody holds.
+/// Creates a Lease that a leader before has given back: where there is none, a controller waits 14 seconds.
 async fn create_lease(client: &Client) -> anyhow::Result<()> {
     let metadata = ObjectMeta { name: Some(CONTROLLER_LEASE.to_owned()), ..ObjectMeta::default() };
     let leases: Api<Lease> = Api::namespaced(client.clone(), NAMESPACE);
-    let lease = Lease { metadata, spec: None };
+    let spec = LeaseSpec {
+        holder_identity: Some(String::new()),
+        lease_duration_seconds: Some(1),
+        lease_transitions: Some(0),
+        renew_time: Some(MicroTime(Timestamp::UNIX_EPOCH)),
+        ..LeaseSpec::default()
+    };
+    let lease = Lease { metadata, spec: Some(spec) };
     leases.create(&PostParams::default(), &lease).await.context("failed to create the Lease")?;
     Ok(())
 }
