@@ -6,6 +6,7 @@ mod selection;
 
 use std::sync::Arc;
 
+use tessera_api::ConfigError;
 use tessera_api::config::{ConfigEntry, GpuConfig, Percent, Sharing, merged_config};
 use tessera_api::names::RequestName;
 use tessera_api::names::capacity::MEMORY;
@@ -353,6 +354,15 @@ fn resolve(
         return refuse(NotSupported::Mode);
     }
     let config = config(class, claim, &alternative.name)?;
+    if let Some(percent) = config.memory.percent.filter(|_| alternative.capacity.contains_key(MEMORY)) {
+        let error = ConfigError::Excluded {
+            path: "memory.percent".to_owned(),
+            value: percent.get().to_string(),
+            by: "capacity.requests.memory of the request",
+            instead: "one of the two",
+        };
+        return Err(Cause::Config { request: request(), error });
+    }
     let sharing = config.sharing.unwrap_or(Sharing::Intercept);
     // A process of CUDA talks to one MPS control daemon, and each GPU that is shared so has its own.
     if sharing == Sharing::Mps && (claim.requests.len() > 1 || alternative.mode != Mode::Exact(1)) {

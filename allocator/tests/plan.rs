@@ -422,6 +422,20 @@ fn an_unknown_class_and_a_bad_config_are_named() {
 }
 
 #[test]
+fn memory_in_percent_and_in_bytes_is_refused() {
+    let asking = |amounts: &[(&str, &str)]| {
+        let claim = claim("c", vec![request("gpu", 1, amounts)]);
+        let percent = configured(claim, json!({"memory": {"percent": 25}}));
+        decide(&two_nodes(), &[pod("p", vec![percent])])
+    };
+    assert_eq!(asking(&[("cores", "25")]).decisions.len(), 1);
+    let plan = asking(&[("memory", "90Gi")]);
+    let Cause::Config { error, .. } = &*plan.refusals[0].cause else { panic!("{:?}", plan.refusals) };
+    let text = error.to_string();
+    assert!(text.contains("memory.percent") && text.contains("capacity.requests.memory"), "{text}");
+}
+
+#[test]
 fn a_selector_that_fails_is_a_reason_on_the_devices_it_fails_on() {
     let cluster = Cluster::new()
         .node("node-a", vec![gpu("gpu-0", "80Gi")])
