@@ -217,8 +217,9 @@ impl ShareFiles {
     }
 }
 
-/// Any user of the container reads it.
-const GRANT_MODE: u32 = 0o444;
+/// Any user of the container reads it. The driver, its owner, changes it in place, also one that is not root; what keeps a
+/// container from that is that its mount is read-only.
+const GRANT_MODE: u32 = 0o644;
 
 /// Any user of the container accounts on it, also one that is not root, and one of another user namespace.
 const LEDGER_MODE: u32 = 0o666;
