@@ -1,10 +1,10 @@
 //! The planner: the cluster in numbers, and what has been found out about it.
 
+mod fair_share;
 mod keep;
 mod observe;
 mod place;
 mod shapes;
-mod turns;
 
 use std::sync::Arc;
 
@@ -25,9 +25,9 @@ use crate::policy::Policy;
 use crate::search::{Chosen, Ended, Failure};
 use crate::shape::{Selections, Shape};
 
+use fair_share::FairShare;
 use observe::Accepted;
 use shapes::{ShapeId, Shapes};
-use turns::Turns;
 
 /// Plans pods on a cluster, and remembers what it has found out about each node until the node changes.
 ///
@@ -43,7 +43,7 @@ pub struct Planner {
     shapes: Shapes,
     forecast: Forecast,
     accepted: Accepted,
-    turns: Turns,
+    fair_share: FairShare,
 }
 
 /// Why claims get no devices on a node.

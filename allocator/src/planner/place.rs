@@ -7,9 +7,9 @@ use tessera_api::names::{ClaimName, ClaimUid, Namespace, NodeName};
 use tessera_api::reason::NodeReason;
 
 use super::Planner;
+use super::fair_share::CommonExplanation;
 use super::keep::Keeping;
 use super::shapes::ShapeId;
-use super::turns::CommonExplanation;
 use crate::cluster::NodeIndex;
 use crate::explain::Explainer;
 use crate::fits;
@@ -29,14 +29,14 @@ pub(super) fn plan(planner: &mut Planner, pods: &[PendingPod], settings: Setting
     let budget = Budget::new(settings);
     let mut left = budget.of_plan;
     planner.observe(&order, settings.policy, &mut (left / 2));
-    planner.turns.begin_plan(&order, budget.of_plan);
+    planner.fair_share.begin_plan(&order, budget.of_plan);
     let mut placing = Placing::new(planner, settings);
     let mut plan = Plan::default();
     let mut spent: BTreeMap<Namespace, u64> = BTreeMap::new();
     let mut deferred = Vec::new();
     for pod in order {
         let of_namespace = spent.get(&pod.namespace).copied().unwrap_or(0);
-        if placing.comes_later(pod, of_namespace, budget.of_plan) {
+        if placing.is_deferred(pod, of_namespace, budget.of_plan) {
             deferred.push(pod);
             continue;
         }
@@ -47,7 +47,7 @@ pub(super) fn plan(planner: &mut Planner, pods: &[PendingPod], settings: Setting
         }
     }
     // Pods that were refused come last, or those that were not reached since would never be.
-    deferred.sort_by_key(|pod| placing.planner.turns.was_refused(&pod.uid));
+    deferred.sort_by_key(|pod| placing.planner.fair_share.was_refused(&pod.uid));
     for pod in deferred {
         let used = placing.plan_pod(pod, &budget, left, &mut plan);
         left -= used;
@@ -63,8 +63,8 @@ pub(super) fn plan(planner: &mut Planner, pods: &[PendingPod], settings: Setting
     (plan.kept, plan.again) = std::mem::take(&mut placing.keeping).end();
     placing.undo();
     let refused = plan.refusals.iter().map(|refusal| &refusal.pod);
-    let Planner { turns, cluster, .. } = planner;
-    turns.end_plan(spent, refused, cluster.now(), is_cut.then_some(explained));
+    let Planner { fair_share, cluster, .. } = planner;
+    fair_share.end_plan(spent, refused, cluster.now(), is_cut.then_some(explained));
     plan
 }
 
@@ -174,12 +174,12 @@ impl<'p> Placing<'p> {
         }
     }
 
-    /// Returns `true` if the pod comes after the others: what it asks for has to be searched for, and its namespace, which has spent
-    /// so much in this plan, has had its part, or it was refused already. A pod whose answer is remembered costs nothing and keeps its
-    /// place.
-    fn comes_later(&self, pod: &PendingPod, spent: u64, budget: u64) -> bool {
-        let turns = &self.planner.turns;
-        (turns.has_had_its_part(&pod.namespace, spent, budget) || turns.was_refused(&pod.uid))
+    /// Returns `true` if the pod is planned after the others: its claims have to be searched for, and its namespace, which has spent
+    /// so much in this plan, exceeds its share, or the pod was refused already. A pod whose answer is remembered costs nothing and
+    /// keeps its place.
+    fn is_deferred(&self, pod: &PendingPod, spent: u64, budget: u64) -> bool {
+        let fair_share = &self.planner.fair_share;
+        (fair_share.exceeds_share(&pod.namespace, spent, budget) || fair_share.was_refused(&pod.uid))
             && !self.is_remembered(pod)
     }
 
@@ -194,7 +194,7 @@ impl<'p> Placing<'p> {
     fn plan_pod(&mut self, pod: &'p PendingPod, budget: &Budget, left: u64, plan: &mut Plan) -> u64 {
         let given = budget.of_pod.min(left);
         // One that was refused, on the cluster as it is now, is not what the next plan goes on for.
-        let is_answered = self.planner.turns.is_answered(&pod.uid, self.planner.cluster.now());
+        let is_answered = self.planner.fair_share.is_answered(&pod.uid, self.planner.cluster.now());
         if given < budget.of_pod / 2 && !self.is_remembered(pod) || given == 0 {
             plan.unreached.extend((!is_answered).then(|| pod.uid.clone()));
             return 0;
@@ -446,7 +446,8 @@ impl<'p> Placing<'p> {
         if let Some(known) = self.explained.iter().find(is_like) {
             return place.refused(|c| Arc::clone(&known.causes[c]));
         }
-        let of_plans_before = self.planner.turns.explained(shape, &place.pod.scheduling, kept_off.as_ref());
+        let of_plans_before =
+            self.planner.fair_share.explained(shape, &place.pod.scheduling, kept_off.as_ref());
         if let Some(causes) = of_plans_before.filter(|_| is_common) {
             return place.refused(|c| Arc::clone(&causes[c]));
         }

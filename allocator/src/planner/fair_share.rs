@@ -1,4 +1,4 @@
-//! Which pods come first while plans end before all pods are reached.
+//! Order of pods while plans end before all pods are reached: namespaces share the steps fairly.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use super::shapes::ShapeId;
 use crate::model::{PendingPod, PodUid, Scheduling};
 use crate::outcome::Cause;
 
-/// A namespace that has spent this part of the steps of a plan comes after those that have not.
+/// The share of a namespace is one part in so many of a plan's steps.
 const PART: u64 = 4;
 
 /// An explanation for all pods of one shape and the same demands.
@@ -23,10 +23,10 @@ pub(super) struct CommonExplanation {
     pub(super) causes: Vec<Arc<Cause>>,
 }
 
-/// What has happened since the last plan that reached all pods; empty after such a plan. Priority and age alone decide as long as
-/// there are steps for all pods.
+/// Steps spent and pods refused since the last plan that reached all pods; empty after such a plan. Priority and age alone decide as
+/// long as there are steps for all pods.
 #[derive(Debug, Default)]
-pub(super) struct Turns {
+pub(super) struct FairShare {
     /// The steps that each namespace has spent.
     spent: BTreeMap<Namespace, u64>,
     /// Pods that were refused, with the time of the cluster then.
@@ -35,16 +35,16 @@ pub(super) struct Turns {
     explained: Vec<CommonExplanation>,
 }
 
-impl Turns {
-    /// Resets what namespaces have spent where all of the pods are of namespaces that have had their part.
+impl FairShare {
+    /// Resets the steps spent if all of the pods are of namespaces that exceed their share.
     pub(super) fn begin_plan(&mut self, pods: &[&PendingPod], budget: u64) {
-        if pods.iter().all(|pod| self.has_had_its_part(&pod.namespace, 0, budget)) {
+        if pods.iter().all(|pod| self.exceeds_share(&pod.namespace, 0, budget)) {
             self.spent.clear();
         }
     }
 
-    /// Returns `true` if the namespace, which has spent `more` in the plan that is being made, comes after the others.
-    pub(super) fn has_had_its_part(&self, namespace: &Namespace, more: u64, budget: u64) -> bool {
+    /// Returns `true` if the namespace, which has spent `more` in the plan under way, exceeds its share of a plan's steps.
+    pub(super) fn exceeds_share(&self, namespace: &Namespace, more: u64, budget: u64) -> bool {
         let before = self.spent.get(namespace).copied().unwrap_or(0);
         !self.spent.is_empty() && before.saturating_add(more) >= budget / PART
     }
