@@ -491,7 +491,9 @@ impl Node {
 
     fn container_in<'a>(&'a self, mode: Mode, shares: &[(&NodeShare, Mount)]) -> Container<'a> {
         let mut script = format!("set -eu\ndev=$(mktemp -d -p {})\n", self.path().display());
-        script.push_str("mount -t tmpfs tmpfs \"$dev\"\n");
+        // As every container's: in a directory like /tmp, newer kernels refuse `>/dev/null` to an ordinary user's container, to which the
+        // device's owner is nobody (O_CREAT in a sticky directory).
+        script.push_str("mount -t tmpfs -o mode=755 tmpfs \"$dev\"\n");
         let usual = ["null", "zero", "urandom"].map(|name| Path::new("/dev").join(name));
         for device in usual.iter().chain(self.driver.devices()) {
             let at = format!("\"$dev/{}\"", device.file_name().unwrap_or_default().display());
