@@ -56,6 +56,9 @@ pub(crate) enum Answer {
     Undecided,
 }
 
+/// A search that had only what others had left over, and not enough: it is made again.
+struct CutShort;
+
 /// What is searched, and what is known of it.
 pub(crate) struct Ground<'p> {
     pub(crate) cluster: &'p mut Cluster,
@@ -98,14 +101,9 @@ impl Fits {
         if is_known && (tries == 0 || tries >= MAX_TRIES) {
             return;
         }
-        let tries = self.forget(node, ground.cluster);
-        let answer = evaluate(shape, ground, node, steps);
-        if matches!(answer, Answer::Undecided) {
-            self.undecided.insert(node, tries + 1);
-        }
-        let mut found = Vec::new();
-        self.learn(node, answer, ground.cluster, &mut found);
-        self.ranked.extend(found);
+        let whole = *steps;
+        let fit = self.ask_node(node, shape, ground, steps, whole);
+        self.ranked.extend(fit.ok().flatten());
     }
 
     /// Forgets everything where nodes have other places or ranks now.
@@ -141,20 +139,34 @@ impl Fits {
                 self.seen = None;
                 return;
             }
-            let tries = self.forget(node, ground.cluster);
-            let given = *steps;
-            let answer = evaluate(shape, ground, node, steps);
-            // One that only got what others had left over is asked again.
-            if matches!(answer, Answer::Undecided) && given < whole / 2 {
+            let Ok(fit) = self.ask_node(node, shape, ground, steps, whole) else {
                 self.seen = None;
                 return;
-            }
-            if matches!(answer, Answer::Undecided) {
-                self.undecided.insert(node, tries + 1);
-            }
-            self.learn(node, answer, ground.cluster, found);
+            };
+            found.extend(fit);
         }
         self.seen = Some(now);
+    }
+
+    /// Searches one node and remembers the answer. Returns its rank, if the shape fits.
+    fn ask_node(
+        &mut self,
+        node: NodeIndex,
+        shape: &mut Shape,
+        ground: &mut Ground<'_>,
+        steps: &mut u64,
+        whole: u64,
+    ) -> Result<Option<Ranked>, CutShort> {
+        let tries = self.forget(node, ground.cluster);
+        let given = *steps;
+        let answer = evaluate(shape, ground, node, steps);
+        if matches!(answer, Answer::Undecided) {
+            if given < whole / 2 {
+                return Err(CutShort);
+            }
+            self.undecided.insert(node, tries + 1);
+        }
+        Ok(self.learn(node, answer, ground.cluster))
     }
 
     /// Forgets what is known of the node. Gives how often its search took all steps since it changed.
@@ -167,11 +179,13 @@ impl Fits {
         if known.stamp == cluster.nodes[node].stamp { tries } else { 0 }
     }
 
-    fn learn(&mut self, node: NodeIndex, answer: Answer, cluster: &Cluster, found: &mut Vec<Ranked>) {
-        if let Answer::Fits(rank) = &answer {
-            found.push((*rank, cluster.nodes[node].order, node));
-        }
+    fn learn(&mut self, node: NodeIndex, answer: Answer, cluster: &Cluster) -> Option<Ranked> {
+        let fit = match &answer {
+            Answer::Fits(rank) => Some((*rank, cluster.nodes[node].order, node)),
+            _ => None,
+        };
         self.nodes[node] = NodeFit { stamp: cluster.nodes[node].stamp, answer };
+        fit
     }
 
     /// The nodes on which it fits, best first.
@@ -196,7 +210,7 @@ impl Fits {
 
     /// Whether something is not known of some nodes.
     pub(crate) fn is_incomplete(&self) -> bool {
-        self.seen.is_none() || !self.undecided.is_empty()
+        self.is_cut_short() || !self.undecided.is_empty()
     }
 }
 

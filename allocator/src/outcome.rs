@@ -80,6 +80,13 @@ pub struct Refusal {
     pub cause: Arc<Cause>,
 }
 
+impl Refusal {
+    /// Returns `true` if the search ended before it could tell.
+    pub fn is_undecided(&self) -> bool {
+        matches!(*self.cause, Cause::NotDecided)
+    }
+}
+
 /// Why a claim has to wait.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Cause {

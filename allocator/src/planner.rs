@@ -200,9 +200,8 @@ impl Planner {
         let shape = self.shapes.of(claims, 0, &mut self.cluster, &mut self.selections, policy);
         let (shapes, mut ground) = self.parts();
         let entry = shapes.get_mut(shape);
-        let mut steps = steps;
-        let whole = steps;
-        entry.fits.refresh(&mut entry.shape, &mut ground, &mut steps, whole);
+        let mut left = steps;
+        entry.fits.refresh(&mut entry.shape, &mut ground, &mut left, steps);
         entry.fits.len()
     }
 

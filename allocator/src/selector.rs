@@ -93,9 +93,7 @@ pub enum SelectorError {
 
 impl SelectorError {
     fn compile(mut problem: String) -> Self {
-        if let Some(end) = (0..=MAX_PROBLEM_BYTES).rev().find(|end| problem.is_char_boundary(*end)) {
-            problem.truncate(end);
-        }
+        problem.truncate(problem.floor_char_boundary(MAX_PROBLEM_BYTES));
         Self::Compile { problem }
     }
 
@@ -121,7 +119,7 @@ impl CompiledSelector {
         Self::cached_in(expression, &mut 0)
     }
 
-    /// The same; compiling takes of `steps`, what was compiled before does not.
+    /// As [`cached`](Self::cached); compiling takes of `steps`, a look-up does not.
     pub(crate) fn cached_in(expression: &str, steps: &mut u64) -> Result<Arc<Self>, SelectorError> {
         if let Some(known) = Cache::of_process().get(expression) {
             return known;

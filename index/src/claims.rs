@@ -206,9 +206,7 @@ const MAX_SELECTOR_BYTES: usize = 64 << 10;
 
 /// Refuses a claim with too many bytes of selectors, and drops them: they are never compiled.
 fn within_limits(mut claim: Claim) -> Claim {
-    let alternatives = || claim.requests.iter().flat_map(|request| &request.alternatives);
-    let bytes = alternatives().flat_map(|a| &a.selectors).map(|s| s.expression.len()).sum::<usize>();
-    if bytes > MAX_SELECTOR_BYTES {
+    if claim.selector_bytes() > MAX_SELECTOR_BYTES {
         for alternative in claim.requests.iter_mut().flat_map(|request| &mut request.alternatives) {
             alternative.selectors.clear();
             alternative.unsupported = Some("a claim with more than 64 KiB of selectors");

@@ -26,6 +26,14 @@ pub struct Claim {
     pub configs: Vec<DeviceClaimConfiguration>,
 }
 
+impl Claim {
+    /// Bytes of the selectors of all requests, which the tenant writes.
+    pub fn selector_bytes(&self) -> usize {
+        let alternatives = self.requests.iter().flat_map(|request| &request.alternatives);
+        alternatives.flat_map(|alternative| &alternative.selectors).map(|s| s.expression.len()).sum()
+    }
+}
+
 /// One request: its alternatives in order of preference. A request of `exactly` has one, a request of `firstAvailable` several.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Request {

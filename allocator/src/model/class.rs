@@ -50,7 +50,7 @@ impl Selector {
         self.compiled_in(&mut 0)
     }
 
-    /// The same; compiling takes of `steps`, what was compiled before does not.
+    /// As [`compiled`](Self::compiled); compiling takes of `steps`, a look-up does not.
     pub(crate) fn compiled_in(&self, steps: &mut u64) -> Result<Arc<CompiledSelector>, SelectorError> {
         if self.is_unknown() {
             return Err(SelectorError::Unsupported { construct: "something other than CEL".to_owned() });

@@ -54,6 +54,16 @@ pub struct PendingPod {
     pub excluded: BTreeSet<NodeName>,
 }
 
+impl PendingPod {
+    /// Its claims to be allocated, in pod order.
+    pub fn pending_claims(&self) -> impl Iterator<Item = &Arc<Claim>> {
+        self.claims.iter().filter_map(|claim| match claim {
+            PodClaim::Pending(claim) => Some(claim),
+            PodClaim::Allocated { .. } => None,
+        })
+    }
+}
+
 /// A claim of a pending pod.
 #[derive(Debug, Clone)]
 pub enum PodClaim {

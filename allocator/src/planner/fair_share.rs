@@ -20,7 +20,20 @@ pub(super) struct CommonExplanation {
     pub(super) scheduling: Arc<Scheduling>,
     /// The reason that the pods are given for the node that is kept free.
     pub(super) kept_off: Option<NodeReason>,
+    /// Per claim.
     pub(super) causes: Vec<Arc<Cause>>,
+}
+
+impl CommonExplanation {
+    /// Returns `true` if it holds for pods of this shape, with these demands and this reason.
+    pub(super) fn is_for(
+        &self,
+        shape: ShapeId,
+        scheduling: &Arc<Scheduling>,
+        kept_off: Option<&NodeReason>,
+    ) -> bool {
+        self.shape == shape && self.scheduling == *scheduling && self.kept_off.as_ref() == kept_off
+    }
 }
 
 /// Steps spent and pods refused since the last plan that reached all pods; empty after such a plan. Priority and age alone decide as
@@ -59,18 +72,9 @@ impl FairShare {
         self.refused.get(pod) == Some(&now)
     }
 
-    /// Returns the causes that pods like this one were given, per claim.
-    pub(super) fn explained(
-        &self,
-        shape: ShapeId,
-        scheduling: &Scheduling,
-        kept_off: Option<&NodeReason>,
-    ) -> Option<&[Arc<Cause>]> {
-        let mut like = self
-            .explained
-            .iter()
-            .filter(|e| e.shape == shape && *e.scheduling == *scheduling && e.kept_off.as_ref() == kept_off);
-        like.next().map(|explanation| explanation.causes.as_slice())
+    /// Returns the explanations of the plans so far.
+    pub(super) fn explained(&self) -> &[CommonExplanation] {
+        &self.explained
     }
 
     /// Ends a plan in which the namespaces have spent so much, and which has refused these pods at the time `now` of the cluster.

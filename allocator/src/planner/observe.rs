@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::Planner;
 use crate::cluster::{Cluster, NodeIndex, OfferId};
 use crate::fragmentation::{GpuMilli, GpuType, GpuTypes, Request};
-use crate::model::{Claim, Device, PendingPod, PodClaim, PodUid, Scheduling, cpu_milli_of};
+use crate::model::{Claim, Device, PendingPod, PodUid, Scheduling, cpu_milli_of};
 use crate::policy::{Policy, share};
 use crate::predicate;
 use crate::search::MAX_RESULTS;
@@ -71,11 +71,7 @@ impl Planner {
 
     /// What the pod asks for; none where it asks for nothing that there could be.
     fn request(&mut self, pod: &PendingPod, policy: Policy, steps: &mut u64) -> Option<Request> {
-        let pending = pod.claims.iter().filter_map(|claim| match claim {
-            PodClaim::Pending(claim) => Some(Arc::clone(claim)),
-            PodClaim::Allocated { .. } => None,
-        });
-        let mut pending: Vec<Arc<Claim>> = pending.collect();
+        let mut pending: Vec<Arc<Claim>> = pod.pending_claims().cloned().collect();
         let mut known = BTreeSet::new();
         pending.retain(|claim| known.insert(claim.uid.clone()));
         let cpu_milli = cpu_milli_of(&pod.scheduling.requests);

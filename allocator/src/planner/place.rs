@@ -26,45 +26,35 @@ use crate::search::{Chosen, Ended};
 pub(super) fn plan(planner: &mut Planner, pods: &[PendingPod], settings: Settings) -> Plan {
     let mut order: Vec<&PendingPod> = pods.iter().collect();
     order.sort_by_key(|p| (std::cmp::Reverse(p.priority), p.created, &p.namespace, &p.name, &p.uid));
-    let budget = Budget::new(settings);
-    let mut left = budget.of_plan;
-    planner.observe(&order, settings.policy, &mut (left / 2));
+    let mut budget = Budget::new(settings);
+    planner.observe(&order, settings.policy, &mut (budget.of_plan / 2));
     planner.fair_share.begin_plan(&order, budget.of_plan);
     let mut placing = Placing::new(planner, settings);
     let mut plan = Plan::default();
-    let mut spent: BTreeMap<Namespace, u64> = BTreeMap::new();
     let mut deferred = Vec::new();
     for pod in order {
-        let of_namespace = spent.get(&pod.namespace).copied().unwrap_or(0);
-        if placing.is_deferred(pod, of_namespace, budget.of_plan) {
+        if placing.is_deferred(pod, &budget) {
             deferred.push(pod);
-            continue;
-        }
-        let used = placing.plan_pod(pod, &budget, left, &mut plan);
-        left -= used;
-        if used > 0 {
-            *spent.entry(pod.namespace.clone()).or_default() += used;
+        } else {
+            placing.plan_pod(pod, &mut budget, &mut plan);
         }
     }
     // Pods that were refused come last, or those that were not reached since would never be.
     deferred.sort_by_key(|pod| placing.planner.fair_share.was_refused(&pod.uid));
     for pod in deferred {
-        let used = placing.plan_pod(pod, &budget, left, &mut plan);
-        left -= used;
-        *spent.entry(pod.namespace.clone()).or_default() += used;
+        placing.plan_pod(pod, &mut budget, &mut plan);
     }
-    plan.steps += budget.of_plan - left;
-    plan.steps += settings.steps_per_pod - placing.keeping.steps();
+    plan.steps = budget.of_plan - budget.left + (settings.steps_per_pod - placing.keeping.steps());
     let is_cut = !plan.unreached.is_empty();
     if !is_cut {
         placing.explain_again(&mut plan);
     }
-    let explained = placing.explained.drain(..).map(Explained::into_common).collect();
+    let explained = placing.explained.drain(..).map(|explained| explained.common).collect();
     (plan.kept, plan.again) = std::mem::take(&mut placing.keeping).end();
     placing.undo();
     let refused = plan.refusals.iter().map(|refusal| &refusal.pod);
     let Planner { fair_share, cluster, .. } = planner;
-    fair_share.end_plan(spent, refused, cluster.now(), is_cut.then_some(explained));
+    fair_share.end_plan(budget.spent, refused, cluster.now(), is_cut.then_some(explained));
     plan
 }
 
@@ -86,12 +76,27 @@ pub(super) fn plan_on(planner: &mut Planner, node: &NodeName, pod: &PendingPod, 
 struct Budget {
     of_plan: u64,
     of_pod: u64,
+    left: u64,
+    /// By namespace.
+    spent: BTreeMap<Namespace, u64>,
 }
 
 impl Budget {
     fn new(settings: Settings) -> Self {
         let of_pod = settings.steps_per_pod;
-        Self { of_plan: settings.steps_per_plan.max(of_pod), of_pod }
+        let of_plan = settings.steps_per_plan.max(of_pod);
+        Self { of_plan, of_pod, left: of_plan, spent: BTreeMap::new() }
+    }
+
+    fn spent_by(&self, namespace: &Namespace) -> u64 {
+        self.spent.get(namespace).copied().unwrap_or(0)
+    }
+
+    fn spend(&mut self, namespace: &Namespace, steps: u64) {
+        if steps > 0 {
+            self.left -= steps;
+            *self.spent.entry(namespace.clone()).or_default() += steps;
+        }
     }
 }
 
@@ -120,24 +125,13 @@ pub(super) struct Placing<'p> {
     pub(super) keeping: Keeping,
 }
 
-/// An explanation that holds for every pod like this one.
+/// An explanation of this plan that holds for every pod like the one that it was made for.
 struct Explained<'p> {
-    shape: ShapeId,
+    common: CommonExplanation,
     /// The first of these pods.
     place: ToPlace<'p>,
-    /// What is said of the node that is kept free.
-    kept_off: Option<NodeReason>,
-    causes: Vec<Arc<Cause>>,
     /// How many decisions there were when it was made.
     decisions: usize,
-}
-
-impl Explained<'_> {
-    /// Returns what holds for later plans too.
-    fn into_common(self) -> CommonExplanation {
-        let scheduling = Arc::clone(&self.place.pod.scheduling);
-        CommonExplanation { shape: self.shape, scheduling, kept_off: self.kept_off, causes: self.causes }
-    }
 }
 
 /// A pod that is being placed.
@@ -174,12 +168,12 @@ impl<'p> Placing<'p> {
         }
     }
 
-    /// Returns `true` if the pod is planned after the others: its claims have to be searched for, and its namespace, which has spent
-    /// so much in this plan, exceeds its share, or the pod was refused already. A pod whose answer is remembered costs nothing and
-    /// keeps its place.
-    fn is_deferred(&self, pod: &PendingPod, spent: u64, budget: u64) -> bool {
+    /// Returns `true` if the pod is planned after the others: its claims have to be searched for, and its namespace exceeds its share,
+    /// or the pod was refused already. A pod whose answer is remembered costs nothing and keeps its place.
+    fn is_deferred(&self, pod: &PendingPod, budget: &Budget) -> bool {
         let fair_share = &self.planner.fair_share;
-        (fair_share.exceeds_share(&pod.namespace, spent, budget) || fair_share.was_refused(&pod.uid))
+        let spent = budget.spent_by(&pod.namespace);
+        (fair_share.exceeds_share(&pod.namespace, spent, budget.of_plan) || fair_share.was_refused(&pod.uid))
             && !self.is_remembered(pod)
     }
 
@@ -190,20 +184,20 @@ impl<'p> Placing<'p> {
         self.planner.shapes.remembers(&place.pending, cpu, self.settings.policy)
     }
 
-    /// Plans one pod with what is `left` of the steps of the plan. Gives the steps used.
-    fn plan_pod(&mut self, pod: &'p PendingPod, budget: &Budget, left: u64, plan: &mut Plan) -> u64 {
-        let given = budget.of_pod.min(left);
+    /// Plans one pod with what is left of the budget.
+    fn plan_pod(&mut self, pod: &'p PendingPod, budget: &mut Budget, plan: &mut Plan) {
+        let given = budget.of_pod.min(budget.left);
         // One that was refused, on the cluster as it is now, is not what the next plan goes on for.
         let is_answered = self.planner.fair_share.is_answered(&pod.uid, self.planner.cluster.now());
         if given < budget.of_pod / 2 && !self.is_remembered(pod) || given == 0 {
             plan.unreached.extend((!is_answered).then(|| pod.uid.clone()));
-            return 0;
+            return;
         }
         let mut steps = given;
         match self.place(pod, &mut steps, given < budget.of_pod) {
             Ok(decision) => plan.decisions.extend(decision),
             // The steps of the plan were not enough; those of a pod may be.
-            Err(refusals) if given < budget.of_pod && is_undecided(&refusals) => {
+            Err(refusals) if given < budget.of_pod && refusals.iter().any(Refusal::is_undecided) => {
                 plan.unreached.extend((!is_answered).then(|| pod.uid.clone()));
             }
             Err(refusals) => {
@@ -213,7 +207,7 @@ impl<'p> Placing<'p> {
                 plan.refusals.extend(refusals);
             }
         }
-        given - steps
+        budget.spend(&pod.namespace, given - steps);
     }
 
     /// Places one pod. `None` = nothing of it is left to be decided. A pod that `is_cut` gets fewer steps than a pod may take: it is
@@ -234,7 +228,7 @@ impl<'p> Placing<'p> {
         let entry = shapes.get_mut(shape);
         entry.fits.refresh(&mut entry.shape, &mut ground, steps, whole);
         if is_cut && entry.fits.is_cut_short() {
-            return Err(place.refused(|_| Arc::new(Cause::NotDecided)));
+            return Err(place.undecided());
         }
         // A node of which the steps did not suffice to ask again may not be what it was.
         let mut in_vain = BTreeSet::new();
@@ -244,7 +238,7 @@ impl<'p> Placing<'p> {
                 return Ok(Some(self.decide(&place, shape, node, &chosen)));
             }
             if *steps == 0 {
-                return Err(place.refused(|_| Arc::new(Cause::NotDecided)));
+                return Err(place.undecided());
             }
             in_vain.insert(node);
         }
@@ -276,7 +270,7 @@ impl<'p> Placing<'p> {
             }
             let answer = self.planner.shapes.get(shape).fits.answer(index);
             if matches!(answer, fits::Answer::Undecided) || *steps == 0 {
-                return Err(place.refused(|_| Arc::new(Cause::NotDecided)));
+                return Err(place.undecided());
             }
         }
         let mut explainer = Explainer::new(&self.planner.shapes.get(shape).shape);
@@ -284,8 +278,8 @@ impl<'p> Placing<'p> {
             self.planner.cluster.gather(index);
             self.explain_node(&mut explainer, shape, index, None, steps);
         }
-        let causes = explainer.causes();
-        Err(place.refused(|c| Arc::new(causes[c].clone())))
+        let causes = shared(explainer.causes());
+        Err(place.refused(&causes))
     }
 
     /// The shape of the pod's claims.
@@ -432,32 +426,27 @@ impl<'p> Placing<'p> {
     /// Why the pod has to wait.
     fn refuse(&mut self, place: &ToPlace<'p>, shape: ShapeId, steps: &mut u64) -> Vec<Refusal> {
         if self.planner.shapes.get(shape).fits.is_incomplete() {
-            return place.refused(|_| Arc::new(Cause::NotDecided));
+            return place.undecided();
         }
         // What is particular to the pod makes its explanation particular.
         let is_common = place.is_common();
         let kept_off = self.keeping.keeps_off(place);
-        let is_like = |e: &&Explained<'_>| {
-            e.shape == shape
-                && e.place.pod.scheduling == place.pod.scheduling
-                && e.kept_off == kept_off
-                && is_common
-        };
-        if let Some(known) = self.explained.iter().find(is_like) {
-            return place.refused(|c| Arc::clone(&known.causes[c]));
-        }
-        let of_plans_before =
-            self.planner.fair_share.explained(shape, &place.pod.scheduling, kept_off.as_ref());
-        if let Some(causes) = of_plans_before.filter(|_| is_common) {
-            return place.refused(|c| Arc::clone(&causes[c]));
+        if is_common {
+            let of_this_plan = self.explained.iter().map(|explained| &explained.common);
+            let mut known = of_this_plan.chain(self.planner.fair_share.explained());
+            let scheduling = &place.pod.scheduling;
+            if let Some(known) = known.find(|known| known.is_for(shape, scheduling, kept_off.as_ref())) {
+                return place.refused(&known.causes);
+            }
         }
         let Some(causes) = self.explain(place, shape, kept_off.as_ref(), steps) else {
-            return place.refused(|_| Arc::new(Cause::NotDecided));
+            return place.undecided();
         };
-        let refusals = place.refused(|c| Arc::clone(&causes[c]));
+        let refusals = place.refused(&causes);
         if is_common {
-            let (place, decisions) = (place.clone(), self.decisions);
-            self.explained.push(Explained { shape, place, kept_off, causes, decisions });
+            let scheduling = Arc::clone(&place.pod.scheduling);
+            let common = CommonExplanation { shape, scheduling, kept_off, causes };
+            self.explained.push(Explained { common, place: place.clone(), decisions: self.decisions });
         }
         refusals
     }
@@ -472,8 +461,8 @@ impl<'p> Placing<'p> {
             // Others may have taken its place among the shapes.
             let Ok(shape) = self.shape_of(&old.place) else { continue };
             let mut steps = self.settings.steps_per_pod;
-            let causes = self.explain(&old.place, shape, old.kept_off.as_ref(), &mut steps);
-            let pairs = old.causes.iter().zip(causes.into_iter().flatten());
+            let causes = self.explain(&old.place, shape, old.common.kept_off.as_ref(), &mut steps);
+            let pairs = old.common.causes.iter().zip(causes.into_iter().flatten());
             renewed.extend(pairs.map(|(old, new)| (Arc::as_ptr(old), new)));
         }
         for refusal in &mut plan.refusals {
@@ -502,7 +491,7 @@ impl<'p> Placing<'p> {
                 return None;
             }
         }
-        Some(explainer.causes().into_iter().map(Arc::new).collect())
+        Some(shared(explainer.causes()))
     }
 
     fn explain_node(
@@ -535,9 +524,9 @@ impl<'p> Placing<'p> {
     }
 }
 
-/// Whether the steps have not sufficed to tell.
-fn is_undecided(refusals: &[Refusal]) -> bool {
-    refusals.iter().any(|refusal| matches!(*refusal.cause, Cause::NotDecided))
+/// Causes that refusals share.
+fn shared(causes: Vec<Cause>) -> Vec<Arc<Cause>> {
+    causes.into_iter().map(Arc::new).collect()
 }
 
 impl ToPlace<'_> {
@@ -550,13 +539,19 @@ impl ToPlace<'_> {
         self.bounds.extend(nodes.map(|nodes| Bound { claim: claim.clone(), nodes: nodes.clone() }));
     }
 
-    /// Refuses each of the pending claims.
-    fn refused(&self, cause: impl Fn(usize) -> Arc<Cause>) -> Vec<Refusal> {
-        let refuse = |(c, claim): (usize, &Arc<Claim>)| Refusal {
+    /// Refuses each of the pending claims, for its cause.
+    fn refused(&self, causes: &[Arc<Cause>]) -> Vec<Refusal> {
+        let refuse = |(claim, cause): (&Arc<Claim>, &Arc<Cause>)| Refusal {
             pod: self.pod.uid.clone(),
             claim: claim.uid.clone(),
-            cause: cause(c),
+            cause: Arc::clone(cause),
         };
-        self.pending.iter().enumerate().map(refuse).collect()
+        self.pending.iter().zip(causes).map(refuse).collect()
+    }
+
+    /// Refuses each of the pending claims because the steps have not sufficed to tell.
+    fn undecided(&self) -> Vec<Refusal> {
+        let cause = Arc::new(Cause::NotDecided);
+        self.refused(&self.pending.iter().map(|_| Arc::clone(&cause)).collect::<Vec<_>>())
     }
 }

@@ -66,9 +66,7 @@ impl Selections {
 
     /// Counts the selectors of claims of which a shape is made.
     pub(crate) fn count_bytes(&mut self, claims: &[Arc<Claim>]) {
-        let alternatives = claims.iter().flat_map(|claim| &claim.requests).flat_map(|r| &r.alternatives);
-        let selectors = alternatives.flat_map(|alternative| &alternative.selectors);
-        self.bytes += selectors.map(|selector| selector.expression.len()).sum::<usize>();
+        self.bytes += claims.iter().map(|claim| claim.selector_bytes()).sum::<usize>();
     }
 
     /// The list of these selectors.
