@@ -120,7 +120,6 @@ fn truncate(note: &mut String) {
     if note.len() <= MAX_EVENT_BYTES {
         return;
     }
-    let end = (0..=MAX_EVENT_BYTES - '…'.len_utf8()).rev().find(|&i| note.is_char_boundary(i)).unwrap_or(0);
-    note.truncate(end);
+    note.truncate(note.floor_char_boundary(MAX_EVENT_BYTES - '…'.len_utf8()));
     note.push('…');
 }

@@ -13,8 +13,8 @@ use std::time::Duration;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
-use tessera_allocator::model::{PendingPod, PodClaim, PodUid};
-use tessera_allocator::{Cause, Kept, Plan, Settings};
+use tessera_allocator::model::{PendingPod, PodUid};
+use tessera_allocator::{Kept, Plan, Settings};
 use tessera_api::names::ClaimUid;
 use tessera_index::Index;
 use tokio::runtime::Handle;
@@ -34,7 +34,7 @@ use crate::watch::{Change, Kind, Object, What};
 /// After a change, so long is waited for more of them: pods, claims and statuses of one cause come within moments.
 const DEBOUNCE: Duration = Duration::from_millis(2);
 
-/// Steps of one plan: about a second of CPU time. What it has decided is written then, and the next plan goes on.
+/// Steps of one plan: one to two seconds of CPU time. What it has decided is written then, and the next plan goes on.
 const STEPS_PER_PLAN: u64 = 2_000_000;
 
 /// How often the running sums are checked.
@@ -50,7 +50,7 @@ pub struct Planner {
     writer: Writer,
     metrics: Metrics,
     settings: Settings,
-    /// Where writes are sent: they go on while the planner thinks.
+    /// Runs the writes, which go on while the planner computes.
     executor: Handle,
     /// Kinds that have been listed.
     listed: BTreeSet<Kind>,
@@ -88,8 +88,10 @@ struct WriteId(u64);
 /// A write under way.
 struct Writing {
     id: WriteId,
-    /// For which pod, if for one.
+    write: Write,
+    /// The pod that it is for, if it is for one.
     pod: Option<PodUid>,
+    /// When it was decided on; of an allocation, when the change arrived that led to it.
     since: Instant,
 }
 
@@ -97,11 +99,7 @@ struct Writing {
 struct Outcome {
     id: WriteId,
     claim: ClaimUid,
-    pod: Option<PodUid>,
-    write: Write,
     result: Result<ResourceClaim, CommitError>,
-    /// When the change arrived that led to the write.
-    cause: Instant,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -327,7 +325,7 @@ impl Planner {
 
     /// Has pods wait that could not be decided on with all the steps that a pod gets.
     fn hold_undecided(&mut self, plan: &Plan, now: Instant) {
-        let undecided = plan.refusals.iter().filter(|refusal| matches!(*refusal.cause, Cause::NotDecided));
+        let undecided = plan.refusals.iter().filter(|refusal| refusal.is_undecided());
         let pods: BTreeSet<&PodUid> = undecided.map(|refusal| &refusal.pod).collect();
         for pod in pods {
             self.metrics.undecided_plans.inc();
@@ -335,20 +333,15 @@ impl Planner {
         }
     }
 
-    /// Whether a write of one of the claims to be decided has not ended: a release that was carried out and not answered, above all.
+    /// Returns `true` if a write of one of the claims to be decided has not ended, for example a release that was carried out and not
+    /// answered.
     fn has_open_write(&self, pod: &PendingPod) -> bool {
-        pod.claims.iter().any(|claim| match claim {
-            PodClaim::Pending(claim) => self.writing.contains_key(&claim.uid),
-            PodClaim::Allocated { .. } => false,
-        })
+        pod.pending_claims().any(|claim| self.writing.contains_key(&claim.uid))
     }
 
     /// Whether one of the claims that would be written is not to be written yet.
     fn is_contended(&self, pod: &PendingPod, now: Instant) -> bool {
-        pod.claims.iter().any(|claim| match claim {
-            PodClaim::Pending(claim) => self.contention.is_held(&claim.uid, now),
-            PodClaim::Allocated { .. } => false,
-        })
+        pod.pending_claims().any(|claim| self.contention.is_held(&claim.uid, now))
     }
 
     /// Whether devices would lie idle with the pod: for more than a minute its status has not named all of its claims.
@@ -364,10 +357,7 @@ impl Planner {
     /// Whether a claim of the pod was allocated until just now: a PreBind under way has to notice first, and kube-scheduler to
     /// say whether it has made room.
     fn is_claim_held(&self, pod: &PendingPod, now: Instant) -> bool {
-        pod.claims.iter().any(|claim| match claim {
-            PodClaim::Pending(claim) => self.retries.is_claim_held(&claim.uid, now),
-            PodClaim::Allocated { .. } => false,
-        })
+        pod.pending_claims().any(|claim| self.retries.is_claim_held(&claim.uid, now))
     }
 
     fn wake_at(&mut self, at: Option<Instant>) {
@@ -376,21 +366,20 @@ impl Planner {
 
     /// Takes in how a write ended. Gives the moment to answer to, if planning may have something to do now.
     fn conclude(&mut self, outcome: Outcome) -> Option<Instant> {
-        let Outcome { id, claim, pod, write, result, cause } = outcome;
+        let Outcome { id, claim, result } = outcome;
         let now = Instant::now();
-        if self.writing.get(&claim).is_none_or(|writing| writing.id != id) {
+        let Some(Writing { write, pod, since, .. }) = self.end_write(id, &claim) else {
             // It ends no write but its own.
-            tracing::error!(%claim, ?write, "a write that is not under way has ended");
+            tracing::error!(%claim, ?id, "a write that is not under way has ended");
             return None;
-        }
-        self.writing.remove(&claim);
+        };
         let fresh = match result {
             Ok(written) => {
                 self.contention.won(&claim);
                 if let Some(pod) = pod.as_ref().filter(|_| write == Write::Allocation) {
                     self.retries.written(pod, now);
                 }
-                self.wrote(write, cause);
+                self.wrote(write, since);
                 Some(written)
             }
             Err(error) => {
@@ -410,11 +399,11 @@ impl Planner {
         Some(now)
     }
 
-    fn wrote(&self, write: Write, cause: Instant) {
+    fn wrote(&self, write: Write, since: Instant) {
         match write {
             Write::Allocation => {
                 self.metrics.allocations.inc();
-                self.metrics.latency.observe(cause.elapsed().as_secs_f64());
+                self.metrics.latency.observe(since.elapsed().as_secs_f64());
             }
             Write::Release => {
                 self.metrics.releases.inc();
@@ -480,10 +469,9 @@ impl Planner {
     }
 }
 
-/// How many claims of the pod are to be allocated.
+/// Returns the number of claims of the pod that are to be allocated.
 fn pending_claims(pod: &PendingPod) -> i64 {
-    let claims = pod.claims.iter().filter(|claim| matches!(claim, PodClaim::Pending(_)));
-    i64::try_from(claims.count()).unwrap_or(i64::MAX)
+    i64::try_from(pod.pending_claims().count()).unwrap_or(i64::MAX)
 }
 
 /// So many seconds later, a second at least; none where that is beyond what a clock shows.

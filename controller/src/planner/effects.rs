@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::events::EventType;
@@ -13,6 +14,7 @@ use tessera_index::{Blocked, Obstacle, Scope, Waiting, convert, message};
 use tokio::time::Instant;
 
 use super::{Outcome, Planner, Write, WriteId, Writing, pending_claims};
+use crate::commit::CommitError;
 use crate::metrics::ReasonLabel;
 use crate::notices::Notice;
 use crate::retries::{NotWritten, TakenBack, Verdict};
@@ -33,16 +35,11 @@ impl Planner {
         let at = Time(now_in_seconds());
         let allocation =
             convert::allocation(allotment, &object, &self.index.class_objects(), at, fresh_share);
-        let Some(id) = self.begin_write(&allotment.claim, Some(pod), cause) else { return };
-        self.index.assume(allotment);
         let writer = self.writer.clone();
-        let (claim, outcomes) = (allotment.claim.clone(), self.outcomes.clone());
-        let pod = Some(pod.clone());
-        self.executor.spawn(async move {
-            let result = writer.allocate(&object, &allocation).await;
-            // The planner ends only after it has heard of every write, so it is there to hear.
-            let _ = outcomes.send(Outcome { id, claim, pod, write: Write::Allocation, result, cause });
-        });
+        let request = async move { writer.allocate(&object, &allocation).await };
+        if self.start_write(&allotment.claim, Write::Allocation, Some(pod), cause, request) {
+            self.index.assume(allotment);
+        }
     }
 
     /// Takes back allocations that serve nobody: of pods that went away before they reserved anything, of pods that the
@@ -120,37 +117,49 @@ impl Planner {
         self.tell_pod(pod, "TryingElsewhere", note, Some(node), now);
     }
 
-    /// Notes that a write of the claim is under way. None while another one is: of a claim there is one write at a time, and what it
-    /// was decided on is not known any more before it has ended.
-    pub(super) fn begin_write(
+    /// Starts `request`, which writes the claim. Returns `false` while another write of it is under way: of a claim there is one write
+    /// at a time, and what it was decided on is not known any more before it has ended.
+    pub(super) fn start_write(
         &mut self,
         claim: &ClaimUid,
+        write: Write,
         pod: Option<&PodUid>,
         since: Instant,
-    ) -> Option<WriteId> {
+        request: impl Future<Output = Result<ResourceClaim, CommitError>> + Send + 'static,
+    ) -> bool {
         if self.writing.contains_key(claim) {
-            return None;
+            return false;
         }
         self.writes += 1;
         let id = WriteId(self.writes);
-        self.writing.insert(claim.clone(), Writing { id, pod: pod.cloned(), since });
-        Some(id)
+        self.writing.insert(claim.clone(), Writing { id, write, pod: pod.cloned(), since });
+        let (claim, outcomes) = (claim.clone(), self.outcomes.clone());
+        self.executor.spawn(async move {
+            let result = request.await;
+            // The planner ends only after it has received the outcome of every write, so it is there to receive it.
+            let _ = outcomes.send(Outcome { id, claim, result });
+        });
+        true
     }
 
-    pub(super) fn release(&mut self, claim: &ClaimUid, pod: Option<&PodUid>, cause: Instant) {
-        if self.is_held(claim, cause) {
+    /// Returns the write that has ended; none if it is not under way.
+    pub(super) fn end_write(&mut self, id: WriteId, claim: &ClaimUid) -> Option<Writing> {
+        if self.writing.get(claim)?.id != id {
+            return None;
+        }
+        self.writing.remove(claim)
+    }
+
+    pub(super) fn release(&mut self, claim: &ClaimUid, pod: Option<&PodUid>, now: Instant) {
+        if self.is_held(claim, now) {
             return;
         }
         let Some(object) = self.index.claim_object(claim).cloned() else { return };
-        let Some(id) = self.begin_write(claim, pod, cause) else { return };
         let writer = self.writer.clone();
-        let (claim, outcomes) = (claim.clone(), self.outcomes.clone());
-        let pod = pod.cloned();
-        tracing::info!(claim = %claim, "taking an unused allocation back");
-        self.executor.spawn(async move {
-            let result = writer.release(&object).await;
-            let _ = outcomes.send(Outcome { id, claim, pod, write: Write::Release, result, cause });
-        });
+        let request = async move { writer.release(&object).await };
+        if self.start_write(claim, Write::Release, pod, now, request) {
+            tracing::info!(claim = %claim, "taking an unused allocation back");
+        }
     }
 
     /// Logs which node is kept free for which pod, once, and counts it.

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use tessera_allocator::model::{PodClaim, PodUid};
-use tessera_allocator::{Cause, Plan};
+use tessera_allocator::model::PodUid;
+use tessera_allocator::{Plan, Refusal};
 use tessera_index::{Misplaced, Remedy, message};
 use tokio::time::Instant;
 
-use super::{Outcome, Planner, Write};
+use super::{Planner, Write};
 use crate::repairs::Due;
 
 /// Steps for the claims of bound pods in one step of the planner, and at most those of one pod more. Any tenant makes such pods, by
@@ -36,7 +36,7 @@ impl Planner {
                 Remedy::None(_) => self.tell_misplaced(&one, now),
                 Remedy::TakeBack | Remedy::Restore(_) => {
                     self.tell_misplaced(&one, now);
-                    self.put_right(&one, cause, now);
+                    self.put_right(&one, now);
                 }
             }
         }
@@ -55,40 +55,34 @@ impl Planner {
             }
             let Some(plan) = self.plan_bound(pod, cause, now) else { continue };
             left = left.saturating_sub(plan.steps);
-            let is_undecided = plan.refusals.iter().any(|r| matches!(*r.cause, Cause::NotDecided));
+            let is_undecided = plan.refusals.iter().any(Refusal::is_undecided);
             misplaced.iter().for_each(|one| self.repairs.planned(one, is_undecided, now));
         }
     }
 
     /// Starts the one write that brings the claim nearer to its pod.
-    fn put_right(&mut self, misplaced: &Misplaced, cause: Instant, now: Instant) {
-        let Some(object) = self.index.claim_object(&misplaced.claim).cloned() else { return };
-        let Some(id) = self.begin_write(&misplaced.claim, Some(&misplaced.pod), now) else { return };
-        tracing::warn!(pod = %misplaced.pod, claim = %misplaced.claim, node = %misplaced.node, "repairing a claim of a bound pod");
-        self.repairs.tried(misplaced, now);
-        let (writer, outcomes) = (self.writer.clone(), self.outcomes.clone());
-        let (claim, remedy) = (misplaced.claim.clone(), misplaced.remedy.clone());
-        let pod = Some(misplaced.pod.clone());
-        self.executor.spawn(async move {
-            let result = match remedy {
+    fn put_right(&mut self, misplaced: &Misplaced, now: Instant) {
+        let Misplaced { pod, claim, node, .. } = misplaced;
+        let Some(object) = self.index.claim_object(claim).cloned() else { return };
+        let (writer, remedy) = (self.writer.clone(), misplaced.remedy.clone());
+        let request = async move {
+            match remedy {
                 Remedy::Restore(allocation) => writer.allocate(&object, &allocation).await,
                 _ => writer.take_back(&object).await,
-            };
-            let _ = outcomes.send(Outcome { id, claim, pod, write: Write::Repair, result, cause });
-        });
+            }
+        };
+        if self.start_write(claim, Write::Repair, Some(pod), now, request) {
+            tracing::warn!(%pod, %claim, %node, "repairing a claim of a bound pod");
+            self.repairs.tried(misplaced, now);
+        }
     }
 
     /// Plans the claims of a bound pod on its node. None if they cannot be planned now.
     fn plan_bound(&mut self, pod: &PodUid, cause: Instant, now: Instant) -> Option<Plan> {
         let pending = self.index.bound_pending(pod)?;
         let node = self.index.node_of(pod).cloned()?;
-        let is_open = |claim: &PodClaim| match claim {
-            PodClaim::Pending(claim) => {
-                self.writing.contains_key(&claim.uid) || self.is_held(&claim.uid, now)
-            }
-            PodClaim::Allocated { .. } => false,
-        };
-        if pending.claims.iter().any(is_open) {
+        let mut claims = pending.pending_claims().map(|claim| &claim.uid);
+        if claims.any(|claim| self.writing.contains_key(claim) || self.is_held(claim, now)) {
             return None;
         }
         let plan = self.index.plan_on(&node, &pending, self.settings);
