@@ -9,6 +9,7 @@ use tessera_allocator::model::{Claim, DeviceId, DeviceResult, NodeSelector, PodU
 use tessera_api::names::{ClaimUid, DRIVER_NAME, NodeName};
 
 use crate::convert::{self, AllocatedClaim, ConvertError};
+use crate::multimap;
 use crate::scope::Scope;
 
 /// The running sums.
@@ -36,11 +37,7 @@ pub(crate) fn hold(holders: &mut Holders, claim: &ClaimUid, devices: &[DeviceRes
 /// Removes a claim from the holders of these devices.
 fn let_go(holders: &mut Holders, claim: &ClaimUid, devices: &[DeviceResult]) {
     for result in devices {
-        let Some(claims) = holders.get_mut(&result.device) else { continue };
-        claims.remove(claim);
-        if claims.is_empty() {
-            holders.remove(&result.device);
-        }
+        multimap::remove(holders, &result.device, claim);
     }
 }
 

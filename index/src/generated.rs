@@ -15,6 +15,7 @@ use tessera_allocator::model::PodUid;
 use tessera_api::names::{ClaimName, ClaimUid, Namespace, POD_CLAIM_NAME_ANNOTATION};
 
 use crate::index::Index;
+use crate::multimap;
 use crate::pods::PodEntry;
 use crate::scope::Scope;
 
@@ -42,12 +43,7 @@ impl Index {
             return;
         }
         if let Some(before) = before {
-            if let Some(claims) = self.generated.get_mut(&before) {
-                claims.remove(claim);
-                if claims.is_empty() {
-                    self.generated.remove(&before);
-                }
-            }
+            multimap::remove(&mut self.generated, &before, claim);
             self.name_again(&before.0);
         }
         if let Some(after) = after {

@@ -17,6 +17,7 @@ use tessera_api::quantity::Quantity;
 use crate::claims::{Books, ClaimEntry};
 use crate::convert::{self, AllocatedClaim, ConvertError, Fence};
 use crate::generated::{Generated, made_for};
+use crate::multimap;
 use crate::pods::PodEntry;
 use crate::scope::{self, Scope};
 use crate::taints::{self, TaintRule};
@@ -37,7 +38,7 @@ pub struct Index {
     rules: BTreeMap<String, TaintRule>,
     topologies: Topologies,
     pub(crate) classes: BTreeMap<DeviceClassName, (Arc<DeviceClass>, Arc<ApiClass>)>,
-    /// How often a class was changed: what was determined for another number may not hold any more.
+    /// Number of changes of classes: what was determined for another number may not hold any more.
     classes_version: u64,
     pub(crate) claims: BTreeMap<ClaimUid, ClaimEntry>,
     pub(crate) claim_names: BTreeMap<ClaimKey, ClaimUid>,
@@ -157,12 +158,7 @@ impl Index {
         self.slices.remove(name);
         let Some(old) = self.published.remove(name) else { return };
         self.topologies.remove(&old);
-        if let Some(names) = self.slices_of.get_mut(&old.pool) {
-            names.remove(name);
-            if names.is_empty() {
-                self.slices_of.remove(&old.pool);
-            }
-        }
+        multimap::remove(&mut self.slices_of, &old.pool, name);
     }
 
     /// The devices of the slice may have become more or less than they were.
@@ -178,8 +174,9 @@ impl Index {
     /// It cannot be read; it is then as if it were not there.
     pub fn apply_class(&mut self, object: ApiClass) -> Result<(), ConvertError> {
         let class = convert::class(&object);
-        if let Some((known, known_object)) = class.as_ref().ok().and_then(|c| self.classes.get_mut(&c.name))
-            && class.as_ref().is_ok_and(|class| **known == *class)
+        if let Ok(class) = &class
+            && let Some((known, known_object)) = self.classes.get_mut(&class.name)
+            && **known == *class
         {
             // Labels, for example: nothing of what was found out with the class changes.
             *known_object = Arc::new(object);
@@ -531,12 +528,7 @@ impl Index {
         for name in pod.claims.iter().filter_map(|c| c.name.clone()) {
             let key = (pod.namespace.clone(), name);
             self.unchecked.extend(self.claim_names.get(&key).cloned());
-            if let Some(pods) = self.pods_by_claim.get_mut(&key) {
-                pods.remove(&pod.uid);
-                if pods.is_empty() {
-                    self.pods_by_claim.remove(&key);
-                }
-            }
+            multimap::remove(&mut self.pods_by_claim, &key, &pod.uid);
         }
     }
 

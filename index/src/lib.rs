@@ -23,6 +23,7 @@ mod claims;
 mod generated;
 mod holdings;
 mod index;
+mod multimap;
 mod overcommit;
 mod pods;
 mod repair;
