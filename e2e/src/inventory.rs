@@ -9,6 +9,7 @@ use kube::api::ListParams;
 use kube::runtime::watcher;
 use kube::{Api, Client};
 use serde_json::Value;
+use tessera_test_support::slices::nodes_with_whole_pool;
 use tokio::sync::OnceCell;
 
 use crate::wait::{self, Verdict, WaitError};
@@ -113,7 +114,7 @@ pub struct GpuNodes(Arc<OnceCell<BTreeSet<String>>>);
 
 impl GpuNodes {
     /// Waits until all of them publish every slice of their pool. A kubelet that starts deletes the slices of its node, and the driver
-    /// publishes them anew: whoever reads them meanwhile finds no GPUs there.
+    /// publishes them anew: a test that reads them in between finds no GPUs there.
     ///
     /// # Errors
     /// [`WaitError`]; at the first look also without a node that publishes.
@@ -122,7 +123,8 @@ impl GpuNodes {
         let selector = watcher::Config::default().fields(&format!("spec.driver={DRIVER}"));
         let first = self.0.get().cloned();
         let judge = |slices: &[ResourceSlice]| {
-            let publishing = publishing(slices);
+            let publishing: BTreeSet<String> =
+                nodes_with_whole_pool(slices).into_iter().map(str::to_owned).collect();
             let missing = match &first {
                 Some(nodes) => nodes.difference(&publishing).cloned().collect::<Vec<_>>().join(", "),
                 None if publishing.is_empty() => "any".to_owned(),
@@ -139,26 +141,6 @@ impl GpuNodes {
         self.0.get_or_init(async || publishing).await;
         Ok(())
     }
-}
-
-/// Nodes that publish devices in as many slices of the newest generation as their pool has.
-fn publishing(slices: &[ResourceSlice]) -> BTreeSet<String> {
-    let mut pools = BTreeMap::<(&str, &str), Vec<&ResourceSlice>>::new();
-    for slice in slices {
-        if let Some(node) = slice.spec.node_name.as_deref() {
-            pools.entry((node, &slice.spec.pool.name)).or_default().push(slice);
-        }
-    }
-    let is_whole = |slices: &[&ResourceSlice]| {
-        let newest = slices.iter().map(|slice| slice.spec.pool.generation).max();
-        let current: Vec<_> =
-            slices.iter().filter(|slice| Some(slice.spec.pool.generation) == newest).collect();
-        let has_devices = current.iter().any(|slice| slice.spec.devices.iter().flatten().next().is_some());
-        let expected = current.first().map(|slice| slice.spec.pool.resource_slice_count);
-        has_devices && expected == i64::try_from(current.len()).ok()
-    };
-    pools.retain(|_, slices| is_whole(slices));
-    pools.into_keys().map(|(node, _)| node.to_owned()).collect()
 }
 
 /// An attribute's value, whatever its type; `null` without one.
@@ -202,18 +184,18 @@ mod tests {
     }
 
     #[test]
-    fn a_node_publishes_once_its_pool_is_whole() {
-        let node = BTreeSet::from(["node-of-a".to_owned()]);
+    fn node_publishes_once_its_pool_is_whole() {
+        let node = BTreeSet::from(["node-of-a"]);
         let [old, new] = [slice("a", 1, &["T4"]), slice("a", 2, &["T4"])];
-        assert_eq!(publishing(&[]), BTreeSet::new());
-        assert_eq!(publishing(&[slice("a", 1, &[])]), BTreeSet::new());
-        assert_eq!(publishing(&[old, new.clone()]), node);
+        assert_eq!(nodes_with_whole_pool(&[]), BTreeSet::new());
+        assert_eq!(nodes_with_whole_pool(&[slice("a", 1, &[])]), BTreeSet::new());
+        assert_eq!(nodes_with_whole_pool(&[old, new.clone()]), node);
         let mut of_two = [new.clone(), new];
         for slice in &mut of_two {
             slice.spec.pool.resource_slice_count = 2;
         }
-        assert_eq!(publishing(&of_two[..1]), BTreeSet::new());
-        assert_eq!(publishing(&of_two), node);
+        assert_eq!(nodes_with_whole_pool(&of_two[..1]), BTreeSet::new());
+        assert_eq!(nodes_with_whole_pool(&of_two), node);
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! What tests of several crates share: the files of `testing/data`, and reports of skipped tests.
+//! Shared by tests of several crates: the files of `testing/data`, reports of skipped tests, and, with the feature `kubernetes`,
+//! the question which nodes have published their devices.
 //!
 //! A test whose input is missing or empty fails: the functions of [`data`] panic. A test that cannot run on this machine calls
 //! [`report_skip`], and CI fails unless `.ci/allowed-skips` has the test's name.
@@ -7,5 +8,7 @@
 
 pub mod data;
 mod skip;
+#[cfg(feature = "kubernetes")]
+pub mod slices;
 
 pub use skip::{enclosing_function, report_skip, skip_line};

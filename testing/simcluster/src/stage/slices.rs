@@ -1,6 +1,6 @@
 //! Waits until drivers have published their GPUs.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -8,6 +8,7 @@ use futures::TryStreamExt;
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, ResourceExt};
+use tessera_test_support::slices::nodes_with_whole_pool;
 
 use super::machine::DRIVER;
 
@@ -32,32 +33,12 @@ pub(crate) async fn published(client: &Client, nodes: &[String]) -> anyhow::Resu
                 // The watcher goes on by itself.
                 Ok(_) | Err(_) => {}
             }
-            let complete = with_whole_pool(slices.values());
+            let complete = nodes_with_whole_pool(slices.values());
             missing = nodes.iter().filter(|node| !complete.contains(node.as_str())).cloned().collect();
         }
     };
     let waited = tokio::time::timeout(PATIENCE, complete).await;
     waited.with_context(|| format!("no GPUs of {} were published within {PATIENCE:?}", missing.join(", ")))
-}
-
-/// Nodes that have as many slices of a pool's newest generation as the pool has, and devices in them.
-fn with_whole_pool<'a>(slices: impl Iterator<Item = &'a ResourceSlice>) -> BTreeSet<&'a str> {
-    let mut pools = BTreeMap::<(&str, &str), Vec<&ResourceSlice>>::new();
-    for slice in slices {
-        if let Some(node) = slice.spec.node_name.as_deref() {
-            pools.entry((node, &slice.spec.pool.name)).or_default().push(slice);
-        }
-    }
-    pools.retain(|_, slices| is_whole(slices));
-    pools.into_keys().map(|(node, _)| node).collect()
-}
-
-fn is_whole(slices: &[&ResourceSlice]) -> bool {
-    let newest = slices.iter().map(|slice| slice.spec.pool.generation).max();
-    let current: Vec<_> = slices.iter().filter(|slice| Some(slice.spec.pool.generation) == newest).collect();
-    let has_devices = current.iter().any(|slice| slice.spec.devices.iter().flatten().next().is_some());
-    let expected = current.first().map(|slice| slice.spec.pool.resource_slice_count);
-    has_devices && expected == i64::try_from(current.len()).ok()
 }
 
 #[cfg(test)]
