@@ -55,6 +55,16 @@ fn decided(plan: &Plan) -> BTreeSet<PodUid> {
     plan.decisions.iter().map(|decision| decision.pod.clone()).collect()
 }
 
+/// Plans until a plan reaches all pods. Panics if a hundred plans do not suffice.
+fn plan_until_all_are_reached(planner: &mut Planner, pods: &[PendingPod]) {
+    let settings = Settings { steps_per_pod: 10_000, steps_per_plan: 10_000, ..Settings::default() };
+    let mut plans = 0;
+    while !planner.plan(pods, settings).unreached.is_empty() {
+        plans += 1;
+        assert!(plans < 100, "no progress");
+    }
+}
+
 #[test]
 fn plan_that_ends_early_goes_on_in_the_next() {
     let mut planner = planner(NODES);
@@ -82,12 +92,7 @@ fn plan_reaches_all_pods_of_more_shapes_than_are_remembered() {
     // 4,096 shapes are remembered on few nodes, 64 on 40,000.
     let mut planner = planner(1);
     let pods: Vec<PendingPod> = (0..5000).map(too_large).collect();
-    let settings = Settings { steps_per_pod: 10_000, steps_per_plan: 10_000, ..Settings::default() };
-    let mut plans = 0;
-    while !planner.plan(&pods, settings).unreached.is_empty() {
-        plans += 1;
-        assert!(plans < 100, "no progress");
-    }
+    plan_until_all_are_reached(&mut planner, &pods);
 }
 
 #[test]
@@ -95,12 +100,7 @@ fn plan_reaches_all_pods_beside_an_idle_one_of_another_namespace() {
     let mut planner = planner(1);
     let mut pods: Vec<PendingPod> = (0..5600).map(too_large).collect();
     pods.push(PendingPod { namespace: namespace("other"), ..share_pod("idle", "81Gi", "1") });
-    let settings = Settings { steps_per_pod: 10_000, steps_per_plan: 10_000, ..Settings::default() };
-    let mut plans = 0;
-    while !planner.plan(&pods, settings).unreached.is_empty() {
-        plans += 1;
-        assert!(plans < 100, "no progress");
-    }
+    plan_until_all_are_reached(&mut planner, &pods);
 }
 
 #[test]

@@ -285,13 +285,7 @@ async fn refused_read_after_a_conflict_with_others_ends_the_write() {
 #[tokio::test(start_paused = true)]
 async fn nothing_is_sent_after_the_tenure() {
     let api = StandIn::new();
-    let metadata = json!({"name": "tessera-controller", "namespace": "tessera-system"});
-    // Given back by a leader before.
-    let spec = json!({"holderIdentity": "", "renewTime": "2026-11-21T00:00:00.000000Z"});
-    api.put(
-        "leases",
-        json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}),
-    );
+    api.put("leases", objects::lease_given_back());
     let mut leader = Candidate::new(api.client(), "tessera-system", "a".to_owned());
     leader.acquire().await;
     let writer = Writer::new(api.client()).during(leader.tenure());

@@ -1,4 +1,4 @@
-//! What goes on while the planner thinks. On real threads and in real time: a plan is held up until the test has seen what it waits
+//! What goes on while the planner computes. On real threads and in real time: a plan is held up until the test has seen what it waits
 //! for.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -8,10 +8,10 @@ use std::sync::{Mutex, mpsc};
 
 use k8s_openapi::jiff::Timestamp;
 use prometheus_client::registry::Registry;
-use serde_json::{Value, json};
+use serde_json::Value;
 use stand_in::StandIn;
 use stand_in::controller::{allocation, cluster};
-use stand_in::objects::{claim, pod};
+use stand_in::objects::{claim, lease_given_back, pod};
 use tessera_allocator::Settings;
 use tessera_controller::lead::{Leadership, lead};
 use tessera_controller::metrics::Metrics;
@@ -32,13 +32,7 @@ async fn renewed(api: &StandIn) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn lease_is_renewed_and_writes_are_answered_during_a_plan() {
     let api = cluster(1);
-    let metadata = json!({"name": "tessera-controller", "namespace": "tessera-system"});
-    // Given back by a leader before.
-    let spec = json!({"holderIdentity": "", "renewTime": "2026-11-21T00:00:00.000000Z"});
-    api.put(
-        "leases",
-        json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}),
-    );
+    api.put("leases", lease_given_back());
     let stop = CancellationToken::new();
     let of_lease = api.clone();
     let connect = Box::new(|| -> futures::future::BoxFuture<'static, _> {

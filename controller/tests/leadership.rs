@@ -6,7 +6,7 @@ mod stand_in;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use serde_json::json;
+use stand_in::objects::lease_given_back;
 use stand_in::{StandIn, failure};
 use tessera_controller::leadership::{Candidate, LeadershipError};
 use tessera_controller::watch::{Kind, What};
@@ -16,14 +16,7 @@ use tokio_util::sync::CancellationToken;
 /// An API server with a Lease that a leader before has given back.
 fn installed() -> StandIn {
     let api = StandIn::new();
-    api.put(
-        "leases",
-        json!({
-            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
-            "metadata": {"name": "tessera-controller", "namespace": "tessera-system"},
-            "spec": {"holderIdentity": "", "leaseDurationSeconds": 1, "leaseTransitions": 0, "renewTime": "2026-11-21T00:00:00.000000Z"},
-        }),
-    );
+    api.put("leases", lease_given_back());
     api
 }
 

@@ -11,6 +11,18 @@ pub(crate) fn class() -> Value {
     })
 }
 
+/// The Lease as a leader leaves it that has given it back.
+pub(crate) fn lease_given_back() -> Value {
+    json!({
+        "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+        "metadata": {"name": "tessera-controller", "namespace": "tessera-system"},
+        "spec": {
+            "holderIdentity": "", "leaseDurationSeconds": 1, "leaseTransitions": 0,
+            "renewTime": "2026-11-21T00:00:00.000000Z",
+        },
+    })
+}
+
 pub(crate) fn node(name: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Node",
