@@ -1,7 +1,8 @@
 //! What a request takes of a device's capacities.
 //!
-//! The rules are upstream's (`consumable_capacity.go` of the structured allocator, 1.37 with fractional ranges), case by case.
-//! Amounts are exact here; where upstream works in 64 bits and an amount does not fit, the request fails for good, as there.
+//! The rules are upstream's (`consumable_capacity.go` of the structured allocator, 1.37 with
+//! fractional ranges), case by case. Amounts are exact here; where upstream works in 64 bits and an
+//! amount does not fit, the request fails for good, as there.
 
 use std::collections::BTreeMap;
 
@@ -47,7 +48,8 @@ pub(crate) enum Demand {
 /// What `requests` come to on `device`, before anything is compared with what is left.
 ///
 /// # Errors
-/// The amount cannot be represented or is negative, on any of the capacities: fatal, whatever else is wrong.
+/// The amount cannot be represented or is negative, on any of the capacities: fatal, whatever else
+/// is wrong.
 pub(crate) fn demand(
     requests: &BTreeMap<String, Quantity>,
     device: &Device,
@@ -123,7 +125,8 @@ fn round_into_range(
 }
 
 fn violates(amount: Quantity, policy: &RequestPolicy, features: &Features) -> bool {
-    // What equals the default always passes; it need not lie on the grid of an object stored long ago.
+    // What equals the default always passes; it need not lie on the grid of an object stored long
+    // ago.
     if policy.default == Some(amount) {
         return false;
     }
@@ -141,7 +144,9 @@ fn violates_range(amount: Quantity, range: &ValidRange, features: &Features) -> 
     let grid = Grid::of(range, features);
     let step = grid.units(step);
     match grid.units_exactly(amount) {
-        Some(units) if step > 0 => (units - grid.units(range.min.unwrap_or_default())).rem_euclid(step) != 0,
+        Some(units) if step > 0 => {
+            (units - grid.units(range.min.unwrap_or_default())).rem_euclid(step) != 0
+        }
         Some(_) => false,
         None => true,
     }
@@ -149,8 +154,8 @@ fn violates_range(amount: Quantity, range: &ValidRange, features: &Features) -> 
 
 /// Whether steps are counted in thousandths or in whole units.
 ///
-/// Upstream counts thousandths whenever all of the range converts without loss into a 64-bit count of them, also where
-/// nothing is fractional (the API text says otherwise; the code decides).
+/// Upstream counts thousandths whenever all of the range converts without loss into a 64-bit count
+/// of them, also where nothing is fractional (the API text says otherwise; the code decides).
 #[derive(Clone, Copy)]
 enum Grid {
     Milli,

@@ -1,13 +1,13 @@
-//! The cluster as planning works on it: the objects of a [`Snapshot`](crate::model::Snapshot), put into numbers once and kept
-//! up to date by what changes.
+//! The cluster as planning works on it: the objects of a [`Snapshot`](crate::model::Snapshot), put
+//! into numbers once and kept up to date by what changes.
 //!
 //! ```text
 //! slices --Interner--> CompiledSlice --Catalogue::gather--> Reach   per node: candidates, and what is left of each
 //! usage ------------------------------------------------------^     an allocation changes the nodes that see its device
 //! ```
 //!
-//! Every change of what a node offers gives that node a new *stamp*; whoever remembers something about a node remembers the
-//! stamp with it. Nothing is thrown away for a node that did not change.
+//! Every change of what a node offers gives that node a new *stamp*; whoever remembers something
+//! about a node remembers the stamp with it. Nothing is thrown away for a node that did not change.
 
 mod intern;
 mod machines;
@@ -20,7 +20,9 @@ use std::sync::Arc;
 use tessera_api::names::{DeviceClassName, NodeName};
 
 use crate::features::Features;
-use crate::model::{DeviceClass, DeviceId, DeviceUse, Node, NodeChoice, PoolId, PoolTopology, Slice, Usage};
+use crate::model::{
+    DeviceClass, DeviceId, DeviceUse, Node, NodeChoice, PoolId, PoolTopology, Slice, Usage,
+};
 
 pub(crate) use intern::{CompiledDevice, FastMap, Interner, NameId, OfferId, ValueId};
 pub(crate) use machines::{Machine, Places};
@@ -30,7 +32,8 @@ pub(crate) use reach::{Candidate, CounterAmount, Reach};
 use machines::Machines;
 use pools::Catalogue;
 
-/// Beyond so many remembered values the numbers are given anew: those of devices that are long gone are among them.
+/// Beyond so many remembered values the numbers are given anew: those of devices that are long gone
+/// are among them.
 const MAX_VALUES: usize = 2_000_000;
 
 /// How far the numbers of neighbours by name are apart at first.
@@ -131,7 +134,8 @@ impl Cluster {
     /// Gives all numbers anew: what others remember by number is worth nothing after it.
     pub(crate) fn renumber(&mut self) {
         self.interner = Interner::default();
-        let slices: Vec<Arc<Slice>> = self.catalogue.by_name.values().map(|s| Arc::clone(&s.slice)).collect();
+        let slices: Vec<Arc<Slice>> =
+            self.catalogue.by_name.values().map(|s| Arc::clone(&s.slice)).collect();
         self.catalogue = Catalogue::default();
         for slice in &slices {
             let compiled = self.compile(slice);
@@ -143,7 +147,8 @@ impl Cluster {
     /// All nodes that see the slice's pool, or might now.
     fn slice_changed(&mut self, slice: &Slice) {
         let everywhere = |nodes: &NodeChoice| !matches!(nodes, NodeChoice::Node(_));
-        if everywhere(&slice.nodes) || self.catalogue.of_pool(&slice.pool).any(|s| everywhere(&s.slice.nodes))
+        if everywhere(&slice.nodes)
+            || self.catalogue.of_pool(&slice.pool).any(|s| everywhere(&s.slice.nodes))
         {
             (0..self.nodes.len()).for_each(|node| self.regather(node));
             return;
@@ -199,7 +204,8 @@ impl Cluster {
         self.clock
     }
 
-    /// The nodes that have changed after `then`; none if that is too long ago to be known: any may have.
+    /// The nodes that have changed after `then`; none if that is too long ago to be known: any may
+    /// have.
     pub(crate) fn changed_since(&self, then: u64) -> Option<&[NodeIndex]> {
         let first = self.clock + 1 - self.changes.len() as u64;
         let from = usize::try_from((then + 1).checked_sub(first)?).ok()?;
@@ -264,15 +270,22 @@ impl Cluster {
         self.touch(self.nodes.len() - 1);
     }
 
-    /// A number between those of the neighbours by name. Where there is none left, all are given anew.
+    /// A number between those of the neighbours by name. Where there is none left, all are given
+    /// anew.
     fn order_between(&mut self, name: &NodeName) -> u64 {
         use std::ops::Bound::{Excluded, Unbounded};
-        let order =
-            |nodes: &[NodeEntry], found: Option<(&NodeName, &NodeIndex)>| found.map(|(_, &n)| nodes[n].order);
-        let before =
-            order(&self.nodes, self.by_name.range::<NodeName, _>((Unbounded, Excluded(name))).next_back())
-                .unwrap_or(0);
-        match order(&self.nodes, self.by_name.range::<NodeName, _>((Excluded(name), Unbounded)).next()) {
+        let order = |nodes: &[NodeEntry], found: Option<(&NodeName, &NodeIndex)>| {
+            found.map(|(_, &n)| nodes[n].order)
+        };
+        let before = order(
+            &self.nodes,
+            self.by_name.range::<NodeName, _>((Unbounded, Excluded(name))).next_back(),
+        )
+        .unwrap_or(0);
+        match order(
+            &self.nodes,
+            self.by_name.range::<NodeName, _>((Excluded(name), Unbounded)).next(),
+        ) {
             None if before < u64::MAX - ORDER_GAP => before + ORDER_GAP,
             Some(after) if after - before > 1 => before + (after - before) / 2,
             _ => {
@@ -287,7 +300,8 @@ impl Cluster {
         }
     }
 
-    /// How often nodes were given new numbers: what was sorted by the old ones is not sorted any more.
+    /// How often nodes were given new numbers: what was sorted by the old ones is not sorted any
+    /// more.
     pub(crate) fn reordered(&self) -> u64 {
         self.reordered
     }
@@ -320,7 +334,8 @@ impl Cluster {
             return;
         }
         self.usage.set(device, used.cloned());
-        let nodes: Vec<NodeIndex> = self.seen_by.get(&device.pool).into_iter().flatten().copied().collect();
+        let nodes: Vec<NodeIndex> =
+            self.seen_by.get(&device.pool).into_iter().flatten().copied().collect();
         for node in nodes {
             if let Some(reach) = &mut self.nodes[node].reach
                 && reach.set_use(device, used)
@@ -352,8 +367,9 @@ impl Cluster {
         self.nodes[node].reach = Some(reach);
     }
 
-    /// What the node reaches, as if all were given back that is held of its own pools and is ours to give; with the places of
-    /// it. Whether nothing stays taken that others might give back comes with it.
+    /// What the node reaches, as if all were given back that is held of its own pools and is ours
+    /// to give; with the places of it. Whether nothing stays taken that others might give back
+    /// comes with it.
     fn emptied(&self, node: NodeIndex) -> Option<(Reach, bool)> {
         let object = self.nodes[node].node.as_ref()?;
         let pools = self.catalogue.gather(object, &self.features).ok()?;
@@ -383,7 +399,8 @@ impl Cluster {
     /// Gathers, with the places of what it reaches.
     pub(crate) fn gather_places(&mut self, node: NodeIndex) {
         self.gather(node);
-        if let Some(reach) = self.nodes[node].reach.as_mut().filter(|reach| reach.places.is_none()) {
+        if let Some(reach) = self.nodes[node].reach.as_mut().filter(|reach| reach.places.is_none())
+        {
             reach.places = Some(Places::new(reach, &self.machines));
         }
     }

@@ -1,5 +1,5 @@
-//! Where a shape would fit once everybody has given back what can be given back: found out once for each node, and again for a
-//! node that reaches other devices than before.
+//! Where a shape would fit once everybody has given back what can be given back: found out once for
+//! each node, and again for a node that reaches other devices than before.
 
 use crate::cluster::{Cluster, NodeEntry, NodeIndex};
 use crate::fits::{self, Ground};
@@ -17,7 +17,8 @@ pub(crate) struct Emptied {
 struct Known {
     /// As [`NodeEntry::layout`](crate::cluster::NodeEntry::layout).
     layout: u64,
-    /// As [`NodeEntry::stamp`](crate::cluster::NodeEntry::stamp), where something stays taken that others may give back.
+    /// As [`NodeEntry::stamp`](crate::cluster::NodeEntry::stamp), where something stays taken that
+    /// others may give back.
     stamp: Option<u64>,
     suffices: bool,
 }

@@ -1,4 +1,5 @@
-//! Why claims do not fit: each device and the first test that it fell to, in the order of the search.
+//! Why claims do not fit: each device and the first test that it fell to, in the order of the
+//! search.
 
 use tessera_api::names::NodeName;
 use tessera_api::quantity::Quantity;
@@ -50,7 +51,9 @@ impl Explainer {
             served: false,
         };
         let of_claim = |claim: &crate::shape::ClaimShape| {
-            (0..claim.len()).map(|request| claim.alternatives(request).map(count).collect()).collect()
+            (0..claim.len())
+                .map(|request| claim.alternatives(request).map(count).collect())
+                .collect()
         };
         Self { counts: shape.claims.iter().map(of_claim).collect() }
     }
@@ -67,7 +70,10 @@ impl Explainer {
         for (c, claim) in self.counts.iter_mut().enumerate() {
             for (request, alternatives) in claim.iter_mut().enumerate() {
                 let places = on.shape.claims[c].alternatives(request);
-                alternatives.iter_mut().zip(places).for_each(|(count, place)| count.node(on, c, place));
+                alternatives
+                    .iter_mut()
+                    .zip(places)
+                    .for_each(|(count, place)| count.node(on, c, place));
             }
         }
     }
@@ -78,10 +84,11 @@ impl Explainer {
     }
 }
 
-/// The count of the request that cannot be served even by itself; if all can, that of the first. Of a request with
-/// alternatives it is the count of the last: the one that was to be the way out.
+/// The count of the request that cannot be served even by itself; if all can, that of the first. Of
+/// a request with alternatives it is the count of the last: the one that was to be the way out.
 fn decisive(mut counts: Vec<Vec<Count>>) -> Explanation {
-    let decisive = counts.iter().position(|alternatives| !alternatives.iter().any(|a| a.served)).unwrap_or(0);
+    let decisive =
+        counts.iter().position(|alternatives| !alternatives.iter().any(|a| a.served)).unwrap_or(0);
     let alternatives = (decisive < counts.len()).then(|| counts.swap_remove(decisive));
     alternatives.and_then(|mut a| a.pop()).map_or_else(Explanation::new, |count| count.explanation)
 }
@@ -97,7 +104,8 @@ impl Count {
             };
             self.explanation.count(reason, name, pool.devices().max(1));
         }
-        let fatal = on.failed.filter(|(at, _)| *at == claim).and_then(|(_, failure)| of_failure(failure));
+        let fatal =
+            on.failed.filter(|(at, _)| *at == claim).and_then(|(_, failure)| of_failure(failure));
         let alternative = &on.shape.alternatives[place];
         let mut fates: Vec<Fate> = (0..on.reach.candidates.len())
             .map(|i| match &fatal {
@@ -119,7 +127,8 @@ impl Count {
 }
 
 impl Count {
-    /// What would have to change on the node for the request to be served there: the devices that come nearest to it.
+    /// What would have to change on the node for the request to be served there: the devices that
+    /// come nearest to it.
     fn near_miss(&mut self, node: &NodeName, usable: u64, fates: &[Fate]) {
         let next = self.too_few_joined(fates).or_else(|| self.next_device(usable, fates));
         if let Some((lacking, reason, missing)) = next {
@@ -134,7 +143,8 @@ impl Count {
         Some((u64::try_from(missing.as_ref()?.value()).ok()?, reason.clone(), None))
     }
 
-    /// How many more devices would have to do, and what the last of those falls to that come nearest.
+    /// How many more devices would have to do, and what the last of those falls to that come
+    /// nearest.
     fn next_device(&self, usable: u64, fates: &[Fate]) -> Option<(u64, Reason, Option<Quantity>)> {
         let lacking = self.wanted.checked_sub(usable).filter(|lacking| *lacking > 0)?;
         let may_pass = fates.iter().filter(|(reason, _)| reason.may_pass());
@@ -150,13 +160,15 @@ impl Count {
 type Fate = (Reason, Option<Quantity>);
 
 impl OnNode<'_> {
-    /// Of devices that would do, tells those that are too few to share what the request requires of its devices.
+    /// Of devices that would do, tells those that are too few to share what the request requires of
+    /// its devices.
     fn require(&self, alternative: &AlternativeShape, wanted: u64, fates: &mut [Fate]) {
         let Ok(resolved) = &alternative.resolved else { return };
         if !alternative.must_be_joined() {
             return;
         }
-        let would_do = |(i, (reason, _)): (usize, &Fate)| (*reason == Reason::Together).then_some(i);
+        let would_do =
+            |(i, (reason, _)): (usize, &Fate)| (*reason == Reason::Together).then_some(i);
         let usable: Vec<usize> = fates.iter().enumerate().filter_map(would_do).collect();
         let most = sets::most_joined(self.reach, &usable, resolved.wishes) as u64;
         if most >= wanted || wanted > usable.len() as u64 {
@@ -201,14 +213,18 @@ impl OnNode<'_> {
         if let Some(taint) = device.untolerated_taint(&alternative.request.tolerations) {
             return (Reason::Tainted { key: taint.key.clone() }, None);
         }
-        (if alternative.request.mode == Mode::All { Reason::NotAll } else { Reason::Together }, None)
+        (
+            if alternative.request.mode == Mode::All { Reason::NotAll } else { Reason::Together },
+            None,
+        )
     }
 
     /// Who does not select the device: its class, the request, or one of them with an error.
     fn unselected(&mut self, alternative: &AlternativeShape, i: usize) -> Option<Reason> {
         let resolved = alternative.resolved.as_ref().ok()?;
         let candidate = &self.reach.candidates[i];
-        let failed = |error: SelectorError| Some(Reason::SelectorError { message: error.to_string() });
+        let failed =
+            |error: SelectorError| Some(Reason::SelectorError { message: error.to_string() });
         match self.selections.selects(resolved.selection, candidate, self.interner, self.steps) {
             Ok(true) if candidate.reachable => None,
             Ok(true) => Some(Reason::RequestSelector),
@@ -229,11 +245,15 @@ impl OnNode<'_> {
         let device = candidate.device();
         let features = crate::features::Features::default();
         let amounts = match alternative.demand(device, &features) {
-            Err(error) => return Some((Reason::RequestRefused { message: error.to_string() }, None)),
+            Err(error) => {
+                return Some((Reason::RequestRefused { message: error.to_string() }, None));
+            }
             Ok(Demand::UnknownCapacity(capacity)) => {
                 return Some((Reason::NoSuchCapacity { capacity }, None));
             }
-            Ok(Demand::AgainstPolicy(capacity)) => return Some((Reason::AgainstPolicy { capacity }, None)),
+            Ok(Demand::AgainstPolicy(capacity)) => {
+                return Some((Reason::AgainstPolicy { capacity }, None));
+            }
             Ok(Demand::Takes(amounts)) => amounts,
         };
         for ((name, amount), whole) in amounts.iter().zip(device.capacity.values()) {
@@ -242,8 +262,11 @@ impl OnNode<'_> {
                 return Some((Reason::TooSmall { capacity: name.clone() }, Some(missing)));
             }
         }
-        let OfferDemand::Takes(demand, _) = &alternative.on(candidate.offer)?.demand else { return None };
-        let short = demand.iter().zip(self.reach.left(i)).position(|(wanted, left)| wanted > left)?;
+        let OfferDemand::Takes(demand, _) = &alternative.on(candidate.offer)?.demand else {
+            return None;
+        };
+        let short =
+            demand.iter().zip(self.reach.left(i)).position(|(wanted, left)| wanted > left)?;
         let (name, amount) = amounts.iter().nth(short)?;
         let left = device.capacity.get(name)?.value.nano() - self.reach.left(i)[short];
         let used = Quantity::from_nano(left).in_format(amount.format());
@@ -256,7 +279,9 @@ impl OnNode<'_> {
         let Some(consumes) = self.reach.consumes.get(i) else { return true };
         let is_shared = self.reach.candidates[i].device().shared && self.reach.shares[i] > 0;
         is_shared
-            || consumes.iter().all(|used| self.reach.counters_left[used.counter as usize] >= used.amount)
+            || consumes
+                .iter()
+                .all(|used| self.reach.counters_left[used.counter as usize] >= used.amount)
     }
 }
 
@@ -271,8 +296,12 @@ fn of_failure(failure: &Failure) -> Option<Reason> {
         Failure::AllAgainstConstraint(attribute) => {
             return Some(Reason::Constraint { attribute: attribute.clone() });
         }
-        Failure::TooManyDevices(count) => format!("it comes to {count} devices, a claim can have 32"),
-        Failure::UnknownConstraint => "a constraint of this kind is not supported in this version".to_owned(),
+        Failure::TooManyDevices(count) => {
+            format!("it comes to {count} devices, a claim can have 32")
+        }
+        Failure::UnknownConstraint => {
+            "a constraint of this kind is not supported in this version".to_owned()
+        }
         Failure::NodeSelector(problem) => format!("a ResourceSlice is broken: {problem}"),
     };
     Some(Reason::RequestRefused { message })

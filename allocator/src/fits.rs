@@ -20,15 +20,16 @@ pub(crate) struct Fits {
     nodes: Vec<NodeFit>,
     /// The nodes on which it fits, best first.
     ranked: BTreeSet<Ranked>,
-    /// Nodes whose search took all steps, and how often. What it found out about selectors is known the next time.
+    /// Nodes whose search took all steps, and how often. What it found out about selectors is
+    /// known the next time.
     undecided: BTreeMap<NodeIndex, u32>,
 }
 
 /// A search that has taken all steps so often is not tried again before its node changes.
 const MAX_TRIES: u32 = 8;
 
-/// How good a node is for a shape; less is better. First how far down the lists of preference the claims had to go:
-/// kube-scheduler, too, prefers the node with the least.
+/// How good a node is for a shape; less is better. First how far down the lists of preference the
+/// claims had to go: kube-scheduler, too, prefers the node with the least.
 pub(crate) type NodeRank = (usize, Rank);
 
 /// A node on which it fits: its rank, its place by name, and its index.
@@ -67,7 +68,8 @@ pub(crate) struct Ground<'p> {
 }
 
 impl Fits {
-    /// Finds out about the nodes that have changed, as far as the steps go; `whole` is what a pod gets that is the first.
+    /// Finds out about the nodes that have changed, as far as the steps go; `whole` is what a pod
+    /// gets that is the first.
     pub(crate) fn refresh(
         &mut self,
         shape: &mut Shape,
@@ -130,7 +132,8 @@ impl Fits {
         let changed: Vec<NodeIndex> =
             changed.map_or_else(|| (0..cluster.nodes.len()).collect(), <[_]>::to_vec);
         let now = cluster.now();
-        let again = self.undecided.iter().filter(|(_, tries)| **tries < MAX_TRIES).map(|(node, _)| *node);
+        let again =
+            self.undecided.iter().filter(|(_, tries)| **tries < MAX_TRIES).map(|(node, _)| *node);
         let is_new = |node: &NodeIndex| self.nodes[*node].stamp != cluster.nodes[*node].stamp;
         // Each once: a node changes several times in a plan.
         let asked: BTreeSet<NodeIndex> = again.chain(changed.into_iter().filter(is_new)).collect();
@@ -169,7 +172,8 @@ impl Fits {
         Ok(self.learn(node, answer, ground.cluster))
     }
 
-    /// Forgets what is known of the node. Gives how often its search took all steps since it changed.
+    /// Forgets what is known of the node. Gives how often its search took all steps since it
+    /// changed.
     fn forget(&mut self, node: NodeIndex, cluster: &Cluster) -> u32 {
         let known = std::mem::take(&mut self.nodes[node]);
         if let Answer::Fits(rank) = known.answer {
@@ -228,10 +232,12 @@ pub(crate) fn search(
     let outlook = outlook(shape, ground, node);
     let Some((reach, interner, features)) = ground.cluster.parts(node) else { return Ended::None };
     shape.meet_offers(reach.candidates.iter().map(|c| c.offer), interner, features);
-    Search { shape, reach, features, interner, selections: ground.selections, steps, seed, outlook }.run()
+    Search { shape, reach, features, interner, selections: ground.selections, steps, seed, outlook }
+        .run()
 }
 
-/// Searches a node as if all were given back that can be. Whether that is the same whatever is taken comes with it.
+/// Searches a node as if all were given back that can be. Whether that is the same whatever is
+/// taken comes with it.
 pub(crate) fn search_emptied(
     shape: &mut Shape,
     ground: &mut Ground<'_>,
@@ -245,7 +251,8 @@ pub(crate) fn search_emptied(
     *steps = steps.saturating_sub(reach.candidates.len() as u64);
     shape.meet_offers(reach.candidates.iter().map(|c| c.offer), interner, features);
     let selections = &mut *ground.selections;
-    let search = Search { shape, reach: &reach, features, interner, selections, steps, seed: 0, outlook };
+    let search =
+        Search { shape, reach: &reach, features, interner, selections, steps, seed: 0, outlook };
     (search.run(), is_final)
 }
 
@@ -257,13 +264,21 @@ fn outlook<'p>(shape: &Shape, ground: &Ground<'p>, node: NodeIndex) -> Outlook<'
     }
 }
 
-fn evaluate(shape: &mut Shape, ground: &mut Ground<'_>, node: NodeIndex, steps: &mut u64) -> Answer {
+fn evaluate(
+    shape: &mut Shape,
+    ground: &mut Ground<'_>,
+    node: NodeIndex,
+    steps: &mut u64,
+) -> Answer {
     match search(shape, ground, node, 0, steps) {
         Ended::Found(chosen) => {
             let outlook = outlook(shape, ground, node);
             let Some((reach, interner, _)) = ground.cluster.parts(node) else { return Answer::Not };
             let ranking = Ranking::new(reach, interner, &reach.left, 0, outlook);
-            Answer::Fits((descent(&chosen), shape.node_policy().rank_node(&ranking, shape, &chosen)))
+            Answer::Fits((
+                descent(&chosen),
+                shape.node_policy().rank_node(&ranking, shape, &chosen),
+            ))
         }
         Ended::None => Answer::Not,
         Ended::Failed(claim, failure) => Answer::Failed(claim, Box::new(failure)),

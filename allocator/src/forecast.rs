@@ -1,5 +1,5 @@
-//! What is expected of the requests to come: the mix of those that have been seen, each pod counted once when it comes, and
-//! once more when there is no room for it.
+//! What is expected of the requests to come: the mix of those that have been seen, each pod counted
+//! once when it comes, and once more when there is no room for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 

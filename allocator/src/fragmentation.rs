@@ -1,5 +1,5 @@
-//! Placement that keeps the future schedulable: how much of a node's GPUs is likely to stay unused, and what a placement
-//! adds to that.
+//! Placement that keeps the future schedulable: how much of a node's GPUs is likely to stay unused,
+//! and what a placement adds to that.
 //!
 //! ```text
 //! requests that came, and those refused --RequestMix, Learner--> what is to be expected --> Potential
@@ -7,14 +7,15 @@
 //! before and after a placement --Potential::rise--> Rise: the node, and on it the GPUs, where it is least
 //! ```
 //!
-//! The measure begins with F of FGD ("Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient
-//! Descent", USENIX ATC'23): what of a node's free GPUs an average request cannot use. Three terms are added: the waste of
-//! what is left of a GPU, at the prices of the shares that still fit into it; GPUs that the node's CPU does not suffice for
-//! at the mean of the mix; and GPUs that it does not suffice for even with the requests that need least. [`Potential`]
-//! has the formula; `docs/measurements/placement.md` has what it is worth.
+//! The measure begins with F of FGD ("Beware of Fragmentation: Scheduling GPU-Sharing Workloads
+//! with Fragmentation Gradient Descent", USENIX ATC'23): what of a node's free GPUs an average
+//! request cannot use. Three terms are added: the waste of what is left of a GPU, at the prices of
+//! the shares that still fit into it; GPUs that the node's CPU does not suffice for at the mean of
+//! the mix; and GPUs that it does not suffice for even with the requests that need least.
+//! [`Potential`] has the formula; `docs/measurements/placement.md` has what it is worth.
 //!
-//! Requests name the GPU types that they accept. Those for which there was no room count more, so GPUs stay usable for what is
-//! short: free ones side by side, or those of a rare type.
+//! Requests name the GPU types that they accept. Those for which there was no room count more, so
+//! GPUs stay usable for what is short: free ones side by side, or those of a rare type.
 //!
 //! # Example
 //! ```

@@ -14,8 +14,9 @@
 //!                                  '- explain    if nothing fits: each device and the test it fell to -> Explanation
 //! ```
 //!
-//! Pure: no I/O, no clock, no randomness; the caller brings the picture, a budget in steps and a seed. Feasibility follows
-//! upstream's structured allocator (`k8s.io/dynamic-resource-allocation/structured`, default features of 1.37), case by case.
+//! Pure: no I/O, no clock, no randomness; the caller brings the picture, a budget in steps and a
+//! seed. Feasibility follows upstream's structured allocator
+//! (`k8s.io/dynamic-resource-allocation/structured`, default features of 1.37), case by case.
 //! What this version does not have is refused with those words, never guessed.
 
 #![forbid(unsafe_code)]

@@ -9,7 +9,8 @@
 //! PendingPod -> PodClaim -> Claim -> Request -> Alternative
 //! ```
 //!
-//! Everything is behind an `Arc`, so that a picture costs one pointer per object and is never changed under a reader.
+//! Everything is behind an `Arc`, so that a picture costs one pointer per object and is never
+//! changed under a reader.
 
 mod claim;
 mod class;
@@ -22,8 +23,9 @@ mod usage;
 pub use claim::{Alternative, Claim, Constraint, ConstraintKind, Mode, Request};
 pub use class::{DeviceClass, Selector};
 pub use device::{
-    Attribute, Binding, Capacity, CounterSet, CounterUse, Device, DeviceId, NODE_ALLOCATABLE, NodeChoice,
-    PoolId, RequestPolicy, Slice, Taint, TaintEffect, Toleration, TolerationOperator, ValidRange,
+    Attribute, Binding, Capacity, CounterSet, CounterUse, Device, DeviceId, NODE_ALLOCATABLE,
+    NodeChoice, PoolId, RequestPolicy, Slice, Taint, TaintEffect, Toleration, TolerationOperator,
+    ValidRange,
 };
 pub(crate) use node::cpu_milli_of;
 pub use node::{

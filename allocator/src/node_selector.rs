@@ -38,8 +38,9 @@ fn choice(candidate: &Candidate) -> &NodeChoice {
 fn merge(into: &mut Vec<Requirement>, from: &[Requirement]) {
     let values = |r: &Requirement| r.values.iter().cloned().collect::<BTreeSet<_>>();
     for item in from {
-        let same =
-            |r: &Requirement| r.key == item.key && r.operator == item.operator && values(r) == values(item);
+        let same = |r: &Requirement| {
+            r.key == item.key && r.operator == item.operator && values(r) == values(item)
+        };
         if !into.iter().any(same) {
             into.push(item.clone());
         }

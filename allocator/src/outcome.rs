@@ -15,13 +15,15 @@ pub struct Plan {
     pub decisions: Vec<Decision>,
     /// Pods that have to wait, and why.
     pub refusals: Vec<Refusal>,
-    /// Pods that are not decided on because the steps of the plan were spent: the next plan goes on with them.
+    /// Pods that are not decided on because the steps of the plan were spent: the next plan goes
+    /// on with them.
     pub unreached: Vec<PodUid>,
     /// Steps spent: devices looked at by the search.
     pub steps: u64,
     /// The node that is kept free for a pod that has to wait.
     pub kept: Option<Kept>,
-    /// When the plan may be another one although nothing has changed, in seconds since the epoch; none = never.
+    /// When the plan may be another one although nothing has changed, in seconds since the epoch;
+    /// none = never.
     pub again: Option<i64>,
 }
 
@@ -136,6 +138,8 @@ pub enum NotSupported {
     #[error("this allocation mode")]
     Mode,
     /// A way of sharing in which a claim has one GPU.
-    #[error("sharing: MPS for more than one GPU (one claim has one; a container can use one such claim)")]
+    #[error(
+        "sharing: MPS for more than one GPU (one claim has one; a container can use one such claim)"
+    )]
     MpsOfSeveral,
 }

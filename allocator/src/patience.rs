@@ -1,5 +1,5 @@
-//! When a pod that has to wait may have a node kept free for it: by turns, so that a pod that never fits does not keep others
-//! from a node for ever.
+//! When a pod that has to wait may have a node kept free for it: by turns, so that a pod that never
+//! fits does not keep others from a node for ever.
 //!
 //! ```text
 //! created                                                                        time -->
@@ -7,18 +7,21 @@
 //!                     f          f               2f                  2f           4f
 //! ```
 //!
-//! Whatever time it takes until enough is given back, up to [`LONGEST`], some turn is as long, and it comes when a few times as
-//! much has passed.
-//! Of each turn with the pause after it, others have half. The first turn of a pod is by lot between [`FIRST`] and twice that,
-//! or pods created together would have all turns together, and the second would always find the first before it.
+//! Whatever time it takes until enough is given back, up to [`LONGEST`], some turn is as long, and
+//! it comes when a few times as much has passed.
+//! Of each turn with the pause after it, others have half. The first turn of a pod is by lot
+//! between [`FIRST`] and twice that, or pods created together would have all turns together, and
+//! the second would always find the first before it.
 
 use crate::model::PodUid;
 use crate::policy::lot;
 
-/// Seconds of the shortest first turn. Containers need some to end, and their images to be pulled, before a turn is of use.
+/// Seconds of the shortest first turn. Containers need some to end, and their images to be pulled,
+/// before a turn is of use.
 pub(crate) const FIRST: i64 = 600;
 
-/// Seconds of the longest turn. What takes longer to end is not waited for in vain any longer than this at a time.
+/// Seconds of the longest turn. What takes longer to end is not waited for in vain any longer than
+/// this at a time.
 pub(crate) const LONGEST: i64 = 8 * 3600;
 
 /// Whether it is a pod's turn.
@@ -105,10 +108,12 @@ mod tests {
         }
     }
 
-    /// For how long, together, the second pod has its turn and the first has not, up to the end of time.
+    /// For how long, together, the second pod has its turn and the first has not, up to the end of
+    /// time.
     fn alone(first: &str, second: &str, end: i64) -> i64 {
         let is_on = |pod: &str, now| turn(0, now, 300, first_turn(&PodUid::new(pod))).is_on;
-        (0..end).step_by(60).filter(|now| is_on(second, *now) && !is_on(first, *now)).count() as i64 * 60
+        (0..end).step_by(60).filter(|now| is_on(second, *now) && !is_on(first, *now)).count() as i64
+            * 60
     }
 
     #[test]

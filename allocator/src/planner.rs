@@ -16,7 +16,8 @@ use crate::fits::{self, Ground};
 use crate::forecast::Forecast;
 use crate::fragmentation::Potential;
 use crate::model::{
-    Claim, DeviceClass, DeviceId, DeviceResult, DeviceUse, Node, PoolId, PoolTopology, Slice, Snapshot,
+    Claim, DeviceClass, DeviceId, DeviceResult, DeviceUse, Node, PoolId, PoolTopology, Slice,
+    Snapshot,
 };
 use crate::node_selector;
 use crate::outcome::{Allotment, Plan};
@@ -29,13 +30,15 @@ use fair_share::FairShare;
 use observe::Accepted;
 use shapes::{ShapeId, Shapes};
 
-/// Plans pods on a cluster, and remembers what it has found out about each node until the node changes.
+/// Plans pods on a cluster, and remembers what it has found out about each node until the node
+/// changes.
 ///
-/// It is told of changes, one by one, and is worth what it is told: whoever owns it is the only one to feed it. Planning
-/// changes nothing of the cluster: what a plan has decided counts as taken once [`set_use`](Self::set_use) says so. The same
-/// cluster, pods and settings give the same plan, whatever came before, as long as the steps suffice. Only
-/// [`Policy::LeastFragmentation`] goes by what came before: it learns which requests are to be expected from the pods that it
-/// is asked to plan.
+/// It is told of changes, one by one, and is worth what it is told: whoever owns it is the only one
+/// to feed it. Planning changes nothing of the cluster: what a plan has decided counts as taken
+/// once [`set_use`](Self::set_use) says so. The same cluster, pods and settings give the same plan,
+/// whatever came before, as long as the steps suffice. Only [`Policy::LeastFragmentation`] goes by
+/// what came before: it learns which requests are to be expected from the pods that it is asked to
+/// plan.
 #[derive(Debug, Default)]
 pub struct Planner {
     cluster: Cluster,
@@ -71,7 +74,10 @@ impl Planner {
         let mut planner = Self::new(features);
         snapshot.classes.values().for_each(|class| planner.set_class(class));
         snapshot.slices.values().for_each(|slice| planner.set_slice(slice));
-        snapshot.topology.iter().for_each(|(pool, topology)| planner.set_topology(pool, Some(topology)));
+        snapshot
+            .topology
+            .iter()
+            .for_each(|(pool, topology)| planner.set_topology(pool, Some(topology)));
         planner.cluster.set_usage(&snapshot.usage);
         snapshot.nodes.values().for_each(|node| planner.set_node(node));
         planner
@@ -136,7 +142,8 @@ impl Planner {
         self.cluster.set_use(device, used);
     }
 
-    /// Works out what every node reaches. Without it, that is done for a node when somebody first asks.
+    /// Works out what every node reaches. Without it, that is done for a node when somebody first
+    /// asks.
     pub fn gather(&mut self) {
         (0..self.cluster.nodes.len()).for_each(|node| self.cluster.gather(node));
     }
@@ -152,21 +159,29 @@ impl Planner {
         self.forecast.potential()
     }
 
-    /// Decides for each pod on which node its pending claims get which devices: see [`plan`](crate::plan()).
+    /// Decides for each pod on which node its pending claims get which devices: see
+    /// [`plan`](crate::plan()).
     pub fn plan(&mut self, pods: &[crate::model::PendingPod], settings: Settings) -> Plan {
         self.bound_memory();
         place::plan(self, pods, settings)
     }
 
-    /// Decides on devices for the pending claims of a pod that is bound to `node`: there and nowhere else, whatever the state of
-    /// the node. No node is kept free for the pod, and its request is not counted among those that are expected.
-    pub fn plan_on(&mut self, node: &NodeName, pod: &crate::model::PendingPod, settings: Settings) -> Plan {
+    /// Decides on devices for the pending claims of a pod that is bound to `node`: there and
+    /// nowhere else, whatever the state of the node. No node is kept free for the pod, and its
+    /// request is not counted among those that are expected.
+    pub fn plan_on(
+        &mut self,
+        node: &NodeName,
+        pod: &crate::model::PendingPod,
+        settings: Settings,
+    ) -> Plan {
         self.bound_memory();
         place::plan_on(self, node, pod, settings)
     }
 
-    /// Looks for devices for these claims, all of them together, on one node, whatever the state of the node; nothing is
-    /// taken, and the claims are not counted among the requests that are expected. With [`Policy::FirstFit`] the answer is upstream's.
+    /// Looks for devices for these claims, all of them together, on one node, whatever the state of
+    /// the node; nothing is taken, and the claims are not counted among the requests that are
+    /// expected. With [`Policy::FirstFit`] the answer is upstream's.
     ///
     /// # Errors
     /// There are none, or it cannot be told.
@@ -194,8 +209,8 @@ impl Planner {
         }
     }
 
-    /// Whether claims of this shape fit on each node, by name: what [`allocate_on`](Self::allocate_on) says of it, remembered
-    /// until the node changes.
+    /// Whether claims of this shape fit on each node, by name: what
+    /// [`allocate_on`](Self::allocate_on) says of it, remembered until the node changes.
     pub fn count_fits(&mut self, claims: &[Arc<Claim>], policy: Policy, steps: u64) -> usize {
         let shape = self.shapes.of(claims, 0, &mut self.cluster, &mut self.selections, policy);
         let (shapes, mut ground) = self.parts();

@@ -1,4 +1,5 @@
-//! Which feasible choice is preferred: in which order devices are tried on a node, and which node is taken.
+//! Which feasible choice is preferred: in which order devices are tried on a node, and which node
+//! is taken.
 //!
 //! A policy is a [`Rule`] in a file of its own. It ranks; what is feasible is not its business.
 
@@ -30,7 +31,8 @@ pub enum Policy {
     Spread,
     /// Any, by lot: the seed and the pod decide.
     Random,
-    /// Where the least becomes useless to the requests that are expected: see [`fragmentation`](crate::fragmentation).
+    /// Where the least becomes useless to the requests that are expected: see
+    /// [`fragmentation`](crate::fragmentation).
     #[default]
     LeastFragmentation,
 }
@@ -78,7 +80,15 @@ impl<'a> Ranking<'a> {
         seed: u64,
         outlook: Outlook<'a>,
     ) -> Self {
-        Self { reach, interner, left, holders: &[], seed, outlook, picture: std::cell::OnceCell::new() }
+        Self {
+            reach,
+            interner,
+            left,
+            holders: &[],
+            seed,
+            outlook,
+            picture: std::cell::OnceCell::new(),
+        }
     }
 
     /// The same, where the search holds these devices.
@@ -122,8 +132,13 @@ impl Policy {
         self == Self::FirstFit
     }
 
-    /// The candidates in the order in which they are tried for an alternative; none where it is upstream's.
-    pub(crate) fn order(self, ranking: &Ranking<'_>, asked: &AlternativeShape) -> Option<Vec<usize>> {
+    /// The candidates in the order in which they are tried for an alternative; none where it is
+    /// upstream's.
+    pub(crate) fn order(
+        self,
+        ranking: &Ranking<'_>,
+        asked: &AlternativeShape,
+    ) -> Option<Vec<usize>> {
         let count = ranking.reach.candidates.len();
         let rank = |candidate| Some((self.rank_device(ranking, asked, candidate)?, candidate));
         let mut ranked = (0..count).map(rank).collect::<Option<Vec<_>>>()?;
@@ -142,11 +157,17 @@ impl Policy {
     }
 
     /// The rank of a node on which the claims of a shape fit.
-    pub(crate) fn rank_node(self, ranking: &Ranking<'_>, shape: &Shape, chosen: &[Vec<Chosen>]) -> Rank {
+    pub(crate) fn rank_node(
+        self,
+        ranking: &Ranking<'_>,
+        shape: &Shape,
+        chosen: &[Vec<Chosen>],
+    ) -> Rank {
         self.rule().node(&NodeView { ranking, shape, chosen })
     }
 
-    /// Whether it goes by the requests that are expected, and by the CPU that nodes have left for them.
+    /// Whether it goes by the requests that are expected, and by the CPU that nodes have left for
+    /// them.
     pub(crate) fn looks_ahead(self) -> bool {
         self == Self::LeastFragmentation
     }
@@ -169,13 +190,15 @@ impl From<PlacementPolicy> for Policy {
 }
 
 impl DeviceView<'_> {
-    /// How much of it is taken: of the capacity of which most is. All of it where it is allocated as a whole.
+    /// How much of it is taken: of the capacity of which most is. All of it where it is allocated
+    /// as a whole.
     fn taken(&self) -> Ppm {
         let reach = self.ranking.reach;
         if reach.exclusive[self.candidate] > 0 {
             return WHOLE;
         }
-        let capacity = &self.ranking.interner.offer(reach.candidates[self.candidate].offer).capacity;
+        let capacity =
+            &self.ranking.interner.offer(reach.candidates[self.candidate].offer).capacity;
         let from = reach.offset[self.candidate] as usize;
         let left = &self.ranking.left[from..from + capacity.len()];
         let ratio = |(capacity, left): (&i128, &i128)| {
@@ -206,7 +229,11 @@ impl DeviceView<'_> {
 impl NodeView<'_> {
     fn devices(&self) -> impl Iterator<Item = DeviceView<'_>> {
         let (ranking, asked) = (self.ranking, &self.shape.alternatives[0]);
-        (0..ranking.reach.candidates.len()).map(move |candidate| DeviceView { ranking, asked, candidate })
+        (0..ranking.reach.candidates.len()).map(move |candidate| DeviceView {
+            ranking,
+            asked,
+            candidate,
+        })
     }
 
     /// How much of its devices is taken, on average.

@@ -1,4 +1,5 @@
-//! The cheap node predicates: what kube-scheduler would refuse anyway is not planned. Everything else is left to it.
+//! The cheap node predicates: what kube-scheduler would refuse anyway is not planned. Everything
+//! else is left to it.
 
 use tessera_api::names::ClaimName;
 use tessera_api::quantity::Quantity;
@@ -32,7 +33,12 @@ pub(crate) enum Room {
 }
 
 /// The first predicate that keeps `pod` from `node`, given where its other claims are.
-pub(crate) fn fault(pod: &PendingPod, bounds: &[Bound], node: &Node, room: Room) -> Option<NodeReason> {
+pub(crate) fn fault(
+    pod: &PendingPod,
+    bounds: &[Bound],
+    node: &Node,
+    room: Room,
+) -> Option<NodeReason> {
     if let Some(bound) = bounds.iter().find(|bound| !bound.nodes.matches(node)) {
         return Some(NodeReason::ClaimElsewhere { claim: bound.claim.to_string() });
     }
@@ -55,19 +61,22 @@ pub(crate) fn fault(pod: &PendingPod, bounds: &[Bound], node: &Node, room: Room)
         return Some(NodeReason::NotSelected);
     }
     let lacking = demands.requests.iter().find(|(name, amount)| {
-        let of =
-            |map: &std::collections::BTreeMap<String, Quantity>| map.get(*name).copied().unwrap_or_default();
+        let of = |map: &std::collections::BTreeMap<String, Quantity>| {
+            map.get(*name).copied().unwrap_or_default()
+        };
         let used = match room {
             Room::Now => of(&node.used),
             Room::GivenBack => of(&node.used).saturating_sub(of(&node.held)),
         };
-        !amount.is_zero() && used.checked_add(**amount).is_none_or(|total| total > of(&node.allocatable))
+        !amount.is_zero()
+            && used.checked_add(**amount).is_none_or(|total| total > of(&node.allocatable))
     });
     lacking.map(|(name, _)| NodeReason::ResourceShort { resource: name.clone() })
 }
 
 /// Whether node selector and required affinity select the node.
 pub(crate) fn is_selected(demands: &Scheduling, node: &Node) -> bool {
-    let labelled = demands.node_selector.iter().all(|(key, value)| node.labels.get(key) == Some(value));
+    let labelled =
+        demands.node_selector.iter().all(|(key, value)| node.labels.get(key) == Some(value));
     labelled && demands.affinity.as_ref().is_none_or(|affinity| affinity.matches(node))
 }

@@ -1,18 +1,24 @@
-//! The search for devices on one node: depth first over claims, requests and devices, the first complete solution wins.
+//! The search for devices on one node: depth first over claims, requests and devices, the first
+//! complete solution wins.
 //!
-//! With [`Policy::FirstFit`](crate::Policy::FirstFit) it visits devices in upstream's order and so finds upstream's result. With
-//! the others the order of devices within a request changes, what is feasible does not.
+//! With [`Policy::FirstFit`](crate::Policy::FirstFit) it visits devices in upstream's order and so
+//! finds upstream's result. With the others the order of devices within a request changes, what is
+//! feasible does not.
 //!
 //! It is exhaustive up to symmetry. What keeps it short, where upstream's takes exponential time:
 //!
-//! - *Counting*: a request that wants more devices than pass every test by themselves fails before anything is tried.
-//! - *Symmetry*: after a device has failed at a place, one that can stand for it is not tried there ([`symmetry`]).
-//! - *Sets*: where it matters how the devices of a request are joined, whole sets are tried, the best first ([`sets`]).
-//! - *Memory*: a state out of which there was no way is not searched again, nor is one that differs from it by exchanging
-//!   devices that can stand for each other.
+//! - *Counting*: a request that wants more devices than pass every test by themselves fails before
+//!   anything is tried.
+//! - *Symmetry*: after a device has failed at a place, one that can stand for it is not tried there
+//!   ([`symmetry`]).
+//! - *Sets*: where it matters how the devices of a request are joined, whole sets are tried, the
+//!   best first ([`sets`]).
+//! - *Memory*: a state out of which there was no way is not searched again, nor is one that differs
+//!   from it by exchanging devices that can stand for each other.
 //!
-//! Errors surface as upstream's do: a selector that fails counts only on a device that upstream would have reached. So nothing is
-//! counted beforehand, and no device is passed over for its equal, where an error is possible.
+//! Errors surface as upstream's do: a selector that fails counts only on a device that upstream
+//! would have reached. So nothing is counted beforehand, and no device is passed over for its
+//! equal, where an error is possible.
 
 mod held;
 mod prepare;
@@ -120,7 +126,8 @@ impl Search<'_> {
             return self.single(alternative);
         }
         let mut run = Run::new(self);
-        let found = run.prepare().and_then(|may_fit| if may_fit { run.request(0, 0) } else { Ok(false) });
+        let found =
+            run.prepare().and_then(|may_fit| if may_fit { run.request(0, 0) } else { Ok(false) });
         match found {
             Ok(true) => Ended::Found(run.state.into_chosen()),
             Ok(false) => Ended::None,
@@ -141,8 +148,9 @@ struct Run<'a> {
     /// Per alternative the order in which candidates are tried; none where it is upstream's.
     orders: Vec<Option<Vec<usize>>>,
     symmetry: Option<Symmetry>,
-    /// No candidate can give an error: then what cannot be is known by counting, and the order is the policy's. Otherwise it
-    /// is upstream's, which decides whether the search comes upon the error.
+    /// No candidate can give an error: then what cannot be is known by counting, and the order is
+    /// the policy's. Otherwise it is upstream's, which decides whether the search comes upon
+    /// the error.
     is_plain: bool,
     hopeless: std::collections::HashSet<(usize, u64, usize, Hash), foldhash::fast::FixedState>,
 }
@@ -172,7 +180,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Serves request `r` of claim `c` and everything after it: with its first alternative that leads to an end.
+    /// Serves request `r` of claim `c` and everything after it: with its first alternative that
+    /// leads to an end.
     fn request(&mut self, c: usize, r: usize) -> Progress {
         let shape = self.search.shape;
         let Some(claim) = shape.claims.get(c) else { return Ok(true) };
@@ -234,7 +243,8 @@ impl<'a> Run<'a> {
         // The first device of a request is where the request begins, which is remembered there.
         // Inside, a position means the same in every state only where the order is always the same.
         // Who is joined to the devices so far is not part of a state.
-        let is_inside = from > 0 && self.orders[at.place].is_none() && !self.must_be_joined(at.place);
+        let is_inside =
+            from > 0 && self.orders[at.place].is_none() && !self.must_be_joined(at.place);
         let here = self.symmetry.as_ref().filter(|_| is_inside);
         let here = here.map(|s| (at.place, wanted, from, s.hash(&self.state, at.claim)));
         if here.is_some_and(|here| self.hopeless.contains(&here)) {
@@ -267,7 +277,9 @@ impl<'a> Run<'a> {
         if total == 0 {
             return Ok(false);
         }
-        let Some(&i) = self.all[at.place].get(n) else { return self.request(at.claim, at.request + 1) };
+        let Some(&i) = self.all[at.place].get(n) else {
+            return self.request(at.claim, at.request + 1);
+        };
         if total - n > MAX_RESULTS - self.state.results(at.claim) || !self.take_all(at, i)? {
             return Ok(false);
         }
@@ -327,7 +339,8 @@ impl<'a> Run<'a> {
         Ok(true)
     }
 
-    /// The same for a device of an `All` request, which has been selected before; a constraint against it is fatal.
+    /// The same for a device of an `All` request, which has been selected before; a constraint
+    /// against it is fatal.
     fn take_all(&mut self, at: At, i: usize) -> Progress {
         self.step()?;
         let alternative = &self.search.shape.alternatives[at.place];

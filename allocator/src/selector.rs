@@ -5,12 +5,12 @@
 //!                              (macros, types)   (costs)
 //! ```
 //!
-//! The crate `cel` parses; checking and evaluating are our own, with the environment that Kubernetes 1.37 gives to selectors
-//! and cel-go's semantics: types are checked before anything is evaluated, logical operators absorb errors, and evaluation ends
-//! at the cost limit of a million.
+//! The crate `cel` parses; checking and evaluating are our own, with the environment that
+//! Kubernetes 1.37 gives to selectors and cel-go's semantics: types are checked before anything is
+//! evaluated, logical operators absorb errors, and evaluation ends at the cost limit of a million.
 //!
-//! Times and durations, URLs and named formats say nothing about devices and are left out: an expression with one of them
-//! does not compile and never matches.
+//! Times and durations, URLs and named formats say nothing about devices and are left out: an
+//! expression with one of them does not compile and never matches.
 
 mod cache;
 mod check;
@@ -42,7 +42,8 @@ use cache::Cache;
 use eval::Fault;
 use value::Value;
 
-/// Bytes of address space for compiling one expression: 10 KiB of operators, one nested in the other, take about a tenth.
+/// Bytes of address space for compiling one expression: 10 KiB of operators, one nested in the
+/// other, take about a tenth.
 const COMPILER_STACK: usize = 256 << 20;
 
 /// Steps of a search that compiling one byte counts as: 10 KiB take about 25 ms, and a step .5 us.
@@ -51,7 +52,8 @@ const STEPS_PER_BYTE: u64 = 5;
 /// Steps that compiling counts as besides: for the thread.
 const STEPS_PER_PROGRAM: u64 = 200;
 
-/// Bytes of the message of an error that are kept: the parser may have one for each byte of an expression.
+/// Bytes of the message of an error that are kept: the parser may have one for each byte of an
+/// expression.
 const MAX_PROBLEM_BYTES: usize = 512;
 
 /// Why a selector has no answer.
@@ -70,7 +72,9 @@ pub enum SelectorError {
         construct: String,
     },
     /// Evaluation failed on a device, for example on a missing attribute.
-    #[error("evaluation failed: {problem}; test for presence with has() or use .?attribute.orValue(...)")]
+    #[error(
+        "evaluation failed: {problem}; test for presence with has() or use .?attribute.orValue(...)"
+    )]
     Runtime {
         /// What the interpreter says.
         problem: String,
@@ -131,8 +135,9 @@ impl CompiledSelector {
         compiled
     }
 
-    /// Parsing and checking recurse as deep as the expression is nested, which is for its author to choose: they have a
-    /// stack of their own. Evaluation recurses too, but only over what [`check`] has found shallow enough.
+    /// Parsing and checking recurse as deep as the expression is nested, which is for its author to
+    /// choose: they have a stack of their own. Evaluation recurses too, but only over what
+    /// [`check`] has found shallow enough.
     fn compile(expression: &str) -> Result<Self, SelectorError> {
         let compiling = |expression: &str| {
             let syntax = parse::parse(expression)?;

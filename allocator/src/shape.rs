@@ -1,6 +1,6 @@
-//! What the pending claims of a pod ask for, apart from who asks: classes looked up, configurations merged, requests that read
-//! the same recognised as one. Pods of one workload have one shape, and what has been found out about a node for a shape holds
-//! until the node changes.
+//! What the pending claims of a pod ask for, apart from who asks: classes looked up, configurations
+//! merged, requests that read the same recognised as one. Pods of one workload have one shape, and
+//! what has been found out about a node for a shape holds until the node changes.
 
 mod selection;
 
@@ -29,7 +29,8 @@ pub(crate) struct Shape {
     pub(crate) claims: Vec<ClaimShape>,
     /// All alternatives of all requests of all claims, one after the other.
     pub(crate) alternatives: Vec<AlternativeShape>,
-    /// CPU that the pod takes of its node, in thousandths of a core, roughly. 0 where no policy looks at it.
+    /// CPU that the pod takes of its node, in thousandths of a core, roughly. 0 where no policy
+    /// looks at it.
     pub(crate) cpu_milli: u64,
 }
 
@@ -47,7 +48,8 @@ pub(crate) struct ClaimShape {
 #[derive(Debug)]
 pub(crate) struct ConstraintShape {
     pub(crate) constraint: Constraint,
-    /// Whether it binds an alternative, by place in [`Shape::alternatives`] from the claim's first on.
+    /// Whether it binds an alternative, by place in [`Shape::alternatives`] from the claim's first
+    /// on.
     pub(crate) binds: Vec<bool>,
 }
 
@@ -88,7 +90,8 @@ pub(crate) struct OfferAnswer {
 /// How much is asked of a device.
 #[derive(Debug)]
 pub(crate) enum OfferDemand {
-    /// So much of each of its capacities, in nanounits, in the order of their names; whether it has so much at all.
+    /// So much of each of its capacities, in nanounits, in the order of their names; whether it has
+    /// so much at all.
     Takes(Box<[i128]>, bool),
     /// It cannot be asked.
     Never,
@@ -112,12 +115,17 @@ impl Shape {
                 for alternative in &request.alternatives {
                     let resolved = resolve(alternative, claim, cluster, selections, policy);
                     let request = alternative.clone();
-                    shape.alternatives.push(AlternativeShape { request, resolved, answers: Vec::new() });
+                    shape.alternatives.push(AlternativeShape {
+                        request,
+                        resolved,
+                        answers: Vec::new(),
+                    });
                 }
                 requests.push(shape.alternatives.len());
             }
             let own = &shape.alternatives[first..];
-            let constraints = claim.constraints.iter().map(|c| ConstraintShape::new(c, own)).collect();
+            let constraints =
+                claim.constraints.iter().map(|c| ConstraintShape::new(c, own)).collect();
             shape.claims.push(ClaimShape { claim: Arc::clone(claim), requests, constraints });
         }
         shape
@@ -166,7 +174,8 @@ impl Shape {
         first.map(|a| a.count().unwrap_or(u64::MAX)).fold(0, u64::saturating_add)
     }
 
-    /// Whether a request may be served by a device of an offer that has been met, if nothing were taken of it.
+    /// Whether a request may be served by a device of an offer that has been met, if nothing were
+    /// taken of it.
     pub(crate) fn may_take(
         &self,
         candidate: &Candidate,
@@ -266,7 +275,8 @@ impl AlternativeShape {
 
     /// Whether the claim says what is to be said of memory that is not all there.
     pub(crate) fn has_leave_for(&self, device: &Device) -> bool {
-        !device.oversubscribed || self.resolved.as_ref().is_ok_and(|resolved| resolved.oversubscribe)
+        !device.oversubscribed
+            || self.resolved.as_ref().is_ok_and(|resolved| resolved.oversubscribe)
     }
 
     /// How its devices are shared with others.
@@ -274,7 +284,8 @@ impl AlternativeShape {
         self.resolved.as_ref().map_or(Sharing::Intercept, |resolved| resolved.sharing)
     }
 
-    /// How its devices have to be in use, if they are; none for those who administer them, who do not mind and do not count.
+    /// How its devices have to be in use, if they are; none for those who administer them, who do
+    /// not mind and do not count.
     pub(crate) fn agrees_on(&self) -> Option<Sharing> {
         (self.request.admin != Some(true)).then(|| self.sharing())
     }
@@ -284,8 +295,12 @@ impl AlternativeShape {
         device.mps || self.sharing() != Sharing::Mps
     }
 
-    /// What is asked of the device's capacities, a percentage of memory resolved on this very device.
-    fn amounts(&self, device: &Device) -> std::borrow::Cow<'_, std::collections::BTreeMap<String, Quantity>> {
+    /// What is asked of the device's capacities, a percentage of memory resolved on this very
+    /// device.
+    fn amounts(
+        &self,
+        device: &Device,
+    ) -> std::borrow::Cow<'_, std::collections::BTreeMap<String, Quantity>> {
         let percent = self.resolved.as_ref().ok().and_then(|r| r.memory_percent);
         let Some((percent, memory)) = percent.zip(device.capacity.get(MEMORY)) else {
             return std::borrow::Cow::Borrowed(&self.request.capacity);
@@ -298,7 +313,11 @@ impl AlternativeShape {
     }
 
     /// What it comes to on a device, by name.
-    pub(crate) fn demand(&self, device: &Device, features: &Features) -> Result<Demand, CapacityError> {
+    pub(crate) fn demand(
+        &self,
+        device: &Device,
+        features: &Features,
+    ) -> Result<Demand, CapacityError> {
         capacity::demand(&self.amounts(device), device, features)
     }
 
@@ -306,13 +325,15 @@ impl AlternativeShape {
         let demand = match self.demand(device, features) {
             _ if !features.consumable_capacity => OfferDemand::Takes(Box::default(), true),
             Ok(Demand::Takes(amounts)) => {
-                let fits = device.capacity.iter().zip(amounts.values()).all(|((_, c), a)| *a <= c.value);
+                let fits =
+                    device.capacity.iter().zip(amounts.values()).all(|((_, c), a)| *a <= c.value);
                 OfferDemand::Takes(amounts.values().map(Quantity::nano).collect(), fits)
             }
             Ok(Demand::UnknownCapacity(_) | Demand::AgainstPolicy(_)) => OfferDemand::Never,
             Err(error) => OfferDemand::Error(error),
         };
-        let tolerated = !features.taints || device.untolerated_taint(&self.request.tolerations).is_none();
+        let tolerated =
+            !features.taints || device.untolerated_taint(&self.request.tolerations).is_none();
         let gated = device.binding.is_some() && !features.binding_conditions;
         let fitting = self.has_leave_for(device) && self.can_share(device);
         let usable = device.is_ours() && fitting && tolerated && !gated;
@@ -320,7 +341,8 @@ impl AlternativeShape {
     }
 }
 
-/// Finds what an alternative refers to, or what is wrong with it: the first thing that upstream would find.
+/// Finds what an alternative refers to, or what is wrong with it: the first thing that upstream
+/// would find.
 fn resolve(
     alternative: &Alternative,
     claim: &Claim,
@@ -354,7 +376,9 @@ fn resolve(
         return refuse(NotSupported::Mode);
     }
     let config = config(class, claim, &alternative.name)?;
-    if let Some(percent) = config.memory.percent.filter(|_| alternative.capacity.contains_key(MEMORY)) {
+    if let Some(percent) =
+        config.memory.percent.filter(|_| alternative.capacity.contains_key(MEMORY))
+    {
         let error = ConfigError::Excluded {
             path: "memory.percent".to_owned(),
             value: percent.get().to_string(),
@@ -364,7 +388,8 @@ fn resolve(
         return Err(Cause::Config { request: request(), error });
     }
     let sharing = config.sharing.unwrap_or(Sharing::Intercept);
-    // A process of CUDA talks to one MPS control daemon, and each GPU that is shared so has its own.
+    // A process of CUDA talks to one MPS control daemon, and each GPU that is shared so has its
+    // own.
     if sharing == Sharing::Mps && (claim.requests.len() > 1 || alternative.mode != Mode::Exact(1)) {
         return refuse(NotSupported::MpsOfSeveral);
     }
@@ -386,8 +411,10 @@ fn config(class: &DeviceClass, claim: &Claim, request: &RequestName) -> Result<G
     if class.configs.is_empty() && claim.configs.is_empty() {
         return Ok(GpuConfig::default());
     }
-    let of_class = class.configs.iter().enumerate().map(|(i, config)| ConfigEntry::of_class(i, config));
-    let of_claim = claim.configs.iter().enumerate().map(|(i, config)| ConfigEntry::of_claim(i, config));
+    let of_class =
+        class.configs.iter().enumerate().map(|(i, config)| ConfigEntry::of_class(i, config));
+    let of_claim =
+        claim.configs.iter().enumerate().map(|(i, config)| ConfigEntry::of_claim(i, config));
     merged_config(of_class.chain(of_claim), request)
         .map_err(|error| Cause::Config { request: request.clone(), error })
 }

@@ -17,9 +17,12 @@ const NODES: usize = 20;
 fn cluster(nodes: usize) -> Cluster {
     let gpus = |node: usize| {
         let index = move |i: usize| i64::try_from(node * 8 + i).unwrap();
-        (0..8).map(|i| gpu(&format!("gpu-{i}"), "80Gi").with("index", Attribute::Int(index(i)))).collect()
+        (0..8)
+            .map(|i| gpu(&format!("gpu-{i}"), "80Gi").with("index", Attribute::Int(index(i))))
+            .collect()
     };
-    (0..nodes).fold(Cluster::new(), |cluster, node| cluster.node(&format!("node-{node:02}"), gpus(node)))
+    (0..nodes)
+        .fold(Cluster::new(), |cluster, node| cluster.node(&format!("node-{node:02}"), gpus(node)))
 }
 
 fn planner(nodes: usize) -> Planner {
@@ -57,7 +60,8 @@ fn decided(plan: &Plan) -> BTreeSet<PodUid> {
 
 /// Plans until a plan reaches all pods. Panics if a hundred plans do not suffice.
 fn plan_until_all_are_reached(planner: &mut Planner, pods: &[PendingPod]) {
-    let settings = Settings { steps_per_pod: 10_000, steps_per_plan: 10_000, ..Settings::default() };
+    let settings =
+        Settings { steps_per_pod: 10_000, steps_per_plan: 10_000, ..Settings::default() };
     let mut plans = 0;
     while !planner.plan(pods, settings).unreached.is_empty() {
         plans += 1;
@@ -149,15 +153,18 @@ fn pod_at_the_end_of_the_budget_is_not_placed_on_a_part_of_the_nodes() {
     // The last node alone has what the first alternative asks for.
     let mut cluster = cluster(NODES);
     let last = format!("node-{:02}", NODES - 1);
-    let large = (0..8).map(|i| gpu(&format!("gpu-{i}"), "90Gi").with("index", Attribute::Int(1000 + i)));
+    let large =
+        (0..8).map(|i| gpu(&format!("gpu-{i}"), "90Gi").with("index", Attribute::Int(1000 + i)));
     cluster.0.slices.insert(last.clone(), Arc::new(slice(&last, large.collect())));
     let alternatives = [("large", "90Gi"), ("small", "40Gi")];
     let requests = alternatives.map(|(name, memory)| request(name, 1, &[("memory", memory)]));
-    let choosy = pod("choosy", vec![claim("choosy", vec![first_available("gpu", requests.into())])]);
+    let choosy =
+        pod("choosy", vec![claim("choosy", vec![first_available("gpu", requests.into())])]);
     let pods = [PendingPod { created: -1, ..too_large(1) }, choosy];
     for steps in (NODES as u64 * 8)..(NODES as u64 * 8 * 4) {
         let mut planner = Planner::of(&cluster.0, Features::default());
-        let settings = Settings { steps_per_pod: steps, steps_per_plan: steps, ..Settings::default() };
+        let settings =
+            Settings { steps_per_pod: steps, steps_per_plan: steps, ..Settings::default() };
         let plan = planner.plan(&pods, settings);
         for decision in &plan.decisions {
             assert_eq!(decision.node.as_str(), last, "of {steps} steps");
@@ -169,7 +176,8 @@ fn pod_at_the_end_of_the_budget_is_not_placed_on_a_part_of_the_nodes() {
 #[test]
 fn namespace_of_expensive_requests_waits_for_itself() {
     let mut planner = planner(NODES);
-    let settings = Settings { steps_per_pod: 50_000, steps_per_plan: 100_000, ..Settings::default() };
+    let settings =
+        Settings { steps_per_pod: 50_000, steps_per_plan: 100_000, ..Settings::default() };
     let mut pods: Vec<PendingPod> = (0..50).map(expensive).collect();
     pods.push(PendingPod { created: 1, ..share_pod("neighbor", "1Gi", "1") });
     let first = planner.plan(&pods, settings);
@@ -184,13 +192,15 @@ fn namespace_of_expensive_requests_waits_for_itself() {
 #[test]
 fn order_is_that_of_priority_as_long_as_the_steps_suffice() {
     let mut planner = planner(1);
-    let mut pods: Vec<PendingPod> = (0..8).map(|i| share_pod(&format!("p{i}"), "80Gi", "1")).collect();
+    let mut pods: Vec<PendingPod> =
+        (0..8).map(|i| share_pod(&format!("p{i}"), "80Gi", "1")).collect();
     pods.extend((0..4).map(|i| {
         let urgent = share_pod(&format!("urgent-{i}"), "80Gi", "1");
         PendingPod { priority: 1, namespace: namespace("other"), ..urgent }
     }));
     for _ in 0..3 {
-        let plan = planner.plan(&pods, Settings { steps_per_plan: 1_000_000, ..Settings::default() });
+        let plan =
+            planner.plan(&pods, Settings { steps_per_plan: 1_000_000, ..Settings::default() });
         let urgent = plan.decisions.iter().filter(|d| d.pod.as_str().starts_with("urgent")).count();
         assert_eq!((urgent, plan.decisions.len(), plan.unreached.len()), (4, 8, 0));
     }
@@ -199,18 +209,24 @@ fn order_is_that_of_priority_as_long_as_the_steps_suffice() {
 #[test]
 fn pods_of_one_shape_share_an_explanation_of_the_end_of_the_plan() {
     let mut planner = planner(1);
-    // Between two that are refused, one is placed each time: explanations were made anew after each.
+    // Between two that are refused, one is placed each time: explanations were made anew after
+    // each.
     let pods: Vec<PendingPod> = (0..10)
         .flat_map(|i| {
-            let refused = PendingPod { created: 2 * i, ..share_pod(&format!("refused-{i}"), "81Gi", "1") };
-            let placed = PendingPod { created: 2 * i + 1, ..share_pod(&format!("placed-{i}"), "60Gi", "1") };
+            let refused =
+                PendingPod { created: 2 * i, ..share_pod(&format!("refused-{i}"), "81Gi", "1") };
+            let placed =
+                PendingPod { created: 2 * i + 1, ..share_pod(&format!("placed-{i}"), "60Gi", "1") };
             [refused, placed]
         })
         .collect();
     let plan = planner.plan(&pods, Settings::default());
     assert_eq!(plan.decisions.len(), 8);
-    let too_large: Vec<_> =
-        plan.refusals.iter().filter(|refusal| refusal.pod.as_str().starts_with("refused")).collect();
+    let too_large: Vec<_> = plan
+        .refusals
+        .iter()
+        .filter(|refusal| refusal.pod.as_str().starts_with("refused"))
+        .collect();
     assert_eq!(too_large.len(), 10);
     assert!(too_large.iter().all(|refusal| Arc::ptr_eq(&refusal.cause, &too_large[0].cause)));
 }
@@ -250,8 +266,14 @@ fn bound_pod_is_planned_on_its_node_alone() {
     for _ in 0..2 {
         let plan = planner.plan_on(&node("node-01"), &bound, Settings::default());
         assert!(plan.decisions.is_empty());
-        let Cause::NoFit(explanation) = &*plan.refusals[0].cause else { panic!("{:?}", plan.refusals) };
-        assert!(explanation.render(1024).contains("8 devices on 1 node"), "{}", explanation.render(1024));
+        let Cause::NoFit(explanation) = &*plan.refusals[0].cause else {
+            panic!("{:?}", plan.refusals)
+        };
+        assert!(
+            explanation.render(1024).contains("8 devices on 1 node"),
+            "{}",
+            explanation.render(1024)
+        );
     }
     assert_eq!(
         planner.plan_on(&node("node-01"), &bound, Settings::default()).steps,

@@ -6,7 +6,9 @@ mod builders;
 use std::sync::Arc;
 
 use builders::*;
-use tessera_allocator::model::{Attribute, Claim, Constraint, ConstraintKind, Device, Mode, Selector};
+use tessera_allocator::model::{
+    Attribute, Claim, Constraint, ConstraintKind, Device, Mode, Selector,
+};
 use tessera_allocator::{Failure, Planner, Policy, Settings, Unallocated, plan};
 use tessera_api::names::{NodeName, PoolName};
 
@@ -36,10 +38,10 @@ fn an_error_on_a_device_that_upstream_would_not_have_reached_refuses_nothing() {
 
 #[test]
 fn the_equal_of_a_device_that_failed_is_tried_where_it_may_be_an_error() {
-    let gpus =
-        (0..3).map(|i| gpu(&format!("gpu-{i}"), "80Gi").with("model", Attribute::String("L40S".into())));
-    let cluster =
-        Cluster::new().node("node-a", gpus.map(|device| Device { shared: false, ..device }).collect());
+    let gpus = (0..3)
+        .map(|i| gpu(&format!("gpu-{i}"), "80Gi").with("model", Attribute::String("L40S".into())));
+    let cluster = Cluster::new()
+        .node("node-a", gpus.map(|device| Device { shared: false, ..device }).collect());
     let mut all = request("all", 1, &[]);
     all.alternatives[0].mode = Mode::All;
     let mut claim = claim(
@@ -48,9 +50,13 @@ fn the_equal_of_a_device_that_failed_is_tried_where_it_may_be_an_error() {
     );
     let kind = ConstraintKind::Distinct("gpu.tessera.dev/model".to_owned());
     claim.constraints.push(Constraint { requests: Vec::new(), kind });
-    // Beside GPU 0 the first of all is in use; beside GPU 1 it is not, and contradicts the constraint.
+    // Beside GPU 0 the first of all is in use; beside GPU 1 it is not, and contradicts the
+    // constraint.
     let answer = allocate(&cluster, claim);
-    assert!(matches!(answer, Err(Unallocated::Failed(Failure::AllAgainstConstraint(_)))), "{answer:?}");
+    assert!(
+        matches!(answer, Err(Unallocated::Failed(Failure::AllAgainstConstraint(_)))),
+        "{answer:?}"
+    );
 }
 
 #[test]
@@ -73,8 +79,14 @@ fn of_all_devices_one_that_gives_an_error_comes_before_a_later_pool_that_is_brok
     let answer = allocate(&cluster, all_of("device.nothing"));
     assert!(matches!(answer, Err(Unallocated::Failed(Failure::Selector(_)))), "{answer:?}");
     let answer = allocate(&cluster, all_of("true"));
-    assert!(matches!(answer, Err(Unallocated::Failed(Failure::AllButPoolInvalid(_)))), "{answer:?}");
+    assert!(
+        matches!(answer, Err(Unallocated::Failed(Failure::AllButPoolInvalid(_)))),
+        "{answer:?}"
+    );
     cluster.0.slices.insert("earlier".to_owned(), broken("a-pool"));
     let answer = allocate(&cluster, all_of("device.nothing"));
-    assert!(matches!(answer, Err(Unallocated::Failed(Failure::AllButPoolInvalid(_)))), "{answer:?}");
+    assert!(
+        matches!(answer, Err(Unallocated::Failed(Failure::AllButPoolInvalid(_)))),
+        "{answer:?}"
+    );
 }

@@ -1,7 +1,7 @@
 //! Searches that take upstream exponential time end after few steps, with the right answer.
 //!
-//! Steps are devices looked at. Upstream needs from a million to more than it can do in its 10 s for each of these
-//! (`exp-*` of the oracle's benchmark).
+//! Steps are devices looked at. Upstream needs from a million to more than it can do in its 10 s
+//! for each of these (`exp-*` of the oracle's benchmark).
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod builders;
@@ -77,7 +77,8 @@ fn one_more_on_a_numa_node_than_it_has() {
 fn one_share_more_than_there_is_room_for() {
     let gpus = (0..8).map(|i| gpu(&format!("gpu-{i}"), "80Gi")).collect();
     let cluster = Cluster::new().node("node-0", gpus);
-    let shares = |n: usize| (0..n).map(|i| request(&format!("r{i}"), 1, &[("memory", "40Gi")])).collect();
+    let shares =
+        |n: usize| (0..n).map(|i| request(&format!("r{i}"), 1, &[("memory", "40Gi")])).collect();
     assert!(!fits(&cluster, shares(17), Vec::new()));
     assert!(fits(&cluster, shares(16), Vec::new()));
 }
@@ -86,7 +87,9 @@ fn one_share_more_than_there_is_room_for() {
 fn what_fits_only_after_the_first_choices_are_given_up() {
     let cluster = Cluster::new().node("node-0", wholes(12, |i| i64::from(i >= 3)));
     let mut requests: Vec<Request> = (0..9).map(single).collect();
-    requests.extend((9..12).map(|n| selecting(single(n), "device.attributes['gpu.tessera.dev'].numa == 0")));
+    requests.extend(
+        (9..12).map(|n| selecting(single(n), "device.attributes['gpu.tessera.dev'].numa == 0")),
+    );
     assert!(fits(&cluster, requests, Vec::new()));
 }
 
@@ -110,7 +113,10 @@ fn partitioned(gpus: usize) -> Cluster {
     };
     put(
         &mut cluster,
-        Slice { name: "a-devices".to_owned(), ..slice("node-0", (0..gpus).flat_map(cut).collect()) },
+        Slice {
+            name: "a-devices".to_owned(),
+            ..slice("node-0", (0..gpus).flat_map(cut).collect())
+        },
     );
     let sets = (0..gpus).map(set).collect();
     put(
@@ -120,7 +126,11 @@ fn partitioned(gpus: usize) -> Cluster {
     let class = |size: &str| {
         let expression = format!("device.attributes['gpu.tessera.dev'].size == '{size}'");
         let name = tessera_api::names::DeviceClassName::new(size).unwrap();
-        Arc::new(DeviceClass { name, selectors: vec![Selector::new(&expression)], configs: Vec::new() })
+        Arc::new(DeviceClass {
+            name,
+            selectors: vec![Selector::new(&expression)],
+            configs: Vec::new(),
+        })
     };
     for size in ["large", "small"] {
         let class = class(size);
@@ -150,7 +160,10 @@ fn one_partition_more_than_the_counters_allow() {
 fn partitions_of_two_sizes_share_the_counters() {
     let cluster = partitioned(2);
     let mixed = |large, small| {
-        vec![of_class(request("large", large, &[]), "large"), of_class(request("small", small, &[]), "small")]
+        vec![
+            of_class(request("large", large, &[]), "large"),
+            of_class(request("small", small, &[]), "small"),
+        ]
     };
     assert!(fits(&cluster, mixed(3, 4), Vec::new()));
     assert!(!fits(&cluster, mixed(3, 5), Vec::new()));

@@ -1,4 +1,5 @@
-//! Tenants write selectors, and the one task that plans evaluates them: none may end it or hold it up.
+//! Tenants write selectors, and the one task that plans evaluates them: none may end it or hold it
+//! up.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -7,7 +8,8 @@ use tessera_allocator::model::Device;
 use tessera_allocator::selector::{CompiledSelector, DeviceView, SelectorError};
 use tessera_api::names::{DeviceName, DriverName};
 
-/// Far more than the slowest of them takes in a debug build on two busy cores, which is 4 s. Without the limits it would be minutes or hours.
+/// Far more than the slowest of them takes in a debug build on two busy cores, which is 4 s.
+/// Without the limits it would be minutes or hours.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The answer, on a thread with the stack of a worker of tokio.

@@ -1,4 +1,5 @@
-//! Pods that ask for much are not starved by pods that ask for little, and keep nobody from a node for ever.
+//! Pods that ask for much are not starved by pods that ask for little, and keep nobody from a node
+//! for ever.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod builders;
@@ -105,11 +106,15 @@ fn who_is_kept_off_is_told_for_whom_unless_that_is_a_pod_of_another_namespace() 
     let three = wants("three", 3, 200);
     let four = PendingPod { namespace: elsewhere, ..wants("other", 3, 200) };
     let plan = at_turn(&two_nodes(), &[wants("large", 4, 0), three, four]);
-    let kept = |pod: Option<&str>| Reason::Node(NodeReason::KeptFree { pod: pod.map(str::to_owned) });
+    let kept =
+        |pod: Option<&str>| Reason::Node(NodeReason::KeptFree { pod: pod.map(str::to_owned) });
     assert!(told(&plan, "three").contains(&kept(Some("default/large"))), "{plan:?}");
     assert!(told(&plan, "other").contains(&kept(None)), "{plan:?}");
     assert!(!format!("{:?}", told(&plan, "other")).contains("large"));
-    assert!(!format!("{:?}", told(&plan, "large")).contains("KeptFree"), "its own node is open to it");
+    assert!(
+        !format!("{:?}", told(&plan, "large")).contains("KeptFree"),
+        "its own node is open to it"
+    );
 }
 
 #[test]
@@ -158,7 +163,9 @@ fn nothing_is_kept_for_a_pod_that_lacks_something_else_than_what_others_hold() {
     let mut cluster = two_nodes();
     let too_large = at_turn(&cluster, &[wants("large", 5, 0), three.clone()]);
     assert_eq!((placed(&too_large), too_large.kept), (vec!["three on node-a".to_owned()], None));
-    ["node-a", "node-b"].iter().for_each(|node| cluster.put_node(node, |node| node.cordoned = true));
+    ["node-a", "node-b"]
+        .iter()
+        .for_each(|node| cluster.put_node(node, |node| node.cordoned = true));
     assert_eq!(at_turn(&cluster, &[wants("large", 4, 0)]).kept, None);
     let mut picky = wants("large", 4, 0);
     let selector = BTreeMap::from([("zone".to_owned(), "moon".to_owned())]);
@@ -191,7 +198,11 @@ fn devices_that_several_nodes_share_are_not_counted_on() {
     let everywhere = with(NodeChoice::All);
     let own = with(NodeChoice::Node(NodeName::new("node-b").unwrap()));
     assert_eq!(kept(&at_turn(&own, &[wants("large", 8, 0)])).unwrap(), "node-b for large");
-    assert_eq!(kept(&at_turn(&everywhere, &[wants("large", 8, 0)])), None, "one of them stays taken");
+    assert_eq!(
+        kept(&at_turn(&everywhere, &[wants("large", 8, 0)])),
+        None,
+        "one of them stays taken"
+    );
     assert_eq!(kept(&at_turn(&everywhere, &[wants("large", 7, 0)])).unwrap(), "node-a for large");
 }
 
@@ -252,7 +263,11 @@ fn who_comes_after_a_pod_that_no_node_would_do_for_may_have_one_kept() {
     let mut pods: Vec<PendingPod> = (0..100).map(hopeless).collect();
     pods.push(wants("large", 4, 100));
     let plan = plan(&two_nodes().0, &pods, at(PATIENCE + 100));
-    assert_eq!(kept(&plan).unwrap(), "node-a for large", "pods that ask for the same are looked at once");
+    assert_eq!(
+        kept(&plan).unwrap(),
+        "node-a for large",
+        "pods that ask for the same are looked at once"
+    );
 }
 
 #[test]
@@ -269,7 +284,8 @@ fn where_the_steps_do_not_suffice_for_all_pods_the_next_plan_goes_on() {
 #[test]
 fn nothing_is_kept_where_the_steps_do_not_suffice_to_find_the_node() {
     let nodes = (0..50).map(|i| format!("node-{i:02}"));
-    let mut cluster = nodes.clone().fold(Cluster::new(), |cluster, name| cluster.node(&name, gpus(4)));
+    let mut cluster =
+        nodes.clone().fold(Cluster::new(), |cluster, name| cluster.node(&name, gpus(4)));
     nodes.for_each(|name| use_whole(&mut cluster, &name, 0..2));
     let pods = [wants("large", 4, 0), wants("two", 2, 200)];
     let without = plan(&cluster.0, &pods, Settings { patience: None, ..at(PATIENCE) });
@@ -283,9 +299,11 @@ fn nothing_is_kept_where_the_steps_do_not_suffice_to_find_the_node() {
 #[test]
 fn where_no_node_would_do_for_a_thousand_pods_that_is_known_after_one_plan() {
     let nodes = (0..50).map(|i| format!("node-{i:03}"));
-    let mut cluster = nodes.clone().fold(Cluster::new(), |cluster, name| cluster.node(&name, gpus(8)));
+    let mut cluster =
+        nodes.clone().fold(Cluster::new(), |cluster, name| cluster.node(&name, gpus(8)));
     nodes.for_each(|name| use_whole(&mut cluster, &name, 0..1));
-    let pods: Vec<PendingPod> = (0..1000).map(|i| wants(&format!("p-{i}"), 9 + i % 24, 0)).collect();
+    let pods: Vec<PendingPod> =
+        (0..1000).map(|i| wants(&format!("p-{i}"), 9 + i % 24, 0)).collect();
     let planned = |settings| {
         let mut planner = Planner::of(&cluster.0, Default::default());
         [planner.plan(&pods, settings).steps, planner.plan(&pods, settings).steps]
@@ -321,8 +339,8 @@ impl Lots {
     }
 }
 
-/// Small pods come all the time and stay for up to 20 minutes; one that wants the whole of a node comes among them. For how long
-/// it waits.
+/// Small pods come all the time and stay for up to 20 minutes; one that wants the whole of a node
+/// comes among them. For how long it waits.
 fn large_waits(seed: u64, patience: Option<u32>) -> Option<i64> {
     let cluster = Cluster::new().node("node-a", gpus(8)).node("node-b", gpus(8));
     let mut planner = Planner::of(&cluster.0, Default::default());
@@ -338,10 +356,11 @@ fn large_waits(seed: u64, patience: Option<u32>) -> Option<i64> {
         if now == 3000 {
             waiting.push(wants("large", 8, now));
         }
-        let tell =
-            |planner: &mut Planner, usage: &tessera_allocator::model::Usage, results: &[DeviceResult]| {
-                results.iter().for_each(|r| planner.set_use(&r.device, usage.of(&r.device)));
-            };
+        let tell = |planner: &mut Planner,
+                    usage: &tessera_allocator::model::Usage,
+                    results: &[DeviceResult]| {
+            results.iter().for_each(|r| planner.set_use(&r.device, usage.of(&r.device)));
+        };
         for (_, results) in &ended {
             usage.remove(results);
             tell(&mut planner, &usage, results);
@@ -352,7 +371,8 @@ fn large_waits(seed: u64, patience: Option<u32>) -> Option<i64> {
                 return Some(now - 3000);
             }
             waiting.retain(|waiting| waiting.uid != decision.pod);
-            let results: Vec<DeviceResult> = decision.claims.into_iter().flat_map(|c| c.results).collect();
+            let results: Vec<DeviceResult> =
+                decision.claims.into_iter().flat_map(|c| c.results).collect();
             usage.add(&results);
             tell(&mut planner, &usage, &results);
             running.push((now + 30 * (1 + lots.below(40)).cast_signed(), results));

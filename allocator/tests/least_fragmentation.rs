@@ -22,7 +22,8 @@ const SETTINGS: Settings = Settings {
 /// A pod with a share of one GPU, in percent, and so much CPU.
 fn share(name: &str, percent: u32, cpu: &str) -> PendingPod {
     let amounts = [("memory", format!("{}Mi", percent * 800)), ("cores", percent.to_string())];
-    let amounts: Vec<(&str, &str)> = amounts.iter().map(|(name, amount)| (*name, amount.as_str())).collect();
+    let amounts: Vec<(&str, &str)> =
+        amounts.iter().map(|(name, amount)| (*name, amount.as_str())).collect();
     let mut pod = pod(name, vec![claim(name, vec![request("gpu", 1, &amounts)])]);
     let requests = [("cpu".to_owned(), quantity(cpu)), ("pods".to_owned(), quantity("1"))].into();
     pod.scheduling = Arc::new(Scheduling { requests, ..Scheduling::default() });
@@ -153,16 +154,19 @@ fn the_types_that_a_pod_names_are_spared_by_those_who_name_none() {
 
 #[test]
 fn the_types_on_the_nodes_that_pods_select_count_as_named() {
-    let typed =
-        |product: &str| gpu("gpu-0", "80000Mi").with("productName", Attribute::String(product.into()));
-    let mut cluster = Cluster::new().node("node-a", vec![typed("H100")]).node("node-b", vec![typed("T4")]);
+    let typed = |product: &str| {
+        gpu("gpu-0", "80000Mi").with("productName", Attribute::String(product.into()))
+    };
+    let mut cluster =
+        Cluster::new().node("node-a", vec![typed("H100")]).node("node-b", vec![typed("T4")]);
     cluster.put_node("node-a", |node| {
         node.labels.insert("gpu".to_owned(), "H100".to_owned());
     });
     let picky = |i: usize| {
         let mut pod = share(&format!("picky-{i}"), 100, "1");
         let selected = [("gpu".to_owned(), "H100".to_owned())].into();
-        pod.scheduling = Arc::new(Scheduling { node_selector: selected, ..(*pod.scheduling).clone() });
+        pod.scheduling =
+            Arc::new(Scheduling { node_selector: selected, ..(*pod.scheduling).clone() });
         pod
     };
     let mut planner = planner(&cluster);
@@ -213,8 +217,10 @@ fn requests_that_nobody_can_ever_serve_change_nothing_of_what_is_expected() {
     let mut strange = share("strange", 100, "1m");
     strange.claims = strange.claims.iter().map(by_mps).collect();
     assert_eq!(with(vec![strange]), usual, "no node shares so");
-    let nowhere =
-        Scheduling { node_selector: [("gpu".to_owned(), "none".to_owned())].into(), ..Scheduling::default() };
+    let nowhere = Scheduling {
+        node_selector: [("gpu".to_owned(), "none".to_owned())].into(),
+        ..Scheduling::default()
+    };
     let nowhere = PendingPod { scheduling: Arc::new(nowhere), ..share("strange", 100, "1m") };
     assert_eq!(with(vec![nowhere]), usual);
 }

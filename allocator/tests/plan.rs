@@ -9,8 +9,8 @@ use std::sync::Arc;
 use builders::*;
 use serde_json::json;
 use tessera_allocator::model::{
-    Attribute, Claim, Constraint, Device, Mode, NodeSelector, NodeTaint, PendingPod, PodClaim, PodToleration,
-    Selector, Toleration, TolerationOperator,
+    Attribute, Claim, Constraint, Device, Mode, NodeSelector, NodeTaint, PendingPod, PodClaim,
+    PodToleration, Selector, Toleration, TolerationOperator,
 };
 use tessera_allocator::{Cause, Plan, Policy, Settings, plan};
 use tessera_api::names::{ClaimName, ClaimUid, NodeName};
@@ -68,7 +68,8 @@ fn four_quarter_gpu_pods_share_one_gpu_under_binpack() {
 #[test]
 fn four_quarter_gpu_pods_go_to_four_gpus_of_one_node_when_only_devices_are_spread() {
     let policy = json!({"placement": {"node": "Binpack", "device": "Spread"}});
-    let got: BTreeSet<_> = places(&decide(&two_nodes(), &four_pods(&policy))).concat().into_iter().collect();
+    let got: BTreeSet<_> =
+        places(&decide(&two_nodes(), &four_pods(&policy))).concat().into_iter().collect();
     let expected: Vec<_> = (0..4).map(|i| format!("node-a/gpu-{i}")).collect();
     assert_eq!(got.into_iter().collect::<Vec<_>>(), expected);
 }
@@ -88,7 +89,8 @@ fn binpack_prefers_the_smaller_of_two_empty_gpus() {
 
 #[test]
 fn a_claim_without_amounts_gets_a_gpu_alone() {
-    let mut cluster = Cluster::new().node("node-a", vec![gpu("gpu-0", "80Gi"), gpu("gpu-1", "80Gi")]);
+    let mut cluster =
+        Cluster::new().node("node-a", vec![gpu("gpu-0", "80Gi"), gpu("gpu-1", "80Gi")]);
     cluster.use_share("node-a", "gpu-0", "1Gi", "0");
     let whole = pod("first", vec![claim("whole", vec![request("gpu", 1, &[])])]);
     let plan = decide(&cluster, &[whole, share_pod("second", "1Gi", "0")]);
@@ -130,10 +132,10 @@ fn nothing_is_placed_where_cores_or_memory_would_be_exceeded() {
 #[test]
 fn a_refusal_counts_devices_and_nodes_per_reason() {
     let gpus = |n: usize| (0..n).map(|i| gpu(&format!("gpu-{i}"), "40Gi")).collect::<Vec<_>>();
-    let mut cluster = Cluster::new()
-        .node("node-a", gpus(2))
-        .node("node-b", gpus(4))
-        .node("node-c", vec![gpu("gpu-0", "80Gi").tainted("example.com/broken"), gpu("gpu-1", "80Gi")]);
+    let mut cluster = Cluster::new().node("node-a", gpus(2)).node("node-b", gpus(4)).node(
+        "node-c",
+        vec![gpu("gpu-0", "80Gi").tainted("example.com/broken"), gpu("gpu-1", "80Gi")],
+    );
     cluster.put_node("node-b", |node| node.ready = false);
     cluster.use_share("node-c", "gpu-1", "50Gi", "0");
     let plan = decide(&cluster, &[share_pod("p", "60Gi", "0")]);
@@ -148,8 +150,9 @@ fn a_refusal_counts_devices_and_nodes_per_reason() {
 
 #[test]
 fn two_gpus_of_one_group_wait_until_one_group_has_two() {
-    let numa =
-        |i: usize| gpu(&format!("gpu-{i}"), "80Gi").with("numaNode", Attribute::Int(i64::from(i >= 2)));
+    let numa = |i: usize| {
+        gpu(&format!("gpu-{i}"), "80Gi").with("numaNode", Attribute::Int(i64::from(i >= 2)))
+    };
     let mut cluster = Cluster::new().node("node-a", (0..4).map(numa).collect());
     for device in ["gpu-0", "gpu-2"] {
         cluster.use_share("node-a", device, "80Gi", "0");
@@ -158,7 +161,10 @@ fn two_gpus_of_one_group_wait_until_one_group_has_two() {
     pair.constraints.push(matching("gpu.tessera.dev/numaNode"));
     let pods = [pod("pair", vec![pair])];
     let waiting = decide(&cluster, &pods);
-    assert_eq!(reasons(&waiting), BTreeMap::from([(short_of("memory"), (2, 1)), (Reason::Together, (2, 1))]));
+    assert_eq!(
+        reasons(&waiting),
+        BTreeMap::from([(short_of("memory"), (2, 1)), (Reason::Together, (2, 1))])
+    );
     cluster.0.usage.remove(&[share("node-a", "gpu-2", "80Gi", "0")]);
     assert_eq!(places(&decide(&cluster, &pods)), [["node-a/gpu-2", "node-a/gpu-3"]]);
 }
@@ -168,15 +174,19 @@ fn two_requests_of_one_claim_may_share_a_gpu_but_two_devices_of_one_request_may_
     let cluster = Cluster::new().node("node-a", vec![gpu("gpu-0", "80Gi")]);
     let amounts = [("memory", "10Gi")];
     let two = claim("two", vec![request("one", 1, &amounts), request("other", 1, &amounts)]);
-    assert_eq!(places(&decide(&cluster, &[pod("p", vec![two])])), [["node-a/gpu-0", "node-a/gpu-0"]]);
+    assert_eq!(
+        places(&decide(&cluster, &[pod("p", vec![two])])),
+        [["node-a/gpu-0", "node-a/gpu-0"]]
+    );
     let count = claim("count", vec![request("gpu", 2, &amounts)]);
     assert_eq!(decide(&cluster, &[pod("p", vec![count])]).decisions, []);
 }
 
 #[test]
 fn all_claims_of_a_pod_are_on_one_node_or_none_is_placed() {
-    let cluster =
-        Cluster::new().node("node-a", vec![gpu("gpu-0", "40Gi")]).node("node-b", vec![gpu("gpu-0", "80Gi")]);
+    let cluster = Cluster::new()
+        .node("node-a", vec![gpu("gpu-0", "40Gi")])
+        .node("node-b", vec![gpu("gpu-0", "80Gi")]);
     let ask = |name: &str| claim(name, vec![request("gpu", 1, &[("memory", "30Gi")])]);
     assert_eq!(
         places(&decide(&cluster, &[pod("p", vec![ask("a"), ask("b")])])),
@@ -213,7 +223,8 @@ fn a_pod_follows_a_claim_that_is_allocated_already() {
 fn two_pending_pods_on_one_shared_claim_decide_it_once() {
     let shared = claim("shared", vec![request("gpu", 1, &[("memory", "10Gi")])]);
     let own = claim("own", vec![request("gpu", 1, &[("memory", "10Gi")])]);
-    let plan = decide(&two_nodes(), &[pod("p0", vec![shared.clone()]), pod("p1", vec![shared, own])]);
+    let plan =
+        decide(&two_nodes(), &[pod("p0", vec![shared.clone()]), pod("p1", vec![shared, own])]);
     assert_eq!(places(&plan), [["node-a/gpu-0"], ["node-a/gpu-0"]]);
     assert_eq!(plan.decisions[1].claims.len(), 1, "the second pod only decides its own claim");
     assert_eq!(plan.refusals.len(), 0);
@@ -222,8 +233,11 @@ fn two_pending_pods_on_one_shared_claim_decide_it_once() {
 #[test]
 fn pods_are_taken_by_priority_and_then_by_age() {
     let cluster = Cluster::new().node("node-a", vec![gpu("gpu-0", "80Gi")]);
-    let (mut old, mut young, mut urgent) =
-        (share_pod("old", "80Gi", "0"), share_pod("young", "80Gi", "0"), share_pod("urgent", "80Gi", "0"));
+    let (mut old, mut young, mut urgent) = (
+        share_pod("old", "80Gi", "0"),
+        share_pod("young", "80Gi", "0"),
+        share_pod("urgent", "80Gi", "0"),
+    );
     (old.created, young.created, urgent.created) = (1, 2, 3);
     urgent.priority = 5;
     let first = |pods: &[PendingPod]| decide(&cluster, pods).decisions[0].pod.to_string();
@@ -256,7 +270,10 @@ fn node_predicates_keep_pods_away_each_with_its_reason() {
             },
             NodeReason::Tainted { key: "k".to_owned() },
         ),
-        (|n| n.allocatable = BTreeMap::new(), NodeReason::ResourceShort { resource: "pods".to_owned() }),
+        (
+            |n| n.allocatable = BTreeMap::new(),
+            NodeReason::ResourceShort { resource: "pods".to_owned() },
+        ),
         (
             |n| n.used = BTreeMap::from([("pods".to_owned(), quantity("110"))]),
             NodeReason::ResourceShort { resource: "pods".to_owned() },
@@ -301,13 +318,17 @@ fn requests_of_pods_planned_together_add_up_on_the_node() {
     assert_eq!(plan.decisions.len(), 2);
     assert_eq!(
         reasons(&plan),
-        BTreeMap::from([(Reason::Node(NodeReason::ResourceShort { resource: "cpu".to_owned() }), (1, 1))])
+        BTreeMap::from([(
+            Reason::Node(NodeReason::ResourceShort { resource: "cpu".to_owned() }),
+            (1, 1)
+        )])
     );
 }
 
 #[test]
 fn a_tainted_device_is_taken_by_who_tolerates_it() {
-    let cluster = Cluster::new().node("node-a", vec![gpu("gpu-0", "80Gi").tainted("example.com/old")]);
+    let cluster =
+        Cluster::new().node("node-a", vec![gpu("gpu-0", "80Gi").tainted("example.com/old")]);
     let mut tolerant = request("gpu", 1, &[]);
     tolerant.alternatives[0].tolerations.push(Toleration {
         key: Some("example.com/old".to_owned()),
@@ -315,7 +336,10 @@ fn a_tainted_device_is_taken_by_who_tolerates_it() {
         value: String::new(),
         effect: None,
     });
-    assert_eq!(decide(&cluster, &[pod("p", vec![claim("c", vec![request("gpu", 1, &[])])])]).decisions, []);
+    assert_eq!(
+        decide(&cluster, &[pod("p", vec![claim("c", vec![request("gpu", 1, &[])])])]).decisions,
+        []
+    );
     assert_eq!(decide(&cluster, &[pod("p", vec![claim("c", vec![tolerant])])]).decisions.len(), 1);
 }
 
@@ -349,7 +373,9 @@ fn memory_that_is_not_all_there_goes_to_claims_that_may_spill_and_to_no_others()
         // However little it asks for.
         let plan = decide(&cluster, &[pod_with_config(&[("memory", "1Gi")], refused)]);
         assert_eq!(reasons(&plan), BTreeMap::from([(Reason::Oversubscribed, (1, 1))]));
-        let Cause::NoFit(explanation) = &*plan.refusals[0].cause else { panic!("{:?}", plan.refusals) };
+        let Cause::NoFit(explanation) = &*plan.refusals[0].cause else {
+            panic!("{:?}", plan.refusals)
+        };
         assert_eq!(
             explanation.render(1024),
             "1 device on 1 node: memory is oversubscribed; the claim must say memory.oversubscribe: true"
@@ -358,8 +384,10 @@ fn memory_that_is_not_all_there_goes_to_claims_that_may_spill_and_to_no_others()
 }
 
 #[test]
-fn a_claim_that_may_spill_takes_what_is_left_of_any_gpu_and_one_that_may_not_goes_where_all_is_there() {
-    let mixed = || Cluster::new().node("node-a", vec![oversubscribed("gpu-0"), gpu("gpu-1", "80Gi")]);
+fn a_claim_that_may_spill_takes_what_is_left_of_any_gpu_and_one_that_may_not_goes_where_all_is_there()
+ {
+    let mixed =
+        || Cluster::new().node("node-a", vec![oversubscribed("gpu-0"), gpu("gpu-1", "80Gi")]);
     let plain = decide(&mixed(), &[share_pod("p", "20Gi", "0")]);
     assert_eq!(places(&plain), [["node-a/gpu-1"]]);
     let mut full = mixed();
@@ -367,15 +395,22 @@ fn a_claim_that_may_spill_takes_what_is_left_of_any_gpu_and_one_that_may_not_goe
     let spilling = pod_with_config(&[("memory", "20Gi")], json!({"oversubscribe": true}));
     assert_eq!(places(&decide(&full, std::slice::from_ref(&spilling))), [["node-a/gpu-1"]]);
     full.use_share("node-a", "gpu-1", "70Gi", "0");
-    assert_eq!(reasons(&decide(&full, &[spilling])), BTreeMap::from([(short_of("memory"), (2, 1))]));
+    assert_eq!(
+        reasons(&decide(&full, &[spilling])),
+        BTreeMap::from([(short_of("memory"), (2, 1))])
+    );
     let reasons = reasons(&decide(&full, &[share_pod("p", "20Gi", "0")]));
-    assert_eq!(reasons, BTreeMap::from([(Reason::Oversubscribed, (1, 1)), (short_of("memory"), (1, 1))]));
+    assert_eq!(
+        reasons,
+        BTreeMap::from([(Reason::Oversubscribed, (1, 1)), (short_of("memory"), (1, 1))])
+    );
 }
 
 #[test]
 fn a_percentage_is_of_the_memory_that_is_published() {
     let cluster = Cluster::new().node("node-a", vec![oversubscribed("gpu-0")]);
-    let plan = decide(&cluster, &[pod_with_config(&[], json!({"percent": 75, "oversubscribe": true}))]);
+    let plan =
+        decide(&cluster, &[pod_with_config(&[], json!({"percent": 75, "oversubscribe": true}))]);
     assert_eq!(plan.decisions[0].claims[0].results[0].consumed["memory"], quantity("120Gi"));
 }
 
@@ -390,18 +425,28 @@ fn the_class_may_say_for_its_claims_that_they_may_spill() {
     Arc::make_mut(class).configs.push(serde_json::from_value(config).unwrap());
     assert_eq!(decide(&cluster, &[share_pod("p", "100Gi", "0")]).decisions.len(), 1);
     let declines = pod_with_config(&[("memory", "1Gi")], json!({"oversubscribe": false}));
-    assert_eq!(reasons(&decide(&cluster, &[declines])), BTreeMap::from([(Reason::Oversubscribed, (1, 1))]));
+    assert_eq!(
+        reasons(&decide(&cluster, &[declines])),
+        BTreeMap::from([(Reason::Oversubscribed, (1, 1))])
+    );
 }
 
 #[test]
 fn all_gpus_of_a_node_are_not_had_where_one_is_oversubscribed() {
-    let cluster = Cluster::new().node("node-a", vec![oversubscribed("gpu-0"), gpu("gpu-1", "80Gi")]);
+    let cluster =
+        Cluster::new().node("node-a", vec![oversubscribed("gpu-0"), gpu("gpu-1", "80Gi")]);
     let mut all = request("gpu", 1, &[]);
     all.alternatives[0].mode = Mode::All;
     let plan = decide(&cluster, &[pod("p", vec![claim("c", vec![all.clone()])])]);
-    assert_eq!(reasons(&plan), BTreeMap::from([(Reason::Oversubscribed, (1, 1)), (Reason::NotAll, (1, 1))]));
+    assert_eq!(
+        reasons(&plan),
+        BTreeMap::from([(Reason::Oversubscribed, (1, 1)), (Reason::NotAll, (1, 1))])
+    );
     let spilling = configured(claim("c", vec![all]), json!({"memory": {"oversubscribe": true}}));
-    assert_eq!(decide(&cluster, &[pod("p", vec![spilling])]).decisions[0].claims[0].results.len(), 2);
+    assert_eq!(
+        decide(&cluster, &[pod("p", vec![spilling])]).decisions[0].claims[0].results.len(),
+        2
+    );
 }
 
 #[test]
@@ -414,10 +459,14 @@ fn an_unknown_class_and_a_bad_config_are_named() {
     assert!(
         matches!(&*plan.refusals[0].cause, Cause::UnknownClass { class, .. } if class.as_str() == "h200.gpu.tessera.dev")
     );
-    let bad =
-        configured(claim("c", vec![request("gpu", 1, &[])]), json!({"placement": {"node": "Tightest"}}));
+    let bad = configured(
+        claim("c", vec![request("gpu", 1, &[])]),
+        json!({"placement": {"node": "Tightest"}}),
+    );
     let plan = decide(&cluster, &[pod("p", vec![bad])]);
-    let Cause::Config { error, .. } = &*plan.refusals[0].cause else { panic!("{:?}", plan.refusals) };
+    let Cause::Config { error, .. } = &*plan.refusals[0].cause else {
+        panic!("{:?}", plan.refusals)
+    };
     assert!(error.to_string().contains("placement.node"), "{error}");
 }
 
@@ -430,7 +479,9 @@ fn memory_in_percent_and_in_bytes_is_refused() {
     };
     assert_eq!(asking(&[("cores", "25")]).decisions.len(), 1);
     let plan = asking(&[("memory", "90Gi")]);
-    let Cause::Config { error, .. } = &*plan.refusals[0].cause else { panic!("{:?}", plan.refusals) };
+    let Cause::Config { error, .. } = &*plan.refusals[0].cause else {
+        panic!("{:?}", plan.refusals)
+    };
     let text = error.to_string();
     assert!(text.contains("memory.percent") && text.contains("capacity.requests.memory"), "{text}");
 }
@@ -458,15 +509,19 @@ fn a_selector_that_fails_is_a_reason_on_the_devices_it_fails_on() {
 
 #[test]
 fn a_hopeless_search_ends_with_the_step_budget_and_says_not_decided() {
-    // Each GPU in a group of its own, all different: nothing is symmetric and no two belong together.
-    let odd =
-        |i: usize| gpu(&format!("gpu-{i}"), &format!("{}Gi", 80 + i)).with("group", Attribute::Int(i as i64));
+    // Each GPU in a group of its own, all different: nothing is symmetric and no two belong
+    // together.
+    let odd = |i: usize| {
+        gpu(&format!("gpu-{i}"), &format!("{}Gi", 80 + i)).with("group", Attribute::Int(i as i64))
+    };
     let cluster = Cluster::new().node("node-a", (0..16).map(odd).collect());
     let mut hopeless =
         claim("c", (0..6).map(|i| request(&format!("r{i}"), 1, &[("memory", "1Gi")])).collect());
     hopeless.constraints.push(tessera_allocator::model::Constraint {
         requests: Vec::new(),
-        kind: tessera_allocator::model::ConstraintKind::Distinct("gpu.tessera.dev/group".to_owned()),
+        kind: tessera_allocator::model::ConstraintKind::Distinct(
+            "gpu.tessera.dev/group".to_owned(),
+        ),
     });
     hopeless.constraints.push(matching("gpu.tessera.dev/none"));
     hopeless.constraints.swap(0, 1);
@@ -479,7 +534,8 @@ fn a_hopeless_search_ends_with_the_step_budget_and_says_not_decided() {
 
 #[test]
 fn equal_gpus_are_not_permuted() {
-    let cluster = Cluster::new().node("node-a", (0..8).map(|i| gpu(&format!("gpu-{i}"), "80Gi")).collect());
+    let cluster =
+        Cluster::new().node("node-a", (0..8).map(|i| gpu(&format!("gpu-{i}"), "80Gi")).collect());
     // Nine GPUs of eight: upstream would try every combination.
     let plan = decide(&cluster, &[pod("p", vec![claim("c", vec![request("gpu", 9, &[])])])]);
     assert_eq!(plan.decisions, []);
@@ -505,10 +561,18 @@ fn a_better_alternative_is_worth_a_worse_node() {
         .node("node-a", (0..2).map(|i| gpu(&format!("gpu-{i}"), "80Gi")).collect())
         .node("node-b", (0..2).map(|i| gpu(&format!("gpu-{i}"), "80Gi")).collect());
     cluster.use_share("node-b", "gpu-0", "40Gi", "50");
-    let either =
-        || first_available("gpu", vec![request("two", 2, &[]), request("share", 1, &[("memory", "10Gi")])]);
+    let either = || {
+        first_available(
+            "gpu",
+            vec![request("two", 2, &[]), request("share", 1, &[("memory", "10Gi")])],
+        )
+    };
     let chosen = |plan: &Plan| -> Vec<String> {
-        plan.decisions.iter().flat_map(|d| &d.claims[0].results).map(|r| r.request.to_string()).collect()
+        plan.decisions
+            .iter()
+            .flat_map(|d| &d.claims[0].results)
+            .map(|r| r.request.to_string())
+            .collect()
     };
     let binpack = Settings { policy: Policy::Binpack, ..Settings::default() };
     let decide = |cluster: &Cluster, pods: &[PendingPod]| plan(&cluster.0, pods, binpack);
@@ -526,12 +590,15 @@ fn a_better_alternative_is_worth_a_worse_node() {
 
 #[test]
 fn the_nominated_node_is_worth_a_worse_alternative() {
-    // Pods were evicted from node-b for this one; node-a, which kube-scheduler has refused, has the better devices.
+    // Pods were evicted from node-b for this one; node-a, which kube-scheduler has refused, has the
+    // better devices.
     let cluster = Cluster::new()
         .node("node-a", (0..2).map(|i| gpu(&format!("gpu-{i}"), "80Gi")).collect())
         .node("node-b", vec![gpu("gpu-0", "80Gi")]);
-    let either =
-        first_available("gpu", vec![request("two", 2, &[]), request("share", 1, &[("memory", "10Gi")])]);
+    let either = first_available(
+        "gpu",
+        vec![request("two", 2, &[]), request("share", 1, &[("memory", "10Gi")])],
+    );
     let mut nominated = pod("p", vec![claim("c", vec![either])]);
     nominated.nominated = Some(NodeName::new("node-b").unwrap());
     assert_eq!(places(&decide(&cluster, &[nominated])), [["node-b/gpu-0"]]);
@@ -567,7 +634,8 @@ fn a_capacity_without_a_domain_is_in_that_of_its_driver() {
     cluster.0.slices.insert("other".to_owned(), std::sync::Arc::new(other));
     cluster.class("of-ours", &["'memory' in device.capacity['gpu.tessera.dev']"]);
     let mut request = request("gpu", 1, &[]);
-    request.alternatives[0].class = Some(tessera_api::names::DeviceClassName::new("of-ours").unwrap());
+    request.alternatives[0].class =
+        Some(tessera_api::names::DeviceClassName::new("of-ours").unwrap());
     let plan = plan(&cluster.0, &[pod("p", vec![claim("c", vec![request])])], Settings::default());
     assert_eq!(plan.decisions.len(), 1, "{:?}", plan.refusals);
 }
@@ -575,7 +643,8 @@ fn a_capacity_without_a_domain_is_in_that_of_its_driver() {
 #[test]
 fn who_waits_is_told_the_node_on_which_the_least_would_have_to_change() {
     let gpus = |count: usize| (0..count).map(|i| gpu(&format!("gpu-{i}"), "80Gi")).collect();
-    let mut cluster = Cluster::new().node("node-a", gpus(2)).node("node-b", gpus(3)).node("node-c", gpus(1));
+    let mut cluster =
+        Cluster::new().node("node-a", gpus(2)).node("node-b", gpus(3)).node("node-c", gpus(1));
     cluster.use_share("node-a", "gpu-0", "41Gi", "0");
     for (device, memory) in [("gpu-0", "80Gi"), ("gpu-1", "50Gi")] {
         cluster.use_share("node-b", device, memory, "0");
@@ -583,7 +652,9 @@ fn who_waits_is_told_the_node_on_which_the_least_would_have_to_change() {
     let nearest = |cluster: &Cluster, count| {
         let wanted = vec![request("gpu", count, &[("memory", "40Gi")])];
         let waiting = decide(cluster, &[pod("p", vec![claim("c", wanted)])]);
-        let Cause::NoFit(explanation) = &*waiting.refusals[0].cause else { panic!("{:?}", waiting.refusals) };
+        let Cause::NoFit(explanation) = &*waiting.refusals[0].cause else {
+            panic!("{:?}", waiting.refusals)
+        };
         explanation.nearest_clause()
     };
     let of_two = nearest(&cluster, 2).unwrap();

@@ -139,11 +139,13 @@ fn what_a_plan_decides_is_not_taken_until_somebody_says_so() {
     assert_eq!(planner.plan(&pods, Settings::default()).decisions, first.decisions);
 }
 
-/// A claim whose selector goes over so many numbers for each device, and reads what is different on all of them.
+/// A claim whose selector goes over so many numbers for each device, and reads what is different on
+/// all of them.
 fn laborious(numbers: u32) -> PendingPod {
     let mut request = request("gpu", 1, &[("memory", "1Gi")]);
-    let expression =
-        format!("lists.range({numbers}).all(i, i >= 0) && device.attributes['gpu.tessera.dev'].index == 100");
+    let expression = format!(
+        "lists.range({numbers}).all(i, i >= 0) && device.attributes['gpu.tessera.dev'].index == 100"
+    );
     request.alternatives[0].selectors.push(Selector::new(&expression));
     pod("p", vec![claim("c", vec![request])])
 }

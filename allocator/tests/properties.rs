@@ -10,8 +10,8 @@ use builders::*;
 use proptest::prelude::*;
 use serde_json::json;
 use tessera_allocator::model::{
-    Attribute, Claim, Constraint, ConstraintKind, Device, DeviceResult, Mode, PendingPod, PodClaim, Slice,
-    Usage,
+    Attribute, Claim, Constraint, ConstraintKind, Device, DeviceResult, Mode, PendingPod, PodClaim,
+    Slice, Usage,
 };
 use tessera_allocator::{Cause, Decision, Plan, Planner, Policy, Settings, plan};
 use tessera_api::names::{DeviceName, NodeName};
@@ -39,21 +39,23 @@ fn pods() -> impl Strategy<Value = Vec<PendingPod>> {
         pods.into_iter()
             .enumerate()
             .map(|(p, (claims, priority, created))| {
-                let claims = claims.into_iter().enumerate().map(|(c, (requests, together, policy))| {
-                    let requests = requests.into_iter().enumerate().map(|(r, (count, memory, cores))| {
-                        let memory = memory.map(|m| format!("{m}Gi"));
-                        let cores = cores.to_string();
-                        let mut amounts = vec![("cores", cores.as_str())];
-                        amounts.extend(memory.as_deref().map(|m| ("memory", m)));
-                        request_of(r, count, &amounts)
+                let claims =
+                    claims.into_iter().enumerate().map(|(c, (requests, together, policy))| {
+                        let requests =
+                            requests.into_iter().enumerate().map(|(r, (count, memory, cores))| {
+                                let memory = memory.map(|m| format!("{m}Gi"));
+                                let cores = cores.to_string();
+                                let mut amounts = vec![("cores", cores.as_str())];
+                                amounts.extend(memory.as_deref().map(|m| ("memory", m)));
+                                request_of(r, count, &amounts)
+                            });
+                        let mut claim = claim(&format!("c{p}-{c}"), requests.collect());
+                        if together {
+                            let kind = ConstraintKind::Match("gpu.tessera.dev/numaNode".to_owned());
+                            claim.constraints.push(Constraint { requests: Vec::new(), kind });
+                        }
+                        configured(claim, json!({"placement": {"node": policy, "device": policy}}))
                     });
-                    let mut claim = claim(&format!("c{p}-{c}"), requests.collect());
-                    if together {
-                        let kind = ConstraintKind::Match("gpu.tessera.dev/numaNode".to_owned());
-                        claim.constraints.push(Constraint { requests: Vec::new(), kind });
-                    }
-                    configured(claim, json!({"placement": {"node": policy, "device": policy}}))
-                });
                 let mut pod = pod(&format!("p{p}"), claims.collect());
                 (pod.priority, pod.created) = (priority, created);
                 pod
@@ -77,7 +79,9 @@ fn check_capacity(cluster: &Cluster, plan: &Plan) {
     for claim in plan.decisions.iter().flat_map(|d| &d.claims) {
         usage.add(&claim.results);
     }
-    for (slice, device) in cluster.0.slices.values().flat_map(|s| s.devices.iter().map(move |d| (s, d))) {
+    for (slice, device) in
+        cluster.0.slices.values().flat_map(|s| s.devices.iter().map(move |d| (s, d)))
+    {
         if let Some(used) = usage.of(&device_id(&slice.name, device.name.as_str())) {
             assert!(!used.exceeds(device), "{} on {} takes {used:?}", device.name, slice.name);
         }
@@ -95,7 +99,10 @@ fn check_claims(cluster: &Cluster, pods: &[PendingPod], plan: &Plan) {
             let mut numa = Vec::new();
             for result in &allotment.results {
                 assert_eq!(result.device.pool.pool.as_str(), decision.node.as_str());
-                by_request.entry(result.request.as_str()).or_default().push(result.device.device.as_str());
+                by_request
+                    .entry(result.request.as_str())
+                    .or_default()
+                    .push(result.device.device.as_str());
                 let device = cluster.0.slices[decision.node.as_str()]
                     .devices
                     .iter()
@@ -237,7 +244,8 @@ proptest! {
 /// Devices of these kinds; those of one kind have exchanged their names by so many places.
 fn named(kinds: &[(u32, i64)], turn: usize) -> Vec<Device> {
     let name = |at: usize| {
-        let equals: Vec<usize> = (0..kinds.len()).filter(|other| kinds[*other] == kinds[at]).collect();
+        let equals: Vec<usize> =
+            (0..kinds.len()).filter(|other| kinds[*other] == kinds[at]).collect();
         let place = equals.iter().position(|other| *other == at).unwrap();
         equals[(place + turn) % equals.len()]
     };

@@ -1,9 +1,10 @@
-//! Selectors against what upstream's allocator (dynamic-resource-allocation v0.37.1) says about the same device: selected
-//! or not, does not compile, fails.
+//! Selectors against what upstream's allocator (dynamic-resource-allocation v0.37.1) says about the
+//! same device: selected or not, does not compile, fails.
 //!
-//! Each line of `golden/selectors.tsv` is upstream's answer to a request for one device with that selector: `fit`, `none`,
-//! `celCompile` or `celRuntime`. `make goldens-check` asks upstream again (`testing/oracle`, which has the same device).
-//! No expression depends on the order of a map, which is random upstream.
+//! Each line of `golden/selectors.tsv` is upstream's answer to a request for one device with that
+//! selector: `fit`, `none`, `celCompile` or `celRuntime`. `make goldens-check` asks upstream again
+//! (`testing/oracle`, which has the same device). No expression depends on the order of a map,
+//! which is random upstream.
 
 use tessera_allocator::model::{Attribute, Capacity, Device};
 use tessera_allocator::selector::{CompiledSelector, DeviceView, SelectorError};
@@ -49,11 +50,17 @@ fn selectors_select_what_upstream_selects_and_fail_where_it_fails() {
     let differences: Vec<String> = golden
         .lines()
         .filter_map(|line| {
-            let (expected, expression) = line.split_once('\t').expect("an outcome and an expression");
+            let (expected, expression) =
+                line.split_once('\t').expect("an outcome and an expression");
             let answer = answer(expression, &device);
             let same = outcome(&answer) == expected;
             (!same).then(|| format!("{expression}\n  upstream: {expected}, we: {answer:?}"))
         })
         .collect();
-    assert!(differences.is_empty(), "{} differences:\n{}", differences.len(), differences.join("\n"));
+    assert!(
+        differences.is_empty(),
+        "{} differences:\n{}",
+        differences.len(),
+        differences.join("\n")
+    );
 }

@@ -17,7 +17,8 @@ use tessera_api::gpu::PcieLevel;
 use tessera_api::names::DeviceName;
 use tessera_api::reason::Reason;
 
-/// Eight GPUs of which 0 and 4, 1 and 5, 2 and 6, 3 and 7 are joined by four NVLinks. GPUs 0 to 3 are on one NUMA node.
+/// Eight GPUs of which 0 and 4, 1 and 5, 2 and 6, 3 and 7 are joined by four NVLinks. GPUs 0 to 3
+/// are on one NUMA node.
 fn bridged(cluster: &mut Cluster, node: &str) {
     joined(cluster, node, |a, b| b == a + 4, |gpu| gpu / 4);
 }
@@ -32,7 +33,8 @@ fn joined(
     let pair = |a, b| Pair { nvlinks: if linked(a, b) { 4 } else { 0 }, pcie: PcieLevel::System };
     let matrix = LinkMatrix::new(&(0..8).map(place).collect::<Vec<_>>(), pair).unwrap();
     let name = |gpu: usize| DeviceName::new(format!("gpu-{gpu}")).unwrap();
-    let topology = PoolTopology::new((0..8).map(|gpu| (name(gpu), gpu)).collect(), Arc::new(matrix));
+    let topology =
+        PoolTopology::new((0..8).map(|gpu| (name(gpu), gpu)).collect(), Arc::new(matrix));
     let mut pools = BTreeMap::clone(&cluster.0.topology);
     pools.insert(device_id(node, "gpu-0").pool, Arc::new(topology));
     cluster.0.topology = Arc::new(pools);
@@ -100,10 +102,15 @@ fn what_is_not_known_to_be_joined_is_joined_to_nothing() {
 #[test]
 fn whoever_waits_for_joined_devices_is_told_how_many_are_missing() {
     let waiting = plan(&bridges().0, &[wants(3, require("NVLink"))], Settings::default());
-    let Cause::NoFit(explanation) = &*waiting.refusals[0].cause else { panic!("{:?}", waiting.refusals) };
+    let Cause::NoFit(explanation) = &*waiting.refusals[0].cause else {
+        panic!("{:?}", waiting.refusals)
+    };
     let scattered = Reason::Scattered { scopes: vec![TopologyScope::NvLink] };
     let (reason, tally) = explanation.tallies().next().unwrap();
-    assert_eq!((reason, tally.devices(), tally.least_missing()), (&scattered, 8, Some(quantity("1"))));
+    assert_eq!(
+        (reason, tally.devices(), tally.least_missing()),
+        (&scattered, 8, Some(quantity("1")))
+    );
     assert_eq!(
         explanation.render(200),
         "8 devices on 1 node: fits, but too few of them share NVLink (short by 1 at least)"
@@ -138,7 +145,8 @@ fn all_devices_are_refused_where_they_do_not_share_what_is_required() {
             request
         }],
     );
-    all.claims = pod("p", vec![configured(claim.clone(), json!({"topology": require("NUMA")}))]).claims;
+    all.claims =
+        pod("p", vec![configured(claim.clone(), json!({"topology": require("NUMA")}))]).claims;
     assert!(chosen(&bridges(), Policy::Binpack, all.clone()).is_empty());
     let mut cluster = eight();
     joined(&mut cluster, "node-a", |_, _| true, |_| 0);
@@ -146,7 +154,8 @@ fn all_devices_are_refused_where_they_do_not_share_what_is_required() {
 }
 
 #[test]
-fn without_a_word_of_topology_least_fragmentation_takes_joined_gpus_and_a_single_one_breaks_no_bridge() {
+fn without_a_word_of_topology_least_fragmentation_takes_joined_gpus_and_a_single_one_breaks_no_bridge()
+ {
     let mut cluster = bridges();
     let silent = |count| {
         let mut pod = wants(count, json!([]));
@@ -185,7 +194,8 @@ fn switched(cluster: &mut Cluster, node: &str) {
     let pair = |_, _| Pair { nvlinks: 4, pcie: PcieLevel::System };
     let matrix = LinkMatrix::new(&(0..16).map(place).collect::<Vec<_>>(), pair).unwrap();
     let name = |gpu: usize| DeviceName::new(format!("gpu-{gpu}")).unwrap();
-    let topology = PoolTopology::new((0..16).map(|gpu| (name(gpu), gpu)).collect(), Arc::new(matrix));
+    let topology =
+        PoolTopology::new((0..16).map(|gpu| (name(gpu), gpu)).collect(), Arc::new(matrix));
     let mut pools = BTreeMap::clone(&cluster.0.topology);
     pools.insert(device_id(node, "gpu-0").pool, Arc::new(topology));
     cluster.0.topology = Arc::new(pools);
@@ -200,11 +210,13 @@ fn sets_that_can_stand_for_each_other_are_not_all_tried() {
     }
     let whole = |name, count| request(name, count, &[("memory", "80Gi"), ("cores", "100")]);
     let two = || claim("p", vec![whole("eight", 8), whole("nine", 9)]);
-    let wanting = |topology: Value| pod("p", vec![configured(two(), json!({ "topology": topology }))]);
+    let wanting =
+        |topology: Value| pod("p", vec![configured(two(), json!({ "topology": topology }))]);
     for (pod, most) in [
         (pod("p", vec![two()]), 1_000),
         (wanting(prefer("NVLink")), 1_000),
-        // What is required of sets is looked for among all of them, which are counted and not tried.
+        // What is required of sets is looked for among all of them, which are counted and not
+        // tried.
         (wanting(require("NVLink")), 3 * 2 * 12_870),
     ] {
         let settings = Settings { policy: Policy::LeastFragmentation, ..Settings::default() };

@@ -91,7 +91,10 @@ fn a_claim_that_says_nothing_is_shared_by_intercept() {
 fn a_gpu_that_somebody_has_brought_both_ways_to_is_for_nobody() {
     for (own, other) in BOTH {
         let mut cluster = node_of(vec![mps("gpu-0")]);
-        cluster.0.usage.add(&[taken("gpu-0", Sharing::Mps, 1), taken("gpu-0", Sharing::Intercept, 1)]);
+        cluster
+            .0
+            .usage
+            .add(&[taken("gpu-0", Sharing::Mps, 1), taken("gpu-0", Sharing::Intercept, 1)]);
         let refused = decide_one(&cluster, vec![a_share("c", own, 1)]);
         assert_eq!(why(&refused), format!("1 device on 1 node: in use with sharing {other}"));
     }
@@ -132,7 +135,8 @@ fn pods_of_one_batch_share_a_gpu_only_if_they_share_it_in_the_same_way() {
         claims.map(|(name, sharing)| pod(name, vec![a_share(name, sharing, 30)]))
     };
     let placed = |cluster: &Cluster, pods: &[PendingPod]| {
-        let plan = plan(&cluster.0, pods, Settings { policy: Policy::Binpack, ..Settings::default() });
+        let plan =
+            plan(&cluster.0, pods, Settings { policy: Policy::Binpack, ..Settings::default() });
         let sharing = plan.decisions.iter().flat_map(|d| &d.claims).flat_map(|c| &c.results);
         let sharing: Vec<Sharing> = sharing.map(|result| result.sharing).collect();
         (places(&plan).concat().join(" "), sharing)
@@ -170,8 +174,11 @@ fn a_claim_by_mps_gets_a_gpu_that_can_be_shared_so_and_no_other() {
         why(&refused),
         "1 device on 1 node: it is not shared by MPS (mps.enabled of the chart; from Volta and CUDA 12.3 on)"
     );
-    // Which of the two it is must not be taken for that of the device before it, which is otherwise the same.
-    for devices in [vec![gpu("gpu-0", "80Gi"), mps("gpu-1")], vec![mps("gpu-1"), gpu("gpu-0", "80Gi")]] {
+    // Which of the two it is must not be taken for that of the device before it, which is otherwise
+    // the same.
+    for devices in
+        [vec![gpu("gpu-0", "80Gi"), mps("gpu-1")], vec![mps("gpu-1"), gpu("gpu-0", "80Gi")]]
+    {
         let mixed = node_of(devices);
         assert_eq!(places(&decide_one(&mixed, vec![a_share("c", Sharing::Mps, 1)])), [["gpu-1"]]);
     }
@@ -184,9 +191,12 @@ fn a_claim_by_mps_for_more_than_one_gpu_is_refused() {
     let mut all = request("gpu", 1, &[]);
     all.alternatives[0].mode = Mode::All;
     let either = first_available("gpu", vec![memory("one", 1), request("two", 2, &[])]);
-    for requests in
-        [vec![request("gpu", 2, &[])], vec![all], vec![memory("a", 1), memory("b", 1)], vec![either]]
-    {
+    for requests in [
+        vec![request("gpu", 2, &[])],
+        vec![all],
+        vec![memory("a", 1), memory("b", 1)],
+        vec![either],
+    ] {
         let plan = decide_one(&cluster, vec![of_requests("c", Sharing::Mps, requests.clone())]);
         let Cause::NotSupported { what, .. } = &*plan.refusals[0].cause else {
             panic!("{:?}", plan.refusals)
@@ -196,7 +206,8 @@ fn a_claim_by_mps_for_more_than_one_gpu_is_refused() {
             what.to_string(),
             "sharing: MPS for more than one GPU (one claim has one; a container can use one such claim)"
         );
-        let by_intercept = decide_one(&cluster, vec![of_requests("c", Sharing::Intercept, requests)]);
+        let by_intercept =
+            decide_one(&cluster, vec![of_requests("c", Sharing::Intercept, requests)]);
         assert_eq!(by_intercept.decisions.len(), 1);
     }
     let either = first_available("gpu", vec![memory("much", 79), memory("less", 1)]);
@@ -222,7 +233,8 @@ fn a_gpu_that_the_first_claim_would_rather_have_is_left_to_the_one_that_has_no_o
     // The first could go to either and prefers gpu-1, which is free; the second cannot go to gpu-0.
     let mut cluster = node_of(vec![mps("gpu-0"), mps("gpu-1")]);
     cluster.0.usage.add(&[taken("gpu-0", Sharing::Mps, 60)]);
-    let pods = [pod("p", vec![a_share("c0", Sharing::Mps, 10), a_share("c1", Sharing::Intercept, 10)])];
+    let pods =
+        [pod("p", vec![a_share("c0", Sharing::Mps, 10), a_share("c1", Sharing::Intercept, 10)])];
     for policy in EVERY_POLICY {
         let plan = plan(&cluster.0, &pods, Settings { policy, ..Settings::default() });
         assert_eq!(places(&plan), [["gpu-0", "gpu-1"]], "{policy:?}");
@@ -235,9 +247,11 @@ fn a_dead_end_by_mps_is_not_taken_for_one_by_intercept() {
     let either = first_available("gpu", vec![memory("mps", 40), memory("intercept", 40)]);
     let mut flexible = of_requests("c0", Sharing::Mps, vec![either]);
     flexible.configs[0].requests = Some(vec!["gpu/mps".to_owned()]);
-    // With the first alternative as much is left of the GPU as with the second, and nothing for this one.
+    // With the first alternative as much is left of the GPU as with the second, and nothing for
+    // this one.
     let plan = decide_one(&cluster, vec![flexible, a_share("c1", Sharing::Intercept, 40)]);
-    let requests = plan.decisions.iter().flat_map(|d| &d.claims[0].results).map(|r| r.request.to_string());
+    let requests =
+        plan.decisions.iter().flat_map(|d| &d.claims[0].results).map(|r| r.request.to_string());
     assert_eq!(requests.collect::<Vec<_>>(), ["gpu/intercept"]);
 }
 
@@ -254,7 +268,8 @@ type Wish = Vec<(Sharing, u32)>;
 /// Whether the claims fit on the GPUs, by trying every assignment.
 fn fits(gpus: &[Kind], claims: &[Wish]) -> bool {
     let Some((wish, rest)) = claims.split_first() else { return true };
-    let pairs = wish.iter().flat_map(|alternative| (0..gpus.len()).map(move |at| (at, *alternative)));
+    let pairs =
+        wish.iter().flat_map(|alternative| (0..gpus.len()).map(move |at| (at, *alternative)));
     pairs.into_iter().any(|(at, (sharing, gib))| {
         let (can_mps, users, taken) = &gpus[at];
         let is_able = sharing == Sharing::Intercept || *can_mps;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use tessera_allocator::topology::{
-    Choice, DeviceSet, LinkMatrix, OutOfSteps, Pair, Place, ResidualValue, SetChooser, SetRequest, SizeMix,
-    TooManyDevices, Wishes,
+    Choice, DeviceSet, LinkMatrix, OutOfSteps, Pair, Place, ResidualValue, SetChooser, SetRequest,
+    SizeMix, TooManyDevices, Wishes,
 };
 use tessera_api::config::{TopologyMode, TopologyScope, TopologyTerm};
 use tessera_api::gpu::PcieLevel;
@@ -63,14 +63,21 @@ impl Machine {
     fn reordered(&self, order: &[usize]) -> Self {
         Self {
             places: order.iter().map(|&old| self.places[old]).collect(),
-            pairs: order.iter().map(|&a| order.iter().map(|&b| self.pairs[a][b]).collect()).collect(),
+            pairs: order
+                .iter()
+                .map(|&a| order.iter().map(|&b| self.pairs[a][b]).collect())
+                .collect(),
         }
     }
 }
 
-/// Four GPUs, two NVLinks between 0 and 3 and between 1 and 2; 0 and 1 on one socket, 2 and 3 on the other.
+/// Four GPUs, two NVLinks between 0 and 3 and between 1 and 2; 0 and 1 on one socket, 2 and 3 on
+/// the other.
 fn two_bridges() -> Machine {
-    Machine::of(4).nvlinks(2, &[(0, 3), (1, 2)]).pcie(PcieLevel::Node, &[(0, 1), (2, 3)]).numa(&[0, 0, 1, 1])
+    Machine::of(4)
+        .nvlinks(2, &[(0, 3), (1, 2)])
+        .pcie(PcieLevel::Node, &[(0, 1), (2, 3)])
+        .numa(&[0, 0, 1, 1])
 }
 
 /// Two quads with a mesh in each and a link from each GPU to one of the other quad.
@@ -79,7 +86,10 @@ fn dgx1v() -> Machine {
         .nvlinks(1, &[(0, 1), (0, 2), (1, 3), (2, 6), (3, 7), (4, 5), (4, 6), (5, 7)])
         .nvlinks(2, &[(0, 3), (0, 4), (1, 2), (1, 5), (2, 3), (4, 7), (5, 6), (6, 7)])
         .pcie(PcieLevel::Single, &[(0, 1), (2, 3), (4, 5), (6, 7)])
-        .pcie(PcieLevel::HostBridge, &[(0, 2), (0, 3), (1, 2), (1, 3), (4, 6), (4, 7), (5, 6), (5, 7)])
+        .pcie(
+            PcieLevel::HostBridge,
+            &[(0, 2), (0, 3), (1, 2), (1, 3), (4, 6), (4, 7), (5, 6), (5, 7)],
+        )
         .numa(&[0, 0, 0, 0, 1, 1, 1, 1])
 }
 
@@ -148,7 +158,8 @@ fn a_single_gpu_is_taken_where_no_bridge_is_broken() {
 
 #[test]
 fn a_good_pair_is_left_where_the_better_one_would_break_more() {
-    // 0-3 has two links, but with 0 and 3 gone the quad is gone; 4 and 5 have one link and nobody else.
+    // 0-3 has two links, but with 0 and 3 gone the quad is gone; 4 and 5 have one link and nobody
+    // else.
     let machine = Machine::of(6)
         .nvlinks(2, &[(0, 3), (0, 1), (0, 2), (1, 2), (1, 3), (2, 3)])
         .nvlinks(1, &[(4, 5)])
@@ -157,13 +168,18 @@ fn a_good_pair_is_left_where_the_better_one_would_break_more() {
     let choice = choose(&chooser(&machine), &request(2, machine.matrix().devices())).unwrap();
     // 160 against 210 is less than four fifths: the one who asks now is not made to pay.
     assert_eq!(choice.score, 210);
-    let machine = machine.nvlinks(2, &[(4, 5)]).nvlinks(2, &[(0, 1)]).pcie(PcieLevel::Single, &[(0, 1)]);
+    let machine =
+        machine.nvlinks(2, &[(4, 5)]).nvlinks(2, &[(0, 1)]).pcie(PcieLevel::Single, &[(0, 1)]);
     let choice = choose(&chooser(&machine), &request(2, machine.matrix().devices())).unwrap();
     // 260 on 4-5; 250 on 0-1 would break the quad too.
     assert_eq!((choice.devices, choice.score), (set(&[4, 5]), 260));
     let machine = machine.pcie(PcieLevel::System, &[(4, 5)]);
     let choice = choose(&chooser(&machine), &request(2, machine.matrix().devices())).unwrap();
-    assert_eq!((choice.devices, choice.score), (set(&[4, 5]), 210), "250 is possible, and breaks the quad");
+    assert_eq!(
+        (choice.devices, choice.score),
+        (set(&[4, 5]), 210),
+        "250 is possible, and breaks the quad"
+    );
 }
 
 #[test]
@@ -176,7 +192,8 @@ fn a_gpu_that_is_shared_already_is_taken_before_one_that_is_free() {
 #[test]
 fn required_nvlink_holds_for_every_pair() {
     let chooser = chooser(&dgx1v());
-    let nvlink = Wishes::new(&[TopologyTerm { scope: TopologyScope::NvLink, mode: TopologyMode::Require }]);
+    let nvlink =
+        Wishes::new(&[TopologyTerm { scope: TopologyScope::NvLink, mode: TopologyMode::Require }]);
     let of = |count, free: &[usize]| SetRequest { wishes: nvlink, ..request(count, set(free)) };
     assert_eq!(choose(&chooser, &of(3, &[0, 1, 2, 4, 5])).unwrap().devices, set(&[0, 1, 2]));
     assert_eq!(choose(&chooser, &of(4, &[0, 1, 2, 4, 5])), None);
@@ -201,7 +218,8 @@ fn a_device_of_which_the_place_is_not_known_shares_it_with_none() {
     machine.places[1] = Place::default();
     let chooser = chooser(&machine);
     for scope in [TopologyScope::Numa, TopologyScope::Pcie] {
-        let asked = SetRequest { wishes: Wishes::default().require(scope), ..request(2, set(&[0, 1, 2])) };
+        let asked =
+            SetRequest { wishes: Wishes::default().require(scope), ..request(2, set(&[0, 1, 2])) };
         assert_eq!(choose(&chooser, &asked).unwrap().devices, set(&[0, 2]), "{scope}");
         assert_eq!(choose(&chooser, &SetRequest { count: 3, ..asked }), None);
     }
@@ -238,7 +256,8 @@ fn more_devices_than_there_are_is_no_set_and_none_is_the_empty_one() {
 
 #[test]
 fn eight_of_sixty_four_are_one_box_within_the_steps() {
-    // One link more between neighbours, so that no two are alike and there are too many sets to look at.
+    // One link more between neighbours, so that no two are alike and there are too many sets to
+    // look at.
     let more: Vec<_> = (0..63).filter(|a| a % 8 < 7).map(|a| (a, a + 1)).collect();
     let machine = boxes(8).nvlinks(19, &more);
     let chooser = chooser(&machine);
@@ -248,7 +267,8 @@ fn eight_of_sixty_four_are_one_box_within_the_steps() {
     let choice = chooser.choose(&request(8, free), &mut steps).unwrap().unwrap();
     assert_eq!(choice.devices, (48..56).collect());
     assert!(steps < 100_000);
-    let nvlink = SetRequest { wishes: Wishes::default().require(TopologyScope::NvLink), ..request(9, free) };
+    let nvlink =
+        SetRequest { wishes: Wishes::default().require(TopologyScope::NvLink), ..request(9, free) };
     assert_eq!(chooser.choose(&nvlink, &mut steps), Ok(None));
     assert_eq!(chooser.choose(&nvlink, &mut 10), Err(OutOfSteps));
 }
@@ -277,16 +297,19 @@ fn sets_too_many_to_rank_still_all_come_once() {
 fn machines(most: usize) -> impl Strategy<Value = Machine> {
     let level = prop::sample::select(PcieLevel::ALL.to_vec());
     let pairs = prop::collection::vec((0u32..4, level), most * most);
-    let places = prop::collection::vec((prop::option::of(0u32..2), prop::option::of(0u32..3)), most);
+    let places =
+        prop::collection::vec((prop::option::of(0u32..2), prop::option::of(0u32..3)), most);
     (1..=most, pairs, places).prop_map(|(count, pairs, places)| {
         let mut machine = Machine::of(count);
-        let places = places.into_iter().map(|(numa_node, pcie_root)| Place { pcie_root, numa_node });
+        let places =
+            places.into_iter().map(|(numa_node, pcie_root)| Place { pcie_root, numa_node });
         machine.places = places.take(count).collect();
         let mut pairs = pairs.into_iter();
         for a in 0..count {
             for b in a + 1..count {
                 let (nvlinks, pcie) = pairs.next().unwrap();
-                machine = machine.nvlinks(nvlinks.saturating_sub(1), &[(a, b)]).pcie(pcie, &[(a, b)]);
+                machine =
+                    machine.nvlinks(nvlinks.saturating_sub(1), &[(a, b)]).pcie(pcie, &[(a, b)]);
             }
         }
         machine
@@ -383,8 +406,13 @@ proptest! {
     }
 }
 
-/// The expected sum of scores of requests for one to four devices, until the first that does not fit.
-fn expected(matrix: &LinkMatrix, free: DeviceSet, policy: &dyn Fn(DeviceSet, usize) -> DeviceSet) -> f64 {
+/// The expected sum of scores of requests for one to four devices, until the first that does not
+/// fit.
+fn expected(
+    matrix: &LinkMatrix,
+    free: DeviceSet,
+    policy: &dyn Fn(DeviceSet, usize) -> DeviceSet,
+) -> f64 {
     let one = |count: usize| {
         let set = policy(free, count);
         0.25 * (f64::from(matrix.score(set)) + expected(matrix, free - set, policy))

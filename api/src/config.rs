@@ -1,12 +1,14 @@
-//! `GpuConfig`, the opaque parameters by which a DeviceClass or a claim says how its GPUs are chosen and shared.
+//! `GpuConfig`, the opaque parameters by which a DeviceClass or a claim says how its GPUs are
+//! chosen and shared.
 //!
 //! ```text
 //! class configs, claim configs --decode (strict)--> GpuConfig --merge, per field--> GpuConfig --supported--> EffectiveConfig
 //! ```
 //!
-//! Decoding is strict: an unknown field, value, version or kind is an error that names the field and what is allowed there. A
-//! value that is known and that this version does not enforce yet is refused as well, with the words "not supported in this
-//! version": nothing is ever accepted and ignored. Nor is a value that another one excludes.
+//! Decoding is strict: an unknown field, value, version or kind is an error that names the field
+//! and what is allowed there. A value that is known and that this version does not enforce yet is
+//! refused as well, with the words "not supported in this version": nothing is ever accepted and
+//! ignored. Nor is a value that another one excludes.
 
 mod collect;
 mod decode;
@@ -17,7 +19,8 @@ mod values;
 mod tests;
 
 pub use collect::{
-    ConfigEntry, ConfigSource, allocated_config, effective_config, effective_config_of_request, merged_config,
+    ConfigEntry, ConfigSource, allocated_config, effective_config, effective_config_of_request,
+    merged_config,
 };
 pub use error::ConfigError;
 pub use values::{
@@ -34,7 +37,8 @@ pub const KIND: &str = "GpuConfig";
 pub struct GpuConfig {
     /// Where the GPUs are taken.
     pub placement: Placement,
-    /// `topology`: how the GPUs of one request belong together. A claim's list replaces the class's as a whole.
+    /// `topology`: how the GPUs of one request belong together. A claim's list replaces the
+    /// class's as a whole.
     pub topology: Option<Vec<TopologyTerm>>,
     /// How memory is shared.
     pub memory: Memory,
@@ -65,9 +69,11 @@ pub struct TopologyTerm {
 /// `memory`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Memory {
-    /// `memory.percent`: share of each chosen GPU's memory as it is published, in place of `capacity.requests.memory`.
+    /// `memory.percent`: share of each chosen GPU's memory as it is published, in place of
+    /// `capacity.requests.memory`.
     pub percent: Option<Percent>,
-    /// `memory.oversubscribe`: whether plain memory may spill to the host; only then does the claim get GPUs whose memory is oversubscribed.
+    /// `memory.oversubscribe`: whether plain memory may spill to the host; only then does the
+    /// claim get GPUs whose memory is oversubscribed.
     pub oversubscribe: Option<bool>,
 }
 
@@ -148,8 +154,8 @@ impl GpuConfig {
         }
     }
 
-    /// Checks that its values can hold together: MPS has no cap that gives way, two priorities, and knows nothing of memory
-    /// beyond the GPU.
+    /// Checks that its values can hold together: MPS has no cap that gives way, two priorities, and
+    /// knows nothing of memory beyond the GPU.
     ///
     /// # Errors
     /// [`ConfigError::Excluded`] for the first value that another one excludes.
@@ -183,11 +189,11 @@ impl GpuConfig {
         Ok(self.filled_in())
     }
 
-    /// The first field that is set and that only our controller can act on, with what to do where kube-scheduler allocates.
+    /// The first field that is set and that only our controller can act on, with what to do where
+    /// kube-scheduler allocates.
     #[must_use]
     pub fn needs_controller(&self) -> Option<(&'static str, &'static str)> {
-        const LEAVE_OUT: &str =
-            "leave it out; the order of devices in the slices (driver.deviceOrder) is the only policy there";
+        const LEAVE_OUT: &str = "leave it out; the order of devices in the slices (driver.deviceOrder) is the only policy there";
         if self.memory.percent.is_some() {
             return Some(("memory.percent", "ask for an amount with capacity.requests.memory"));
         }

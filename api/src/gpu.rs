@@ -1,7 +1,8 @@
 //! What GPUs a node has.
 //!
-//! An [`Inventory`] is what the hardware said at one moment, already sorted out: GPUs that are published, GPUs that are not
-//! and why, and the links between those that are. [`slice::build`](crate::slice::build) turns it into ResourceSlices.
+//! An [`Inventory`] is what the hardware said at one moment, already sorted out: GPUs that are
+//! published, GPUs that are not and why, and the links between those that are.
+//! [`slice::build`](crate::slice::build) turns it into ResourceSlices.
 
 mod clique;
 mod inventory;
@@ -41,7 +42,8 @@ pub struct Gpu {
     pub cuda_driver_version: CudaVersion,
     /// PCI address.
     pub pci_bus_id: PciBusId,
-    /// The PCIe root complex that it hangs on, such as `pci0000:16`; `None` where sysfs does not tell.
+    /// The PCIe root complex that it hangs on, such as `pci0000:16`; `None` where sysfs does not
+    /// tell.
     pub pcie_root: Option<String>,
     /// The NUMA node; `None` where the machine has no such notion (sysfs says -1).
     pub numa_node: Option<i32>,
@@ -60,7 +62,8 @@ pub enum Health {
     Healthy,
     /// Something failed. It stays published, with a taint that keeps new claims away.
     Unhealthy {
-        /// One CamelCase word for machines, such as `Xid79`: letters, digits, `-`, `_` and `.`, at most 63.
+        /// One CamelCase word for machines, such as `Xid79`: letters, digits, `-`, `_` and `.`, at
+        /// most 63.
         code: String,
         /// A sentence for people.
         message: String,
@@ -73,12 +76,14 @@ impl Gpu {
         self.uuid.device_name()
     }
 
-    /// Memory that it has, as far as it is published: whole MiB, rounded down, since the API refuses values off the step.
+    /// Memory that it has, as far as it is published: whole MiB, rounded down, since the API
+    /// refuses values off the step.
     pub fn memory_mib(&self) -> u64 {
         self.memory_bytes >> 20
     }
 
-    /// Whether managed memory may be more than it has: since Pascal (CUDA C++ Programming Guide, "Unified Memory Programming").
+    /// Whether managed memory may be more than it has: since Pascal (CUDA C++ Programming Guide,
+    /// "Unified Memory Programming").
     pub fn memory_can_spill(&self) -> bool {
         const PASCAL: u32 = 6;
         self.cuda_compute_capability.major >= PASCAL

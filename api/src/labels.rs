@@ -1,9 +1,11 @@
-//! Names that operators see: labels, event reasons, metrics. Constants, so that the parts and their docs agree.
+//! Names that operators see: labels, event reasons, metrics. Constants, so that the parts and their
+//! docs agree.
 
 /// Label: the tool that made an object.
 pub const MANAGED_BY_LABEL: &str = "app.kubernetes.io/managed-by";
 
-/// Reasons of the events that we write on pods, claims and nodes (`Event.reason`: CamelCase, at most 128 bytes).
+/// Reasons of the events that we write on pods, claims and nodes (`Event.reason`: CamelCase, at
+/// most 128 bytes).
 pub mod event {
     /// The controller allocated the pod's claims.
     pub const ALLOCATED: &str = "GpuAllocated";
@@ -63,7 +65,8 @@ pub mod metric {
     pub const SHARE_THROTTLED_LAUNCHES: &str = "tessera_share_throttled_launches";
     /// Gauge per share: living processes that have used the GPU.
     pub const SHARE_PROCESSES: &str = "tessera_share_processes";
-    /// Gauge per share: 1 while its ledger can be read, 0 where not, such as where its containers have ruined it.
+    /// Gauge per share: 1 while its ledger can be read, 0 where not, such as where its containers
+    /// have ruined it.
     pub const SHARE_LEDGER_READABLE: &str = "tessera_share_ledger_readable";
     /// Gauge per GPU: processes of pods that hold memory which no ledger accounts for.
     pub const UNACCOUNTED_PROCESSES: &str = "tessera_gpu_unaccounted_processes";
@@ -73,12 +76,14 @@ pub mod metric {
     pub const UNACCOUNTED_MEMORY: &str = "tessera_gpu_unaccounted_memory_bytes";
     /// Gauge per GPU that claims share by MPS: 1 while its control daemon answers.
     pub const MPS_DAEMON_READY: &str = "tessera_mps_daemon_ready";
-    /// Gauge per GPU that claims share by MPS: how often its control daemon was started; above 1, clients have lost their contexts.
+    /// Gauge per GPU that claims share by MPS: how often its control daemon was started; above 1,
+    /// clients have lost their contexts.
     pub const MPS_DAEMON_STARTS: &str = "tessera_mps_daemon_starts";
     /// Counter by `outcome`: allocations written, refused and given up.
     pub const ALLOCATIONS: &str = "tessera_allocations";
     /// Histogram: seconds from the watch event that made room to the allocation written.
     pub const ALLOCATION_SECONDS: &str = "tessera_allocation_seconds";
-    /// Gauge by `reason`: devices that fell to each reason in the last plan of the claims that still wait.
+    /// Gauge by `reason`: devices that fell to each reason in the last plan of the claims that
+    /// still wait.
     pub const WAITING_DEVICES: &str = "tessera_waiting_devices";
 }

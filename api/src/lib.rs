@@ -1,4 +1,5 @@
-//! What is said between the parts of Tessera: names, quantities, GPUs, configuration, slices, reasons.
+//! What is said between the parts of Tessera: names, quantities, GPUs, configuration, slices,
+//! reasons.
 //!
 //! ```text
 //!  gpu::Inventory --slice::build--> ResourceSlice --slice::Topology--> the index's snapshot
@@ -6,8 +7,9 @@
 //!  allocator --reason::Explanation--> text of events, the command line, metrics
 //! ```
 //!
-//! Everything here is pure: no I/O, no clock, no client. Whoever calls brings the objects. Text from outside is parsed
-//! once, into the types of [`names`] and [`quantity`]; behind that edge no part of Tessera handles a bare string id.
+//! Everything here is pure: no I/O, no clock, no client. Whoever calls brings the objects. Text
+//! from outside is parsed once, into the types of [`names`] and [`quantity`]; behind that edge no
+//! part of Tessera handles a bare string id.
 
 #![forbid(unsafe_code)]
 

@@ -1,9 +1,12 @@
 //! Builders of inventories for tests: single GPUs and whole machines.
 
-use crate::gpu::{ComputeCapability, CudaVersion, Gpu, Health, Inventory, Link, LinkKind, PcieLevel};
+use crate::gpu::{
+    ComputeCapability, CudaVersion, Gpu, Health, Inventory, Link, LinkKind, PcieLevel,
+};
 use crate::names::{GpuUuid, PciBusId};
 
-/// NVLinks between each pair of the GPUs of a DGX-1 with V100 (NVIDIA/go-gpuallocator, `NewDGX1VoltaNode`).
+/// NVLinks between each pair of the GPUs of a DGX-1 with V100 (NVIDIA/go-gpuallocator,
+/// `NewDGX1VoltaNode`).
 const DGX1V_NVLINKS: [[u32; 8]; 8] = [
     [0, 1, 1, 2, 2, 0, 0, 0],
     [1, 0, 2, 1, 0, 2, 0, 0],
@@ -32,7 +35,8 @@ pub(crate) fn gpu(index: u32) -> Gpu {
         cuda_compute_capability: ComputeCapability { major: 9, minor: 0 },
         driver_version: "580.95.05".to_owned(),
         cuda_driver_version: CudaVersion::from_number(13000),
-        pci_bus_id: PciBusId::new(format!("0000:{:02x}:00.0", 0x19 + index)).expect("a PCI address"),
+        pci_bus_id: PciBusId::new(format!("0000:{:02x}:00.0", 0x19 + index))
+            .expect("a PCI address"),
         pcie_root: Some(format!("pci0000:{:02x}", 0x16 + index)),
         numa_node: Some(i32::from(index >= 4)),
         mig_enabled: false,

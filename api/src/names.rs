@@ -1,7 +1,7 @@
 //! Names, parsed once at the edge.
 //!
-//! Each type holds text that is known to obey a rule of the Kubernetes API or of NVIDIA's driver; the rule is cited at the
-//! type. Cloning is cheap (the text is shared).
+//! Each type holds text that is known to obey a rule of the Kubernetes API or of NVIDIA's driver;
+//! the rule is cited at the type. Cloning is cheap (the text is shared).
 
 mod claim;
 mod error;
@@ -17,29 +17,32 @@ pub use claim::{ClaimDeviceName, ClaimUid, ResultId, ShareId};
 pub use error::NameError;
 pub use gpu::{GpuUuid, PciBusId};
 pub use kubernetes::{
-    ClaimName, DeviceClassName, DeviceName, DriverName, Namespace, NodeName, PodName, PoolName, RequestName,
+    ClaimName, DeviceClassName, DeviceName, DriverName, Namespace, NodeName, PodName, PoolName,
+    RequestName,
 };
 
-/// The driver's name: in ResourceSlices, claims and the kubelet's registration, and the API group of
-/// [`GpuConfig`](crate::GpuConfig).
+/// The driver's name: in ResourceSlices, claims and the kubelet's registration, and the API group
+/// of [`GpuConfig`](crate::GpuConfig).
 pub const DRIVER_NAME: &str = "gpu.tessera.dev";
 
 /// The Lease that the leading controller holds, in the namespace it runs in.
 pub const CONTROLLER_LEASE: &str = "tessera-controller";
 
-/// Taint that every managed device carries, with effect `NoSchedule`: the fence that keeps kube-scheduler from allocating
-/// our devices while it still honours what our controller allocated.
+/// Taint that every managed device carries, with effect `NoSchedule`: the fence that keeps
+/// kube-scheduler from allocating our devices while it still honours what our controller allocated.
 pub const MANAGED_TAINT_KEY: &str = "gpu.tessera.dev/managed";
 
-/// Taint of a device whose health check failed, effect `NoSchedule`: nothing new is put on it, what runs there stays.
+/// Taint of a device whose health check failed, effect `NoSchedule`: nothing new is put on it, what
+/// runs there stays.
 pub const UNHEALTHY_TAINT_KEY: &str = "gpu.tessera.dev/unhealthy";
 
-/// Taint of a device on which a claim is prepared that the API no longer has, or not with this device; effect `NoSchedule`. The
-/// share looks free and is in use.
+/// Taint of a device on which a claim is prepared that the API no longer has, or not with this
+/// device; effect `NoSchedule`. The share looks free and is in use.
 pub const ORPHANED_TAINT_KEY: &str = "gpu.tessera.dev/orphaned-claim";
 
-/// Taint of a device that was published without the fence a while ago, effect `NoSchedule`: what kube-scheduler had begun to allocate
-/// then may still be written. Nobody gets it, whatever a claim tolerates.
+/// Taint of a device that was published without the fence a while ago, effect `NoSchedule`: what
+/// kube-scheduler had begun to allocate then may still be written. Nobody gets it, whatever a claim
+/// tolerates.
 pub const LEAVING_STOCK_TAINT_KEY: &str = "gpu.tessera.dev/leaving-stock";
 
 /// The taint effect that keeps new claims away and leaves running pods alone.
@@ -49,10 +52,12 @@ pub const NO_SCHEDULE: &str = "NoSchedule";
 /// [`slice::Topology`](crate::slice::Topology).
 pub const TOPOLOGY_ANNOTATION: &str = "gpu.tessera.dev/topology";
 
-/// Finalizer without which kube-controller-manager never clears an allocation. Set before the allocation is written.
+/// Finalizer without which kube-controller-manager never clears an allocation. Set before the
+/// allocation is written.
 pub const DELETE_PROTECTION_FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 
-/// Annotation by which kube-controller-manager ties a generated claim to the claim entry of its pod.
+/// Annotation by which kube-controller-manager ties a generated claim to the claim entry of its
+/// pod.
 pub const POD_CLAIM_NAME_ANNOTATION: &str = "resource.kubernetes.io/pod-claim-name";
 
 /// The field by which a node-local allocation selects its node (`nodeSelectorTerms[].matchFields`).
@@ -61,7 +66,8 @@ pub const NODE_NAME_FIELD: &str = "metadata.name";
 /// CDI vendor and class of the devices made for one claim.
 pub const CDI_CLAIM_KIND: &str = "k8s.gpu.tessera.dev/claim";
 
-/// CDI vendor and class of the devices that bring the NVIDIA driver's files and device nodes; named by full GPU UUID.
+/// CDI vendor and class of the devices that bring the NVIDIA driver's files and device nodes; named
+/// by full GPU UUID.
 pub const CDI_DRIVER_KIND: &str = "k8s.gpu.tessera.dev/driver";
 
 /// Names of the attributes that devices carry. Without a domain they belong to [`DRIVER_NAME`].
@@ -84,9 +90,11 @@ pub mod attribute {
     pub const CUDA_DRIVER_VERSION: &str = "cudaDriverVersion";
     /// `int`: NVML's index on the node. For people; never used as an identity.
     pub const INDEX: &str = "index";
-    /// `string`: `<hash of the node's name>/<clique>`: equal on GPUs that are all joined to one another by NVLink.
+    /// `string`: `<hash of the node's name>/<clique>`: equal on GPUs that are all joined to one
+    /// another by NVLink.
     pub const NVLINK_CLIQUE: &str = "nvlinkClique";
-    /// `string` (a quantity): the memory that is really there, on nodes that publish more than that.
+    /// `string` (a quantity): the memory that is really there, on nodes that publish more than
+    /// that.
     pub const PHYSICAL_MEMORY: &str = "physicalMemory";
     /// `bool`: `true` where claims can share the GPU by MPS; left out elsewhere.
     pub const MPS: &str = "mps";
@@ -98,8 +106,8 @@ pub mod attribute {
     pub const NUMA_NODE: &str = "resource.kubernetes.io/numaNode";
 }
 
-/// Names of the capacities that devices carry. Published without a domain, because up to 1.37 a request must name them
-/// literally as the slice does.
+/// Names of the capacities that devices carry. Published without a domain, because up to 1.37 a
+/// request must name them literally as the slice does.
 pub mod capacity {
     /// Device memory, whole MiB.
     pub const MEMORY: &str = "memory";

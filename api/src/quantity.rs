@@ -1,13 +1,15 @@
 //! Exact amounts in the notation of Kubernetes.
 //!
-//! A [`Quantity`] is a whole number of billionths, kept in an `i128`, together with the notation it was written in. It reads
-//! what `k8s.io/apimachinery/pkg/api/resource` reads, rounds as that does (anything finer than a billionth moves away from
-//! zero; binary notation is capped at 2⁶³−1) and prints the same canonical form, so that what we write is what the API server
-//! would make of it. Nothing passes through floating point.
+//! A [`Quantity`] is a whole number of billionths, kept in an `i128`, together with the notation it
+//! was written in. It reads what `k8s.io/apimachinery/pkg/api/resource` reads, rounds as that does
+//! (anything finer than a billionth moves away from zero; binary notation is capped at 2⁶³−1) and
+//! prints the same canonical form, so that what we write is what the API server would make of it.
+//! Nothing passes through floating point.
 //!
-//! Where it differs from apimachinery, on purpose: amounts beyond ±1.7·10²⁹ are refused instead of becoming arbitrary
-//! precision; the text first read is not kept where it happened to be nearly canonical (`+5` prints as `5`); and amounts of
-//! 10²¹ and more, or 2⁷⁰ and more, keep their largest suffix instead of losing it.
+//! Where it differs from apimachinery, on purpose: amounts beyond ±1.7·10²⁹ are refused instead of
+//! becoming arbitrary precision; the text first read is not kept where it happened to be nearly
+//! canonical (`+5` prints as `5`); and amounts of 10²¹ and more, or 2⁷⁰ and more, keep their
+//! largest suffix instead of losing it.
 
 mod format;
 mod parse;
@@ -97,7 +99,8 @@ impl Quantity {
         self.nano
     }
 
-    /// The amount in whole units, a fraction rounded away from zero, as `Quantity.Value()` of apimachinery.
+    /// The amount in whole units, a fraction rounded away from zero, as `Quantity.Value()` of
+    /// apimachinery.
     pub const fn value(&self) -> i128 {
         divide_away_from_zero(self.nano, NANO)
     }
@@ -142,14 +145,16 @@ impl Quantity {
         self.nano % NANO == 0
     }
 
-    /// The sum, in the notation of `self` (of `other`, where `self` is zero, as apimachinery has it); `None` on overflow.
+    /// The sum, in the notation of `self` (of `other`, where `self` is zero, as apimachinery has
+    /// it); `None` on overflow.
     #[must_use]
     pub fn checked_add(self, other: Self) -> Option<Self> {
         let nano = self.nano.checked_add(other.nano)?;
         Some(Self { nano, format: self.format_with(other) })
     }
 
-    /// The difference, in the notation of `self` (of `other`, where `self` is zero); `None` on overflow.
+    /// The difference, in the notation of `self` (of `other`, where `self` is zero); `None` on
+    /// overflow.
     #[must_use]
     pub fn checked_sub(self, other: Self) -> Option<Self> {
         let nano = self.nano.checked_sub(other.nano)?;

@@ -1,7 +1,8 @@
 //! Why a claim has to wait, as data.
 //!
-//! The allocator tells for each device (or for a node with all its devices) the test that it fell to; an [`Explanation`]
-//! counts them. Events, `kubectl tessera explain` and metrics all use the one renderer here, so that they say the same words.
+//! The allocator tells for each device (or for a node with all its devices) the test that it fell
+//! to; an [`Explanation`] counts them. Events, `kubectl tessera explain` and metrics all use the
+//! one renderer here, so that they say the same words.
 
 mod explanation;
 
@@ -14,11 +15,11 @@ use std::fmt;
 
 use crate::config::{Sharing, TopologyScope};
 
-/// The test that a device fell to. Ordered from what a device falls to first to what it falls to last: of several reasons the
-/// greatest came nearest to a fit.
+/// The test that a device fell to. Ordered from what a device falls to first to what it falls to
+/// last: of several reasons the greatest came nearest to a fit.
 ///
-/// Amounts are not part of a reason, or a thousand devices would have a thousand reasons: the least that was missing is kept
-/// in its [`Tally`].
+/// Amounts are not part of a reason, or a thousand devices would have a thousand reasons: the least
+/// that was missing is kept in its [`Tally`].
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reason {
     /// Its node is out of the question for the pod.
@@ -53,7 +54,8 @@ pub enum Reason {
     NotManaged,
     /// It publishes more memory than it has, which the claim does not say that it can do with.
     Oversubscribed,
-    /// The claim is to share it by MPS, and its node runs no control daemons, or it or its driver is too old.
+    /// The claim is to share it by MPS, and its node runs no control daemons, or it or its driver
+    /// is too old.
     NoMps,
     /// It uses something of the API that this version cannot account for.
     Unsupported {
@@ -231,28 +233,36 @@ impl fmt::Display for Reason {
             Self::ConfigRefused { message } => write!(f, "configuration refused ({message})"),
             Self::RequestRefused { message } => write!(f, "request refused ({message})"),
             Self::NotManaged => f.write_str("not managed by this controller"),
-            Self::Oversubscribed => {
-                f.write_str("memory is oversubscribed; the claim must say memory.oversubscribe: true")
+            Self::Oversubscribed => f.write_str(
+                "memory is oversubscribed; the claim must say memory.oversubscribe: true",
+            ),
+            Self::NoMps => f.write_str(
+                "it is not shared by MPS (mps.enabled of the chart; from Volta and CUDA 12.3 on)",
+            ),
+            Self::Unsupported { feature } => {
+                write!(f, "{feature} is not supported in this version")
             }
-            Self::NoMps => {
-                f.write_str("it is not shared by MPS (mps.enabled of the chart; from Volta and CUDA 12.3 on)")
-            }
-            Self::Unsupported { feature } => write!(f, "{feature} is not supported in this version"),
             Self::NoSuchCapacity { capacity } => write!(f, "no capacity named {capacity}"),
-            Self::AgainstPolicy { capacity } => write!(f, "this amount of {capacity} is not given out"),
+            Self::AgainstPolicy { capacity } => {
+                write!(f, "this amount of {capacity} is not given out")
+            }
             Self::TooSmall { capacity } => write!(f, "too little {capacity} even when unused"),
             Self::InUse => f.write_str("in use as a whole"),
             Self::SharingDiffers { used } => write!(f, "in use with sharing {used}"),
             Self::Short { capacity } => write!(f, "too little {capacity} left"),
             Self::CountersSpent => f.write_str("shared counters spent"),
             Self::Tainted { key } => write!(f, "tainted {key}"),
-            Self::Constraint { attribute } => write!(f, "cannot meet the constraint on {attribute}"),
+            Self::Constraint { attribute } => {
+                write!(f, "cannot meet the constraint on {attribute}")
+            }
             Self::Scattered { scopes } => {
                 let scopes: Vec<_> = scopes.iter().map(ToString::to_string).collect();
                 write!(f, "fits, but too few of them share {}", scopes.join(" and "))
             }
             Self::NotAll => f.write_str("fits, but not all that are asked for do"),
-            Self::Together => f.write_str("fits, but not together with the rest of what the pod asks for"),
+            Self::Together => {
+                f.write_str("fits, but not together with the rest of what the pod asks for")
+            }
         }
     }
 }
@@ -271,9 +281,9 @@ impl fmt::Display for NodeReason {
             Self::KeptFree { pod: Some(pod) } => {
                 write!(f, "kept free for pod {pod}, which comes first and has waited long")
             }
-            Self::KeptFree { pod: None } => {
-                f.write_str("kept free for a pod of another namespace, which comes first and has waited long")
-            }
+            Self::KeptFree { pod: None } => f.write_str(
+                "kept free for a pod of another namespace, which comes first and has waited long",
+            ),
         }
     }
 }

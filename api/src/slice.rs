@@ -1,4 +1,5 @@
-//! From an inventory to the ResourceSlices that publish it, and back where something is read from a slice.
+//! From an inventory to the ResourceSlices that publish it, and back where something is read from a
+//! slice.
 //!
 //! ```text
 //! Inventory + SliceOptions --build--> desired slices --same_pool?--> published slices (the driver writes what differs)
@@ -24,5 +25,6 @@ pub use topology::{MAX_ANNOTATION_BYTES, Topology, TopologyError};
 
 /// Most devices in a slice of which none has a taint (API limit `ResourceSliceMaxDevices`).
 pub const MAX_DEVICES: usize = 128;
-/// Most devices in a slice of which any has a taint (API limit `ResourceSliceMaxDevicesWithTaintsOrConsumesCounters`).
+/// Most devices in a slice of which any has a taint (API limit
+/// `ResourceSliceMaxDevicesWithTaintsOrConsumesCounters`).
 pub const MAX_TAINTED_DEVICES: usize = 64;

@@ -1,4 +1,5 @@
-//! Quantities against what apimachinery 0.37.1 makes of the same texts (`tests/quantity/generate.go` wrote the goldens).
+//! Quantities against what apimachinery 0.37.1 makes of the same texts
+//! (`tests/quantity/generate.go` wrote the goldens).
 
 use serde::Deserialize;
 use tessera_api::Quantity;
@@ -32,7 +33,9 @@ fn accepts_exactly_the_texts_that_apimachinery_accepts() {
         let parsed = Quantity::parse(&golden.text);
         let beyond = golden.nano.parse::<i128>().is_err() && !golden.error;
         match parsed {
-            Err(QuantityError::TooLarge { .. }) => assert!(beyond, "{:?} is not too large", golden.text),
+            Err(QuantityError::TooLarge { .. }) => {
+                assert!(beyond, "{:?} is not too large", golden.text)
+            }
             _ => assert_eq!(parsed.is_err(), golden.error, "{:?}: {parsed:?}", golden.text),
         }
     }

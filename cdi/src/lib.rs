@@ -6,11 +6,11 @@
 //!                                       container runtime: devices by QualifiedName, edits applied in order
 //! ```
 //!
-//! The models cover what this project writes (environment, device nodes, mounts, hooks, additional groups) and
-//! refuse any other field, so that nothing is ever read, dropped and written back. A spec declares the
-//! *lowest* version that its content needs ([`Spec::minimum_version`]): runtimes refuse what is newer than they
-//! are. `container-device-interface`, the ecosystem's crate, is the judge in `tests/oracle.rs`: whatever is
-//! written here must parse, validate and inject there.
+//! The models cover what this project writes (environment, device nodes, mounts, hooks, additional
+//! groups) and refuse any other field, so that nothing is ever read, dropped and written back. A
+//! spec declares the *lowest* version that its content needs ([`Spec::minimum_version`]): runtimes
+//! refuse what is newer than they are. `container-device-interface`, the ecosystem's crate, is the
+//! judge in `tests/oracle.rs`: whatever is written here must parse, validate and inject there.
 #![forbid(unsafe_code)]
 
 mod name;

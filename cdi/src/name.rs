@@ -15,8 +15,11 @@ pub enum NameError {
     /// A qualified name is `<vendor>/<class>=<device>`.
     #[error("`{0}` is not a qualified CDI device name: write <vendor>/<class>=<device>")]
     NotQualified(String),
-    /// Vendors and classes begin with a letter, end with a letter or digit, and hold letters, digits, `-`, `_`, `.`.
-    #[error("`{0}` is not a CDI vendor or class: letters, digits, `-`, `_` and `.`, starting with a letter")]
+    /// Vendors and classes begin with a letter, end with a letter or digit, and hold letters,
+    /// digits, `-`, `_`, `.`.
+    #[error(
+        "`{0}` is not a CDI vendor or class: letters, digits, `-`, `_` and `.`, starting with a letter"
+    )]
     VendorOrClass(String),
     /// Devices begin and end with a letter or digit, and hold letters, digits, `-`, `_`, `.`, `:`.
     #[error(
@@ -76,7 +79,8 @@ impl FromStr for Kind {
     type Err = NameError;
 
     fn from_str(text: &str) -> Result<Self, NameError> {
-        let (vendor, class) = text.split_once('/').ok_or_else(|| NameError::NotAKind(text.to_owned()))?;
+        let (vendor, class) =
+            text.split_once('/').ok_or_else(|| NameError::NotAKind(text.to_owned()))?;
         Self::new(vendor, class)
     }
 }
@@ -171,7 +175,8 @@ impl FromStr for QualifiedName {
     type Err = NameError;
 
     fn from_str(text: &str) -> Result<Self, NameError> {
-        let (kind, name) = text.split_once('=').ok_or_else(|| NameError::NotQualified(text.to_owned()))?;
+        let (kind, name) =
+            text.split_once('=').ok_or_else(|| NameError::NotQualified(text.to_owned()))?;
         Ok(Self { kind: kind.parse()?, name: name.parse()? })
     }
 }
@@ -216,9 +221,16 @@ mod tests {
 
     #[test]
     fn names_that_a_runtime_would_refuse_are_refused() {
-        for kind in
-            ["", "vendor", "vendor/", "/class", "1vendor/class", "vendor./class", "vendor/cl*ss", "a/b/c"]
-        {
+        for kind in [
+            "",
+            "vendor",
+            "vendor/",
+            "/class",
+            "1vendor/class",
+            "vendor./class",
+            "vendor/cl*ss",
+            "a/b/c",
+        ] {
             assert!(kind.parse::<Kind>().is_err(), "{kind:?}");
         }
         for device in ["", "-a", "a-", "a b", "_a", "a/b", "ä", "../x"] {

@@ -135,8 +135,13 @@ impl Spec {
     /// A spec of these devices, declaring the lowest version that they need.
     #[must_use]
     pub fn new(kind: Kind, devices: Vec<Device>, container_edits: ContainerEdits) -> Self {
-        let mut spec =
-            Self { cdi_version: Version::V0_5, kind, annotations: BTreeMap::new(), devices, container_edits };
+        let mut spec = Self {
+            cdi_version: Version::V0_5,
+            kind,
+            annotations: BTreeMap::new(),
+            devices,
+            container_edits,
+        };
         spec.cdi_version = spec.minimum_version();
         spec
     }
@@ -157,7 +162,8 @@ impl ContainerEdits {
 }
 
 impl DeviceNode {
-    /// The host's node at `host_path`, at `path` in the container. Numbers and type are the runtime's to look up.
+    /// The host's node at `host_path`, at `path` in the container. Numbers and type are the
+    /// runtime's to look up.
     #[must_use]
     pub fn of_host(path: &Path, host_path: &Path) -> Self {
         Self {
@@ -177,9 +183,9 @@ impl DeviceNode {
 impl Mount {
     /// A bind mount that the container can write to, if the file's mode lets it.
     ///
-    /// The option `bind` is said because a runtime may not add it itself, and without it a container in a
-    /// user namespace of its own fails. The mount is private to the container, and nothing on it
-    /// runs with raised privileges.
+    /// The option `bind` is said because a runtime may not add it itself, and without it a
+    /// container in a user namespace of its own fails. The mount is private to the container,
+    /// and nothing on it runs with raised privileges.
     #[must_use]
     pub fn bind(host_path: &Path, container_path: &Path) -> Self {
         let options = ["bind", "rprivate", "nosuid", "nodev"].map(str::to_owned).to_vec();

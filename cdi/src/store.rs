@@ -45,7 +45,8 @@ pub enum StoreError {
     },
 }
 
-/// Names a spec file of ours: `<vendor>-<class>.json`, or `<vendor>-<class>_<id>.json` for one of many.
+/// Names a spec file of ours: `<vendor>-<class>.json`, or `<vendor>-<class>_<id>.json` for one of
+/// many.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SpecFile {
     kind: Kind,
@@ -65,7 +66,10 @@ impl SpecFile {
     /// Never for UIDs; an id with a path separator in it is a programming error.
     #[must_use]
     pub fn of(kind: Kind, id: &str) -> Self {
-        assert!(!id.is_empty() && !id.contains(['/', '\0']), "invariant: ids of CDI files are UIDs");
+        assert!(
+            !id.is_empty() && !id.contains(['/', '\0']),
+            "invariant: ids of CDI files are UIDs"
+        );
         Self { kind, id: Some(id.to_owned()) }
     }
 
@@ -105,8 +109,8 @@ struct KindOnly {
 /// A directory of CDI specs.
 ///
 /// # Guarantees
-/// A reader sees a file's old content or its new one, never a part. A file is ours if its name *and* its kind
-/// say so; no other file is changed or removed.
+/// A reader sees a file's old content or its new one, never a part. A file is ours if its name
+/// *and* its kind say so; no other file is changed or removed.
 #[derive(Clone, Debug)]
 pub struct SpecStore {
     directory: PathBuf,
@@ -128,18 +132,21 @@ impl SpecStore {
     /// Writes `spec`: to a temporary name that no runtime reads, then renamed.
     ///
     /// # Errors
-    /// [`StoreError::Invalid`], [`StoreError::Foreign`] when a file of another kind has the name, [`StoreError::Io`].
+    /// [`StoreError::Invalid`], [`StoreError::Foreign`] when a file of another kind has the name,
+    /// [`StoreError::Io`].
     pub fn write(&self, file: &SpecFile, spec: &Spec) -> Result<Written, StoreError> {
         let path = self.path(file);
         spec.validate().map_err(|source| StoreError::Invalid { path: path.clone(), source })?;
         debug_assert_eq!(spec.kind, file.kind, "a file's name and content are of one kind");
-        let mut content =
-            serde_json::to_vec_pretty(spec).expect("invariant: the models hold nothing that JSON cannot");
+        let mut content = serde_json::to_vec_pretty(spec)
+            .expect("invariant: the models hold nothing that JSON cannot");
         content.push(b'\n');
 
         match read(&path)? {
             Some(found) if found == content => return Ok(Written::Unchanged),
-            Some(found) if !is_of_kind(&found, &file.kind) => return Err(StoreError::Foreign { path }),
+            Some(found) if !is_of_kind(&found, &file.kind) => {
+                return Err(StoreError::Foreign { path });
+            }
             _ => {}
         }
         fs::create_dir_all(&self.directory).map_err(io_error("create", &self.directory))?;
@@ -149,8 +156,8 @@ impl SpecStore {
         Ok(Written::Changed)
     }
 
-    /// The spec in `file`, or `None` if there is no such file or what is there is not a spec that we could have
-    /// written.
+    /// The spec in `file`, or `None` if there is no such file or what is there is not a spec that
+    /// we could have written.
     ///
     /// # Errors
     /// [`StoreError::Io`].
@@ -191,7 +198,8 @@ impl SpecStore {
 
     /// Removes every file of this kind whose id is not in `keep`, and what interrupted writes left.
     ///
-    /// Nobody may be writing files of this kind meanwhile: the caller holds the lock that writers hold.
+    /// Nobody may be writing files of this kind meanwhile: the caller holds the lock that writers
+    /// hold.
     ///
     /// # Errors
     /// [`StoreError::Io`]; the files before it are gone.
@@ -250,7 +258,8 @@ impl SpecStore {
     fn temporary(&self, file: &SpecFile) -> PathBuf {
         static COUNTER: AtomicU64 = AtomicU64::new(0);
         // No process id: two instances in containers of their own may both be process 1.
-        static PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().build_hasher().finish());
+        static PROCESS: LazyLock<u64> =
+            LazyLock::new(|| RandomState::new().build_hasher().finish());
         let serial = COUNTER.fetch_add(1, Ordering::Relaxed);
         let prefix = temporary_prefix(&file.kind);
         let id = file.id.as_deref().unwrap_or("only");

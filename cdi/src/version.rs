@@ -28,8 +28,8 @@ pub enum Version {
     V1_1,
 }
 
-/// Nothing lower is ever declared: names of claims may start with a digit, and every runtime that does
-/// DRA knows 0.5.0.
+/// Nothing lower is ever declared: names of claims may start with a digit, and every runtime that
+/// does DRA knows 0.5.0.
 const LOWEST_DECLARED: Version = Version::V0_5;
 
 const ALL: [(Version, &str); 8] = [
@@ -45,8 +45,10 @@ const ALL: [(Version, &str); 8] = [
 
 impl fmt::Display for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (_, text) =
-            ALL.iter().find(|(version, _)| version == self).expect("invariant: ALL lists every variant");
+        let (_, text) = ALL
+            .iter()
+            .find(|(version, _)| version == self)
+            .expect("invariant: ALL lists every variant");
         f.write_str(text)
     }
 }
@@ -84,14 +86,17 @@ impl From<Version> for String {
 
 /// The lowest version that has every field and name that `spec` uses.
 pub(crate) fn required(spec: &Spec) -> Version {
-    let annotated =
-        !spec.annotations.is_empty() || spec.devices.iter().any(|device| !device.annotations.is_empty());
+    let annotated = !spec.annotations.is_empty()
+        || spec.devices.iter().any(|device| !device.annotations.is_empty());
     let dotted = spec.kind.class().contains('.');
 
     let of_edits = spec.all_edits().map(required_by_edits).max().unwrap_or(Version::V0_3);
     let of_names = if annotated || dotted {
         Version::V0_6
-    } else if spec.devices.iter().any(|device| device.name.as_str().starts_with(|c: char| c.is_ascii_digit()))
+    } else if spec
+        .devices
+        .iter()
+        .any(|device| device.name.as_str().starts_with(|c: char| c.is_ascii_digit()))
     {
         Version::V0_5
     } else {

@@ -18,7 +18,11 @@ fn kind() -> Kind {
 }
 
 fn device(name: &str, container_edits: ContainerEdits) -> Device {
-    Device { name: name.parse().expect("a device name"), annotations: Default::default(), container_edits }
+    Device {
+        name: name.parse().expect("a device name"),
+        annotations: Default::default(),
+        container_edits,
+    }
 }
 
 fn env(entry: &str) -> ContainerEdits {
@@ -28,7 +32,9 @@ fn env(entry: &str) -> ContainerEdits {
 /// A claim's spec as the driver writes it: a grant and a ledger per device, the library for all.
 fn claim_spec() -> Spec {
     let share = |name: &str| {
-        let at = |file: &str| (format!("/run/state/{name}/{file}"), format!("/dev/tessera/{name}/{file}"));
+        let at = |file: &str| {
+            (format!("/run/state/{name}/{file}"), format!("/dev/tessera/{name}/{file}"))
+        };
         let (grant, grant_at) = at("grant");
         let (ledger, ledger_at) = at("ledger");
         let mounts = vec![
@@ -37,7 +43,8 @@ fn claim_spec() -> Spec {
         ];
         device(name, ContainerEdits { mounts, ..env("NVIDIA_VISIBLE_DEVICES=void") })
     };
-    let library = Mount::bind_read_only(Path::new("/run/state/lib.so"), Path::new("/usr/local/lib/lib.so"));
+    let library =
+        Mount::bind_read_only(Path::new("/run/state/lib.so"), Path::new("/usr/local/lib/lib.so"));
     let edits = ContainerEdits { mounts: vec![library], ..Default::default() };
     Spec::new(kind(), vec![share("0a-1"), share("0a-2")], edits)
 }
@@ -81,7 +88,8 @@ fn full_spec() -> Spec {
 
 fn cache_of(directory: &Path) -> Cache {
     let mut cache = Cache::default();
-    let options: Vec<CdiOption> = vec![with_spec_dirs(&[directory.to_str().expect("a UTF-8 path")])];
+    let options: Vec<CdiOption> =
+        vec![with_spec_dirs(&[directory.to_str().expect("a UTF-8 path")])];
     cache.configure(options);
     cache.refresh().expect("a directory without errors");
     cache
@@ -97,7 +105,10 @@ fn what_is_written_parses_and_validates_there_and_reads_back_here() {
 
         let parsed = parse_spec(&store.path(&file)).expect("the oracle parses it");
         validate_spec(&parsed).expect("the oracle's schema accepts it");
-        read_spec(&store.path(&file), 0).expect("the oracle accepts it").validate().expect("and its devices");
+        read_spec(&store.path(&file), 0)
+            .expect("the oracle accepts it")
+            .validate()
+            .expect("and its devices");
         assert_eq!(store.read(&file).expect("readable"), Some(spec));
     }
 }
@@ -125,8 +136,8 @@ fn the_declared_version_is_the_lowest_but_not_below_0_5_0() {
     ] {
         assert_eq!(spec.minimum_version(), expected);
         let json = serde_json::to_string(&spec).expect("JSON");
-        let theirs =
-            minimum_required_version(&serde_json::from_str(&json).expect("a spec there")).expect("a version");
+        let theirs = minimum_required_version(&serde_json::from_str(&json).expect("a spec there"))
+            .expect("a version");
         let theirs: Version = theirs.to_string().parse().expect("a known version");
         assert_eq!(theirs.max(Version::V0_5), expected, "{json}");
     }
@@ -140,14 +151,17 @@ fn two_devices_of_a_claim_are_injected_side_by_side() {
         .expect("a valid spec");
     let mut container = oci::Spec::default();
 
-    let names =
-        ["0a-1", "0a-2"].map(|name| kind().device(name.parse().expect("a name")).to_string()).to_vec();
+    let names = ["0a-1", "0a-2"]
+        .map(|name| kind().device(name.parse().expect("a name")).to_string())
+        .to_vec();
     cache_of(directory.path()).inject_devices(Some(&mut container), names).expect("injection");
 
     let mounts = container.mounts().clone().expect("mounts");
     let ours: Vec<_> = mounts
         .iter()
-        .filter(|mount| mount.source().as_ref().is_some_and(|source| source.starts_with("/run/state")))
+        .filter(|mount| {
+            mount.source().as_ref().is_some_and(|source| source.starts_with("/run/state"))
+        })
         .map(|mount| {
             let options = mount.options().clone().expect("options");
             assert!(options.contains(&"bind".to_owned()), "user namespaces need it: {mount:?}");
@@ -163,8 +177,11 @@ fn two_devices_of_a_claim_are_injected_side_by_side() {
     ]
     .map(|(path, read_only)| (path.to_owned(), read_only));
     assert_eq!(ours, expected);
-    let environment =
-        container.process().as_ref().and_then(|process| process.env().clone()).expect("an environment");
+    let environment = container
+        .process()
+        .as_ref()
+        .and_then(|process| process.env().clone())
+        .expect("an environment");
     assert!(environment.contains(&"NVIDIA_VISIBLE_DEVICES=void".to_owned()));
 }
 
@@ -180,7 +197,9 @@ fn a_device_node_takes_its_numbers_from_the_host() {
     let names = vec![format!("{}=GPU-1", kind())];
     cache_of(directory.path()).inject_devices(Some(&mut container), names).expect("injection");
 
-    let devices = container.linux().as_ref().and_then(|linux| linux.devices().clone()).expect("devices");
-    let node = devices.iter().find(|node| node.path() == Path::new("/dev/nvidia0")).expect("the node");
+    let devices =
+        container.linux().as_ref().and_then(|linux| linux.devices().clone()).expect("devices");
+    let node =
+        devices.iter().find(|node| node.path() == Path::new("/dev/nvidia0")).expect("the node");
     assert_eq!((node.major(), node.minor()), (1, 3));
 }

@@ -3,8 +3,8 @@
 use std::{collections::BTreeSet, fs, path::Path};
 
 use tessera_cdi::{
-    ContainerEdits, Device, Kind, Mount, Spec, SpecFile, SpecStore, StoreError, ValidationError, Version,
-    Written,
+    ContainerEdits, Device, Kind, Mount, Spec, SpecFile, SpecStore, StoreError, ValidationError,
+    Version, Written,
 };
 
 fn kind() -> Kind {
@@ -13,14 +13,19 @@ fn kind() -> Kind {
 
 fn spec(entry: &str) -> Spec {
     let container_edits = ContainerEdits { env: vec![entry.to_owned()], ..Default::default() };
-    let device =
-        Device { name: "d".parse().expect("a name"), annotations: Default::default(), container_edits };
+    let device = Device {
+        name: "d".parse().expect("a name"),
+        annotations: Default::default(),
+        container_edits,
+    };
     Spec::new(kind(), vec![device], ContainerEdits::default())
 }
 
 fn names(directory: &Path) -> BTreeSet<String> {
     let entries = fs::read_dir(directory).expect("a directory");
-    entries.map(|entry| entry.expect("an entry").file_name().into_string().expect("UTF-8")).collect()
+    entries
+        .map(|entry| entry.expect("an entry").file_name().into_string().expect("UTF-8"))
+        .collect()
 }
 
 fn set<const N: usize>(names: [&str; N]) -> BTreeSet<String> {
@@ -33,7 +38,10 @@ fn a_write_creates_the_directory_and_leaves_no_temporary_file() {
     let deep = directory.path().join("var/run/cdi");
     let store = SpecStore::new(&deep);
 
-    assert_eq!(store.write(&SpecFile::of(kind(), "u1"), &spec("A=1")).expect("written"), Written::Changed);
+    assert_eq!(
+        store.write(&SpecFile::of(kind(), "u1"), &spec("A=1")).expect("written"),
+        Written::Changed
+    );
     assert_eq!(names(&deep), set(["k8s.gpu.example-claim_u1.json"]));
 }
 
@@ -107,7 +115,8 @@ fn only_files_that_are_ours_by_name_and_kind_are_cleaned_up() {
         fs::write(directory.path().join(name), content).expect("a file");
     }
     fs::create_dir(directory.path().join("k8s.gpu.example-claim_dir.json")).expect("a directory");
-    fs::write(directory.path().join(".k8s.gpu.example-claim_gone.7-0.tmp"), "{\"cdi").expect("a file");
+    fs::write(directory.path().join(".k8s.gpu.example-claim_gone.7-0.tmp"), "{\"cdi")
+        .expect("a file");
 
     let cleaned = store.retain(&kind(), &set(["kept"])).expect("cleaned");
 
@@ -167,17 +176,19 @@ fn an_invalid_spec_is_not_written() {
     let mut relative = spec("A=1");
     relative.container_edits.mounts = vec![Mount::bind(Path::new("etc/shadow"), Path::new("/x"))];
     let mut climbing = spec("A=1");
-    climbing.container_edits.mounts = vec![Mount::bind(Path::new("/x"), Path::new("/dev/../etc/passwd"))];
+    climbing.container_edits.mounts =
+        vec![Mount::bind(Path::new("/x"), Path::new("/dev/../etc/passwd"))];
     let low = Spec { cdi_version: Version::V0_3, ..spec("A=1") };
     let mut low_with_groups = low.clone();
     low_with_groups.container_edits.additional_gids = vec![1];
 
-    let reasons = [empty, twice, nothing, spec("A"), relative, climbing, low_with_groups].map(|spec| {
-        match store.write(&file, &spec).expect_err("invalid") {
-            StoreError::Invalid { source, .. } => source,
-            other => panic!("{other}"),
-        }
-    });
+    let reasons =
+        [empty, twice, nothing, spec("A"), relative, climbing, low_with_groups].map(|spec| {
+            match store.write(&file, &spec).expect_err("invalid") {
+                StoreError::Invalid { source, .. } => source,
+                other => panic!("{other}"),
+            }
+        });
     assert!(
         matches!(
             reasons,
@@ -198,7 +209,8 @@ fn an_invalid_spec_is_not_written() {
 
 #[test]
 fn unknown_fields_are_refused_rather_than_dropped() {
-    let json = serde_json::to_string(&spec("A=1")).expect("JSON").replacen('{', r#"{"surprise":1,"#, 1);
+    let json =
+        serde_json::to_string(&spec("A=1")).expect("JSON").replacen('{', r#"{"surprise":1,"#, 1);
     let error = serde_json::from_str::<Spec>(&json).expect_err("an unknown field");
     assert!(error.to_string().contains("surprise"), "{error}");
 }

@@ -204,7 +204,8 @@ pub struct SimulateArgs {
 /// `snapshot`.
 #[derive(Debug, ClapArgs)]
 pub struct SnapshotArgs {
-    /// The file; compressed if its name ends in .gz. Without it the standard output, not compressed.
+    /// The file; compressed if its name ends in .gz. Without it the standard output, not
+    /// compressed.
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
 }

@@ -23,7 +23,8 @@ const PAGE: u32 = 500;
 /// Which cluster, and as whom.
 #[derive(Debug, Clone, Default)]
 pub struct Target {
-    /// The kubeconfig; none = what `KUBECONFIG` names, `~/.kube/config`, or the pod's service account.
+    /// The kubeconfig; none = what `KUBECONFIG` names, `~/.kube/config`, or the pod's service
+    /// account.
     pub kubeconfig: Option<PathBuf>,
     /// The context in it; none = the current one.
     pub context: Option<String>,
@@ -114,12 +115,15 @@ impl Cluster {
     /// # Errors
     /// [`ClusterError::Kubeconfig`], [`ClusterError::Client`].
     pub fn from_config(config: Config) -> Result<Self, ClusterError> {
-        // With several linked in, rustls does not choose. An error means that the process has chosen already.
+        // With several linked in, rustls does not choose. An error means that the process has
+        // chosen already.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let url = config.cluster_url.to_string();
         let namespace = config.default_namespace.clone();
-        let client = Client::try_from(config)
-            .map_err(|source| ClusterError::Client { url: url.clone(), source: Box::new(source) })?;
+        let client = Client::try_from(config).map_err(|source| ClusterError::Client {
+            url: url.clone(),
+            source: Box::new(source),
+        })?;
         Ok(Self { client, url, namespace, page: PAGE })
     }
 
@@ -128,7 +132,9 @@ impl Cluster {
     /// # Errors
     /// As [`from_config`](Self::from_config).
     pub async fn connect(target: &Target) -> Result<Self, ClusterError> {
-        Self::from_config(config(target).await.map_err(|source| ClusterError::Kubeconfig(Box::new(source)))?)
+        Self::from_config(
+            config(target).await.map_err(|source| ClusterError::Kubeconfig(Box::new(source)))?,
+        )
     }
 
     /// The same cluster, asked for so many objects at once.
@@ -151,7 +157,16 @@ impl Cluster {
         let leases = ListParams::default().fields(&format!("metadata.name={CONTROLLER_LEASE}"));
         let all = ListParams::default;
         let taken_at = Timestamp::now();
-        let (resource_slices, device_classes, resource_claims, nodes, pods, rules, templates, leases) = try_join!(
+        let (
+            resource_slices,
+            device_classes,
+            resource_claims,
+            nodes,
+            pods,
+            rules,
+            templates,
+            leases,
+        ) = try_join!(
             self.list(slices, |slice| Some(snapshot::trimmed_slice(slice))),
             self.list(all(), |class| Some(snapshot::trimmed_class(class))),
             self.list(all(), |claim| Some(snapshot::trimmed_claim(claim))),
@@ -193,7 +208,11 @@ impl Cluster {
     }
 
     /// Lists a kind page by page, keeping what `trim` keeps of each object.
-    async fn list<K>(&self, params: ListParams, trim: fn(K) -> Option<K>) -> Result<Vec<K>, ClusterError>
+    async fn list<K>(
+        &self,
+        params: ListParams,
+        trim: fn(K) -> Option<K>,
+    ) -> Result<Vec<K>, ClusterError>
     where
         K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
     {
@@ -211,13 +230,19 @@ impl Cluster {
     {
         match self.pages(params, trim).await {
             Ok(objects) => Ok(Ok(objects)),
-            Err(kube::Error::Api(status)) if status.code == 403 => Ok(Err("not permitted".to_owned())),
+            Err(kube::Error::Api(status)) if status.code == 403 => {
+                Ok(Err("not permitted".to_owned()))
+            }
             Err(kube::Error::Api(status)) if status.code == 404 => Ok(Err("not served".to_owned())),
             Err(error) => Err(self.explained::<K>(error)),
         }
     }
 
-    async fn pages<K>(&self, params: ListParams, trim: fn(K) -> Option<K>) -> Result<Vec<K>, kube::Error>
+    async fn pages<K>(
+        &self,
+        params: ListParams,
+        trim: fn(K) -> Option<K>,
+    ) -> Result<Vec<K>, kube::Error>
     where
         K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
     {
@@ -227,8 +252,11 @@ impl Cluster {
         loop {
             let list = match api.list(&page).await {
                 Ok(list) => list,
-                // The list has become older than what the API server remembers: once more, in one piece.
-                Err(kube::Error::Api(status)) if status.code == 410 && page.continue_token.is_some() => {
+                // The list has become older than what the API server remembers: once more, in one
+                // piece.
+                Err(kube::Error::Api(status))
+                    if status.code == 410 && page.continue_token.is_some() =>
+                {
                     kept.clear();
                     page = params.clone();
                     continue;
@@ -295,7 +323,8 @@ pub fn told_at(event: &Event) -> Option<Timestamp> {
 }
 
 async fn config(target: &Target) -> Result<Config, KubeconfigError> {
-    let options = KubeConfigOptions { context: target.context.clone(), ..KubeConfigOptions::default() };
+    let options =
+        KubeConfigOptions { context: target.context.clone(), ..KubeConfigOptions::default() };
     if let Some(path) = &target.kubeconfig {
         return Config::from_custom_kubeconfig(Kubeconfig::read_from(path)?, &options).await;
     }

@@ -69,9 +69,13 @@ impl Given {
         let mut amounts: Vec<(&String, &Quantity)> =
             self.amounts.iter().filter(|(_, a)| !a.is_zero()).collect();
         // Memory first: it is what is short most often.
-        amounts.sort_by_key(|(name, _)| (name.as_str() != tessera_api::names::capacity::MEMORY, *name));
-        let amounts: Vec<String> = amounts.iter().map(|(name, amount)| format!("{name} {amount}")).collect();
-        let amounts = if amounts.is_empty() { "a share of nothing".to_owned() } else { amounts.join(", ") };
+        amounts.sort_by_key(|(name, _)| {
+            (name.as_str() != tessera_api::names::capacity::MEMORY, *name)
+        });
+        let amounts: Vec<String> =
+            amounts.iter().map(|(name, amount)| format!("{name} {amount}")).collect();
+        let amounts =
+            if amounts.is_empty() { "a share of nothing".to_owned() } else { amounts.join(", ") };
         match self.sharing {
             Some(way) => format!("{amounts}, by {way}"),
             None => amounts,

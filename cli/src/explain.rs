@@ -1,6 +1,7 @@
 //! `kubectl tessera explain`: why a pod or a claim waits, or where it is and that all is well.
 //!
-//! The reasons come from the controller's own planner over the same objects, and their words from the renderer of its events.
+//! The reasons come from the controller's own planner over the same objects, and their words from
+//! the renderer of its events.
 
 mod claim;
 mod outside;
@@ -53,7 +54,12 @@ impl View<'_> {
 
 impl<'v> View<'v> {
     /// Plans as the controller would at this moment.
-    pub fn new(snapshot: &'v Snapshot, picture: &'v Picture, settings: Settings, now: Timestamp) -> Self {
+    pub fn new(
+        snapshot: &'v Snapshot,
+        picture: &'v Picture,
+        settings: Settings,
+        now: Timestamp,
+    ) -> Self {
         let index = &picture.index;
         let (cluster, work) = (index.snapshot(), index.work());
         let settings = Settings { now: now.as_second(), ..settings };
@@ -196,10 +202,17 @@ pub fn pod(
     events: &[Event],
 ) -> Result<PodReport, ExplainError> {
     let Some(uid) = view.index.pod_called(namespace, name) else {
-        let named =
-            view.snapshot.pods.iter().filter(|pod| pod.metadata.name.as_deref() == Some(name.as_str()));
+        let named = view
+            .snapshot
+            .pods
+            .iter()
+            .filter(|pod| pod.metadata.name.as_deref() == Some(name.as_str()));
         let elsewhere = elsewhere(named.filter_map(|pod| pod.metadata.namespace.as_deref()));
-        return Err(ExplainError::NoPod { namespace: namespace.clone(), name: name.clone(), elsewhere });
+        return Err(ExplainError::NoPod {
+            namespace: namespace.clone(),
+            name: name.clone(),
+            elsewhere,
+        });
     };
     Ok(PodReport { events: said(events), ..pod::report(view, uid) })
 }
@@ -208,14 +221,23 @@ pub fn pod(
 ///
 /// # Errors
 /// There is no such claim.
-pub fn claim(view: &View<'_>, namespace: &Namespace, name: &ClaimName) -> Result<Report, ExplainError> {
+pub fn claim(
+    view: &View<'_>,
+    namespace: &Namespace,
+    name: &ClaimName,
+) -> Result<Report, ExplainError> {
     let all = || view.snapshot.resource_claims.iter();
     let named = || all().filter(|claim| claim.metadata.name.as_deref() == Some(name.as_str()));
-    let found = named().find(|claim| claim.metadata.namespace.as_deref() == Some(namespace.as_str()));
+    let found =
+        named().find(|claim| claim.metadata.namespace.as_deref() == Some(namespace.as_str()));
     let uid = view.index.claim_of_name(namespace, name);
     let Some((object, uid)) = found.zip(uid) else {
         let elsewhere = elsewhere(named().filter_map(|claim| claim.metadata.namespace.as_deref()));
-        return Err(ExplainError::NoClaim { namespace: namespace.clone(), name: name.clone(), elsewhere });
+        return Err(ExplainError::NoClaim {
+            namespace: namespace.clone(),
+            name: name.clone(),
+            elsewhere,
+        });
     };
     let pods: Vec<PodUid> = view.index.pods_with(uid).into_iter().collect();
     let pods: Vec<PodReport> = pods.iter().map(|pod| pod::report(view, pod)).collect();

@@ -1,4 +1,5 @@
-//! `kubectl tessera`: what GPUs there are and who holds them, why a pod waits, what would be placed where.
+//! `kubectl tessera`: what GPUs there are and who holds them, why a pod waits, what would be placed
+//! where.
 //!
 //! ```text
 //!   kubeconfig --cluster--> Snapshot <--file-- FILE (kubectl tessera snapshot)
@@ -13,9 +14,11 @@
 //!        '---------------- output -------------------- '                     text for people
 //! ```
 //!
-//! Nothing here writes to a cluster. Only `cluster` talks to one; all that is between a snapshot and text is pure.
+//! Nothing here writes to a cluster. Only `cluster` talks to one; all that is between a snapshot
+//! and text is pure.
 //!
-//! Exit codes: 0 all is well, 1 an error, 2 the pod or claim has to wait or does not fit ([`run::Exit`]).
+//! Exit codes: 0 all is well, 1 an error, 2 the pod or claim has to wait or does not fit
+//! ([`run::Exit`]).
 
 #![forbid(unsafe_code)]
 

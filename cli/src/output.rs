@@ -102,7 +102,10 @@ mod tests {
         let mut table = Table::new(Some(&["NAME", "FREE"]));
         table.row(vec!["├─ 0".to_owned(), "1Gi".to_owned()]);
         table.row(vec!["node-with-a-name".to_owned(), String::new()]);
-        assert_eq!(table.render(), "NAME               FREE\n├─ 0               1Gi\nnode-with-a-name\n");
+        assert_eq!(
+            table.render(),
+            "NAME               FREE\n├─ 0               1Gi\nnode-with-a-name\n"
+        );
     }
 
     #[test]

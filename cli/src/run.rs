@@ -11,8 +11,8 @@ use tessera_allocator::Settings;
 use tessera_api::names::{ClaimName, Namespace, PodName};
 
 use crate::args::{
-    Args, Command, ConnectionArgs, ExplainArgs, Kind, PolicyName, SimulateArgs, SnapshotArgs, SourceArgs,
-    TreeArgs,
+    Args, Command, ConnectionArgs, ExplainArgs, Kind, PolicyName, SimulateArgs, SnapshotArgs,
+    SourceArgs, TreeArgs,
 };
 use crate::cluster::Cluster;
 use crate::explain::View;
@@ -34,7 +34,8 @@ pub async fn main() -> ExitCode {
     let args = match Args::try_parse() {
         Ok(args) => args,
         Err(error) => {
-            // Help and version are no errors. clap's own code for errors, 2, means something else here.
+            // Help and version are no errors. clap's own code for errors, 2, means something else
+            // here.
             let code = if error.use_stderr() { 1 } else { 0 };
             let _ = error.print();
             return ExitCode::from(code);
@@ -106,7 +107,8 @@ impl Source {
 
 async fn show_tree(args: TreeArgs, connection: &ConnectionArgs) -> anyhow::Result<(String, Exit)> {
     let source = Source::open(&args.source, connection).await?;
-    let namespace = connection.namespace.as_ref().map(|_| source.namespace(connection)).transpose()?;
+    let namespace =
+        connection.namespace.as_ref().map(|_| source.namespace(connection)).transpose()?;
     let filter = tree::Filter { nodes: args.nodes.iter().cloned().collect(), namespace };
     let seen = tree::look(&source.picture().index, &filter);
     let unknown = args.nodes.iter().find(|name| !seen.nodes.iter().any(|node| node.name == **name));
@@ -135,20 +137,25 @@ async fn explain(args: ExplainArgs, connection: &ConnectionArgs) -> anyhow::Resu
                 None => Vec::new(),
             };
             let report = explain::pod(&view, &namespace, &name, &events)?;
-            let text = render(&report, args.output, |report| explain::pod_text(report, source.now))?;
+            let text =
+                render(&report, args.output, |report| explain::pod_text(report, source.now))?;
             (text, report.state.waits())
         }
         Kind::Claim => {
             let name = ClaimName::new(&args.name).context("NAME is no name of a ResourceClaim")?;
             let report = explain::claim(&view, &namespace, &name)?;
-            let text = render(&report, args.output, |report| explain::claim_text(report, source.now))?;
+            let text =
+                render(&report, args.output, |report| explain::claim_text(report, source.now))?;
             (text, report.waits)
         }
     };
     Ok((text, if waits { Exit::Waits } else { Exit::Well }))
 }
 
-async fn simulate(args: SimulateArgs, connection: &ConnectionArgs) -> anyhow::Result<(String, Exit)> {
+async fn simulate(
+    args: SimulateArgs,
+    connection: &ConnectionArgs,
+) -> anyhow::Result<(String, Exit)> {
     let manifests = read_all(&args.files)?;
     let source = Source::open(&args.source, connection).await?;
     let namespace = source.namespace(connection)?;
@@ -181,7 +188,8 @@ fn read_all(files: &[PathBuf]) -> anyhow::Result<String> {
     let mut all = String::new();
     for path in files {
         let text = read(path).with_context(|| format!("cannot read {}", path.display()))?;
-        // A separator between two files; at the end of one it is one too many, which is no document.
+        // A separator between two files; at the end of one it is one too many, which is no
+        // document.
         all.push_str(&text);
         all.push_str("\n---\n");
     }

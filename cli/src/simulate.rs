@@ -1,7 +1,8 @@
 //! `kubectl tessera simulate`: what would be placed where, if these objects were there too.
 //!
-//! The objects of the files are put beside those of the snapshot as Kubernetes would: claims are made from templates, workloads
-//! become pods. Then the controller's planner plans all pods that wait, theirs last among equals. Nothing is written anywhere.
+//! The objects of the files are put beside those of the snapshot as Kubernetes would: claims are
+//! made from templates, workloads become pods. Then the controller's planner plans all pods that
+//! wait, theirs last among equals. Nothing is written anywhere.
 
 mod expand;
 mod manifest;
@@ -23,7 +24,8 @@ use crate::snapshot::Snapshot;
 pub struct Simulation {
     /// The pods of the files, in their order.
     pub pods: Vec<SimulatedPod>,
-    /// Pods that wait in the cluster already: those of the same or higher priority are planned before.
+    /// Pods that wait in the cluster already: those of the same or higher priority are planned
+    /// before.
     pub waiting_before: usize,
     /// What the result should be read with.
     pub notes: Vec<String>,
@@ -68,7 +70,8 @@ impl Simulation {
     }
 }
 
-/// Plans the objects of `manifests` (YAML or JSON documents) on top of `snapshot`. Those without a namespace get `namespace`.
+/// Plans the objects of `manifests` (YAML or JSON documents) on top of `snapshot`. Those without a
+/// namespace get `namespace`.
 ///
 /// # Errors
 /// A document is not an object that the API server would take.
@@ -88,8 +91,11 @@ pub fn simulate(
     notes.extend(picture.unusable.iter().cloned());
     let view = View::new(&snapshot, &picture, settings, snapshot.taken_at);
     notes.extend(explain::supply(&view).into_iter().map(|finding| finding.message));
-    let pods =
-        expanded.pods.iter().map(|(namespace, name, exists)| one(&view, namespace, name, *exists)).collect();
+    let pods = expanded
+        .pods
+        .iter()
+        .map(|(namespace, name, exists)| one(&view, namespace, name, *exists))
+        .collect();
     Ok(Simulation { pods, waiting_before, notes })
 }
 
@@ -103,8 +109,9 @@ fn one(view: &View<'_>, namespace: &Namespace, name: &PodName, exists: bool) -> 
         claims,
     };
     if exists {
-        let message =
-            format!("it is in the cluster already; see `kubectl tessera explain pod {name} -n {namespace}`");
+        let message = format!(
+            "it is in the cluster already; see `kubectl tessera explain pod {name} -n {namespace}`"
+        );
         return simulated(Outcome::Exists, message, None, Vec::new());
     }
     match explain::pod(view, namespace, name, &[]) {
@@ -112,8 +119,12 @@ fn one(view: &View<'_>, namespace: &Namespace, name: &PodName, exists: bool) -> 
             let (result, message) = match state {
                 PodState::NoClaims | PodState::Foreign => (Outcome::NotConcerned, message),
                 PodState::Placeable => (Outcome::Fits, "it fits".to_owned()),
-                PodState::ForScheduler => (Outcome::Fits, "its claims are allocated already".to_owned()),
-                PodState::Bound | PodState::Ended | PodState::Deleting => (Outcome::NotConcerned, message),
+                PodState::ForScheduler => {
+                    (Outcome::Fits, "its claims are allocated already".to_owned())
+                }
+                PodState::Bound | PodState::Ended | PodState::Deleting => {
+                    (Outcome::NotConcerned, message)
+                }
                 _ => (Outcome::DoesNotFit, message),
             };
             simulated(result, message, node, claims)

@@ -1,15 +1,16 @@
-//! What is known of a cluster at one moment: read from the API server, or from a file that was saved before.
+//! What is known of a cluster at one moment: read from the API server, or from a file that was
+//! saved before.
 //!
-//! Whatever is read passes an allow-list of fields, so that a live cluster and a file say the same, and a file holds nothing but what planning
-//! looks at. ADR 72 has the format.
+//! Whatever is read passes an allow-list of fields, so that a live cluster and a file say the same,
+//! and a file holds nothing but what planning looks at. ADR 72 has the format.
 
 mod file;
 mod trim;
 
 pub use file::{FileError, VERSION};
 pub use trim::{
-    trimmed_claim, trimmed_class, trimmed_lease, trimmed_node, trimmed_pod, trimmed_rule, trimmed_slice,
-    trimmed_template,
+    trimmed_claim, trimmed_class, trimmed_lease, trimmed_node, trimmed_pod, trimmed_rule,
+    trimmed_slice, trimmed_template,
 };
 
 use std::sync::Arc;
@@ -81,7 +82,9 @@ impl Snapshot {
         self.resource_slices.iter().for_each(|slice| note(index.apply_slice(slice)));
         self.device_classes.iter().for_each(|class| note(index.apply_class(class.clone())));
         self.nodes.iter().for_each(|node| note(index.apply_node(node).map(drop)));
-        self.resource_claims.iter().for_each(|claim| note(index.apply_claim(&Arc::new(claim.clone()))));
+        self.resource_claims
+            .iter()
+            .for_each(|claim| note(index.apply_claim(&Arc::new(claim.clone()))));
         for pod in &self.pods {
             index.apply_pod(pod);
         }

@@ -8,7 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde::Serialize;
-use tessera_allocator::model::{Attribute, Device, DeviceId, DeviceUse, Node, NodeChoice, PoolId, Slice};
+use tessera_allocator::model::{
+    Attribute, Device, DeviceId, DeviceUse, Node, NodeChoice, PoolId, Slice,
+};
 use tessera_api::names::{DRIVER_NAME, Namespace, attribute, capacity};
 use tessera_api::quantity::Quantity;
 use tessera_index::{Holding, Index};
@@ -38,7 +40,8 @@ pub struct Tree {
 pub struct NodeView {
     /// Its name, or the pool's where a pool belongs to no single node.
     pub name: String,
-    /// What keeps pods from it: `NotReady`, `Cordoned`, `Missing`, `PoolIncomplete`; empty if nothing does.
+    /// What keeps pods from it: `NotReady`, `Cordoned`, `Missing`, `PoolIncomplete`; empty if
+    /// nothing does.
     pub state: Vec<String>,
     /// Sums over its GPUs.
     pub memory: Amount,
@@ -64,9 +67,11 @@ pub struct GpuView {
     pub memory: Amount,
     /// Percent of its compute.
     pub cores: Amount,
-    /// Taints but the fence, as `key=value:effect`; `gpu.tessera.dev/unhealthy` tells a GPU that failed.
+    /// Taints but the fence, as `key=value:effect`; `gpu.tessera.dev/unhealthy` tells a GPU that
+    /// failed.
     pub taints: Vec<String>,
-    /// What else is wrong or worth knowing: `Unhealthy`, `NotManaged`, `NotPublished`, `Oversubscribed`, `Overcommitted`.
+    /// What else is wrong or worth knowing: `Unhealthy`, `NotManaged`, `NotPublished`,
+    /// `Oversubscribed`, `Overcommitted`.
     pub state: Vec<String>,
     /// Who holds what of it.
     pub shares: Vec<Share>,
@@ -128,7 +133,8 @@ impl Amount {
 }
 
 /// Shares by device.
-type Shares<'i> = BTreeMap<&'i DeviceId, Vec<(&'i tessera_allocator::model::DeviceResult, Holding<'i>)>>;
+type Shares<'i> =
+    BTreeMap<&'i DeviceId, Vec<(&'i tessera_allocator::model::DeviceResult, Holding<'i>)>>;
 
 /// Looks at all there is.
 pub fn look(index: &Index, filter: &Filter) -> Tree {
@@ -150,8 +156,11 @@ pub fn look(index: &Index, filter: &Filter) -> Tree {
         if !filter.nodes.is_empty() && !filter.nodes.contains(&name) {
             continue;
         }
-        let node =
-            snapshot.nodes.iter().find(|(known, _)| known.as_str() == name).map(|(_, node)| node.as_ref());
+        let node = snapshot
+            .nodes
+            .iter()
+            .find(|(known, _)| known.as_str() == name)
+            .map(|(_, node)| node.as_ref());
         let gpus = gpus(id, pool, &snapshot.usage, &shares, filter);
         if gpus.is_empty() && (filter.namespace.is_some() || filter.nodes.is_empty()) {
             continue;
@@ -222,7 +231,8 @@ fn gpus(
         }
     }
     if let Some(namespace) = &filter.namespace {
-        gpus.iter_mut().for_each(|gpu| gpu.shares.retain(|share| *namespace == share.namespace.as_str()));
+        gpus.iter_mut()
+            .for_each(|gpu| gpu.shares.retain(|share| *namespace == share.namespace.as_str()));
         gpus.retain(|gpu| !gpu.shares.is_empty());
     }
     gpus.sort_by(|a, b| {
@@ -262,7 +272,9 @@ fn gpu(
         }
     };
     let mut shares: Vec<Share> = held.iter().map(share).collect();
-    shares.sort_by(|a, b| (&a.namespace, &a.claim, &a.request).cmp(&(&b.namespace, &b.claim, &b.request)));
+    shares.sort_by(|a, b| {
+        (&a.namespace, &a.claim, &a.request).cmp(&(&b.namespace, &b.claim, &b.request))
+    });
     GpuView {
         device: device.name.to_string(),
         index: match attribute_of(device, attribute::INDEX) {
@@ -291,7 +303,8 @@ fn taint(taint: &tessera_allocator::model::Taint) -> String {
 }
 
 fn state(device: &Device, used: Option<&DeviceUse>) -> Vec<String> {
-    let unhealthy = device.taints.iter().any(|taint| taint.key == tessera_api::names::UNHEALTHY_TAINT_KEY);
+    let unhealthy =
+        device.taints.iter().any(|taint| taint.key == tessera_api::names::UNHEALTHY_TAINT_KEY);
     let exceeded = used.is_some_and(|used| used.exceeds(device));
     let all = [
         ("Unhealthy", unhealthy),
@@ -315,6 +328,7 @@ fn view(name: String, node: Option<&Node>, pool: &Pool<'_>, gpus: Vec<GpuView>) 
         memory.add(gpu.memory);
         cores.add(gpu.cores);
     }
-    let state = all.into_iter().filter(|(_, is_so)| *is_so).map(|(state, _)| state.to_owned()).collect();
+    let state =
+        all.into_iter().filter(|(_, is_so)| *is_so).map(|(state, _)| state.to_owned()).collect();
     NodeView { name, state, memory, cores, gpus }
 }

@@ -10,7 +10,9 @@ use std::sync::Arc;
 
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
-use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceClaimTemplate, ResourceSlice};
+use k8s_openapi::api::resource::v1::{
+    DeviceClass, ResourceClaim, ResourceClaimTemplate, ResourceSlice,
+};
 use kube::api::PostParams;
 use kube::{Api, Resource};
 use serde::Serialize;
@@ -30,9 +32,12 @@ struct Live {
 
 impl Live {
     async fn new() -> Self {
-        let options = ClusterOptions { controllers: false, scheduler: None, ..ClusterOptions::default() };
-        let live =
-            Self { cluster: SimCluster::start(options).await.unwrap(), directory: TempDir::new().unwrap() };
+        let options =
+            ClusterOptions { controllers: false, scheduler: None, ..ClusterOptions::default() };
+        let live = Self {
+            cluster: SimCluster::start(options).await.unwrap(),
+            directory: TempDir::new().unwrap(),
+        };
         let staged = Stage::new().snapshot;
         live.create::<Namespace>(None, json!({"metadata": {"name": "team-a"}})).await;
         for class in staged.device_classes {
@@ -65,8 +70,7 @@ impl Live {
     }
 
     async fn claim(&self, name: &str, memory: &str) {
-        let claim =
-            json!({"metadata": {"name": name}, "spec": {"devices": {"requests": [share(memory, "0")]}}});
+        let claim = json!({"metadata": {"name": name}, "spec": {"devices": {"requests": [share(memory, "0")]}}});
         self.create::<ResourceClaim>(Some("team-a"), claim).await;
     }
 
@@ -101,7 +105,12 @@ impl Live {
 
 async fn call(kubeconfig: &Path, directory: &Path, arguments: &[&str]) -> Output {
     let mut command = tokio::process::Command::new(program());
-    command.args(arguments).arg("--kubeconfig").arg(kubeconfig).current_dir(directory).stdin(Stdio::null());
+    command
+        .args(arguments)
+        .arg("--kubeconfig")
+        .arg(kubeconfig)
+        .current_dir(directory)
+        .stdin(Stdio::null());
     command.output().await.unwrap()
 }
 
@@ -127,8 +136,11 @@ async fn a_cluster_and_its_snapshot_say_the_same() {
     )
     .unwrap();
     let file = ["--snapshot", "cluster.json.gz"];
-    for arguments in [&["explain", "pod", "greedy"][..], &["tree"], &["simulate", "-f", "pods.yaml"]] {
-        let (seen, read) = (live.json(arguments).await, live.json(&[arguments, &file].concat()).await);
+    for arguments in
+        [&["explain", "pod", "greedy"][..], &["tree"], &["simulate", "-f", "pods.yaml"]]
+    {
+        let (seen, read) =
+            (live.json(arguments).await, live.json(&[arguments, &file].concat()).await);
         assert_eq!(seen, read, "{arguments:?}");
     }
     let explained = live.json(&["explain", "pod", "greedy"]).await;
@@ -188,7 +200,8 @@ async fn an_api_server_without_the_resources_of_dra_is_called_too_old() {
     let output = live.call(&["tree"]).await;
     assert_eq!(output.status.code(), Some(1));
     assert!(
-        errors(&output).contains("does not serve resourceslices.resource.k8s.io in resource.k8s.io/v1"),
+        errors(&output)
+            .contains("does not serve resourceslices.resource.k8s.io in resource.k8s.io/v1"),
         "{}",
         errors(&output)
     );

@@ -28,7 +28,8 @@ fn full() -> Stage {
 fn pod_with(stage: &Stage, name: &str, events: &[Event]) -> PodReport {
     let picture = stage.snapshot.picture();
     let view = View::new(&stage.snapshot, &picture, Settings::default(), stage.snapshot.taken_at);
-    explain::pod(&view, &Namespace::new("team-a").unwrap(), &PodName::new(name).unwrap(), events).unwrap()
+    explain::pod(&view, &Namespace::new("team-a").unwrap(), &PodName::new(name).unwrap(), events)
+        .unwrap()
 }
 
 fn pod(stage: &Stage, name: &str) -> PodReport {
@@ -38,7 +39,8 @@ fn pod(stage: &Stage, name: &str) -> PodReport {
 fn claim(stage: &Stage, name: &str) -> Report {
     let picture = stage.snapshot.picture();
     let view = View::new(&stage.snapshot, &picture, Settings::default(), stage.snapshot.taken_at);
-    explain::claim(&view, &Namespace::new("team-a").unwrap(), &ClaimName::new(name).unwrap()).unwrap()
+    explain::claim(&view, &Namespace::new("team-a").unwrap(), &ClaimName::new(name).unwrap())
+        .unwrap()
 }
 
 fn text(report: &PodReport) -> String {
@@ -91,7 +93,8 @@ fn the_words_are_those_of_the_controllers_event() {
     stage.pod("trainer", &["trainer-gpu"]);
     let index = stage.snapshot.picture().index;
     let now = stage::NOW.parse::<Timestamp>().unwrap().as_second();
-    let told = plan(&index.snapshot(), &index.work().pending, Settings { now, ..Settings::default() });
+    let told =
+        plan(&index.snapshot(), &index.work().pending, Settings { now, ..Settings::default() });
     let [refusal] = told.refusals.as_slice() else { panic!("one claim is refused") };
     let report = pod(&stage, "trainer");
     assert_eq!(
@@ -109,8 +112,11 @@ fn of_several_requests_each_is_also_looked_at_by_itself() {
     stage.claim_of("trainer-gpu", json!([share("1Gi", "0"), large]), None);
     stage.pod("trainer", &["trainer-gpu"]);
     let report = pod(&stage, "trainer");
-    let fits: Vec<(&str, bool)> =
-        report.claims[0].requests.iter().map(|request| (request.request.as_str(), request.fits)).collect();
+    let fits: Vec<(&str, bool)> = report.claims[0]
+        .requests
+        .iter()
+        .map(|request| (request.request.as_str(), request.fits))
+        .collect();
     assert_eq!(fits, [("gpu", true), ("large", false)]);
     golden("explain-requests.txt", &text(&report));
 }
@@ -232,7 +238,10 @@ fn a_class_that_does_not_exist_is_named() {
 #[test]
 fn a_claim_for_another_driver_is_called_kube_schedulers() {
     let mut stage = Stage::new();
-    stage.claim("nic", json!({"name": "nic", "exactly": {"deviceClassName": "foreign.example.com"}}));
+    stage.claim(
+        "nic",
+        json!({"name": "nic", "exactly": {"deviceClassName": "foreign.example.com"}}),
+    );
     stage.pod("trainer", &["nic"]);
     let report = pod(&stage, "trainer");
     assert_eq!((report.state, report.claims[0].reason.as_str()), (PodState::Foreign, "Foreign"));
@@ -246,7 +255,10 @@ fn a_claim_that_mixes_drivers_is_told_to_be_split() {
     stage.claim_of("mixed", json!([share("1Gi", "0"), foreign]), None);
     stage.pod("trainer", &["mixed"]);
     let report = pod(&stage, "trainer");
-    assert_eq!((report.state, report.claims[0].reason.as_str()), (PodState::Blocked, "MixedDrivers"));
+    assert_eq!(
+        (report.state, report.claims[0].reason.as_str()),
+        (PodState::Blocked, "MixedDrivers")
+    );
     assert!(report.message.contains("split it into one claim per driver"));
 }
 
@@ -262,7 +274,11 @@ fn what_a_claim_lacks_is_said_whether_it_is_the_claim_or_its_template() {
     stage.snapshot.resource_claim_templates = vec![read(json!({
         "metadata": {"namespace": "team-a", "name": "quarter"}, "spec": {"spec": {"devices": {}}},
     }))];
-    assert!(pod(&stage, "late").message.contains("has not been made from ResourceClaimTemplate quarter yet"));
+    assert!(
+        pod(&stage, "late")
+            .message
+            .contains("has not been made from ResourceClaimTemplate quarter yet")
+    );
     stage.pod("lost", &["nowhere"]);
     assert_eq!(pod(&stage, "lost").message, "ResourceClaim nowhere does not exist");
 }
@@ -324,7 +340,11 @@ fn events_of_our_parts_are_repeated_the_last_of_each_reason() {
     let report = pod_with(&stage, "trainer", &events);
     let told: Vec<&str> = report.events.iter().map(|said| said.message.as_str()).collect();
     assert_eq!(told, ["news"]);
-    assert!(text(&report).ends_with("  2m ago, tessera-controller, NoDevices: news\n"), "{}", text(&report));
+    assert!(
+        text(&report).ends_with("  2m ago, tessera-controller, NoDevices: news\n"),
+        "{}",
+        text(&report)
+    );
 }
 
 #[test]
@@ -335,7 +355,10 @@ fn a_claim_is_explained_through_the_pods_that_use_it() {
     stage.pod("second", &["shared-gpu"]);
     let report = claim(&stage, "shared-gpu");
     assert!(report.waits);
-    assert_eq!(report.pods.iter().map(|pod| pod.pod.as_str()).collect::<Vec<_>>(), ["second", "trainer"]);
+    assert_eq!(
+        report.pods.iter().map(|pod| pod.pod.as_str()).collect::<Vec<_>>(),
+        ["second", "trainer"]
+    );
     assert!(report.pods.iter().all(|pod| pod.state == PodState::Waiting));
     let held = claim(&stage, "a-gpu");
     golden("explain-claim.txt", &explain::claim_text(&held, stage.snapshot.taken_at));
@@ -360,8 +383,12 @@ fn a_name_in_another_namespace_is_pointed_to() {
     stage.pod("trainer", &[]);
     let picture = stage.snapshot.picture();
     let view = View::new(&stage.snapshot, &picture, Settings::default(), stage.snapshot.taken_at);
-    let error =
-        explain::pod(&view, &Namespace::new("default").unwrap(), &PodName::new("trainer").unwrap(), &[]);
+    let error = explain::pod(
+        &view,
+        &Namespace::new("default").unwrap(),
+        &PodName::new("trainer").unwrap(),
+        &[],
+    );
     assert_eq!(
         error.unwrap_err().to_string(),
         "no Pod `trainer` in namespace `default`; there is one in team-a: choose with -n NAMESPACE"

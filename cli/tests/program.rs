@@ -32,7 +32,12 @@ impl Saved {
 /// Calls the program where there is no kubeconfig.
 fn call(directory: &std::path::Path, arguments: &[&str]) -> Output {
     let mut command = Command::new(program());
-    command.args(arguments).current_dir(directory).env_clear().env("HOME", directory).stdin(Stdio::null());
+    command
+        .args(arguments)
+        .current_dir(directory)
+        .env_clear()
+        .env("HOME", directory)
+        .stdin(Stdio::null());
     command.output().unwrap()
 }
 
@@ -71,7 +76,10 @@ fn what_waits_or_does_not_fit_ends_with_2_and_what_is_well_with_0() {
 #[test]
 fn errors_end_with_1_those_of_the_command_line_too() {
     let saved = Saved::new();
-    assert_eq!(code(&saved.call(&["explain", "pod", "nobody", "--snapshot", "cluster.json.gz"])), Some(1));
+    assert_eq!(
+        code(&saved.call(&["explain", "pod", "nobody", "--snapshot", "cluster.json.gz"])),
+        Some(1)
+    );
     assert_eq!(code(&saved.call(&["explain", "node", "x"])), Some(1));
     assert_eq!(code(&saved.call(&["tree", "--snapshot", "none"])), Some(1));
     assert_eq!(code(&saved.call(&["--help"])), Some(0));
@@ -108,7 +116,10 @@ fn help_teaches_each_command_with_examples() {
     let saved = Saved::new();
     for command in ["tree", "explain", "simulate", "snapshot"] {
         let help = String::from_utf8(saved.call(&[command, "--help"]).stdout).unwrap();
-        assert!(help.contains(&format!("kubectl tessera {command}")) && help.contains("Examples:"), "{help}");
+        assert!(
+            help.contains(&format!("kubectl tessera {command}")) && help.contains("Examples:"),
+            "{help}"
+        );
     }
 }
 

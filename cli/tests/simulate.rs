@@ -32,7 +32,11 @@ spec:
   containers: [{name: main, image: example/trainer, resources: {claims: [{name: gpu}]}}]
 ";
 
-fn try_with(stage: &Stage, manifests: &str, policy: Option<PolicyName>) -> Result<Simulation, ManifestError> {
+fn try_with(
+    stage: &Stage,
+    manifests: &str,
+    policy: Option<PolicyName>,
+) -> Result<Simulation, ManifestError> {
     let namespace = Namespace::new("team-a").unwrap();
     simulate::simulate(&stage.snapshot, manifests, &namespace, PolicyName::settings(policy))
 }
@@ -105,12 +109,21 @@ fn the_policy_decides_where() {
 fn pods_that_wait_in_the_cluster_come_first_and_a_priority_comes_before_them() {
     let mut stage = Stage::new();
     for (name, mark) in [("x", "aa"), ("y", "ab"), ("z", "ba")] {
-        stage.tenant(name, if mark == "ba" { "node-b" } else { "node-a" }, &device(mark), "80Gi", "0");
+        stage.tenant(
+            name,
+            if mark == "ba" { "node-b" } else { "node-a" },
+            &device(mark),
+            "80Gi",
+            "0",
+        );
     }
     stage.claim("old-gpu", share("70Gi", "0"));
     stage.pod("old", &["old-gpu"]);
     let result = simulated(&stage, &(QUARTER.to_owned() + TRAINER));
-    assert_eq!((result.waiting_before, outcomes(&result)), (1, vec![("trainer", Outcome::DoesNotFit, None)]));
+    assert_eq!(
+        (result.waiting_before, outcomes(&result)),
+        (1, vec![("trainer", Outcome::DoesNotFit, None)])
+    );
     let urgent = TRAINER.replace("spec:", "spec:\n  priority: 100");
     let result = simulated(&stage, &(QUARTER.to_owned() + &urgent));
     assert_eq!(outcomes(&result), [("trainer", Outcome::Fits, Some("node-b"))]);
@@ -134,7 +147,10 @@ fn claims_and_templates_of_the_cluster_are_used_too() {
 #[test]
 fn a_node_that_is_not_there_yet_can_be_tried() {
     let mut stage = Stage::empty();
-    assert_eq!(outcomes(&simulated(&stage, &(QUARTER.to_owned() + TRAINER)))[0].1, Outcome::DoesNotFit);
+    assert_eq!(
+        outcomes(&simulated(&stage, &(QUARTER.to_owned() + TRAINER)))[0].1,
+        Outcome::DoesNotFit
+    );
     stage.node("node-new", json!([]));
     let slice = stage.snapshot.resource_slices.pop().unwrap();
     let mut slice = serde_json::to_value(slice).unwrap();
@@ -165,8 +181,7 @@ fn a_pod_that_exists_is_not_made_again() {
 
 #[test]
 fn a_pod_without_claims_is_no_concern_of_tesseras() {
-    let pod =
-        "{apiVersion: v1, kind: Pod, metadata: {name: plain}, spec: {containers: [{name: c, image: i}]}}";
+    let pod = "{apiVersion: v1, kind: Pod, metadata: {name: plain}, spec: {containers: [{name: c, image: i}]}}";
     assert_eq!(outcomes(&simulated(&Stage::new(), pod)), [("plain", Outcome::NotConcerned, None)]);
 }
 
@@ -193,13 +208,19 @@ items:
 - {apiVersion: batch/v1, kind: Job, metadata: {name: b}, spec: {parallelism: 3, completions: 2, template: {spec: {containers: []}}}}
 ";
     let result = simulated(&Stage::new(), list);
-    assert_eq!(outcomes(&result).iter().map(|pod| pod.0).collect::<Vec<_>>(), ["a-0", "b-0", "b-1"]);
+    assert_eq!(
+        outcomes(&result).iter().map(|pod| pod.0).collect::<Vec<_>>(),
+        ["a-0", "b-0", "b-1"]
+    );
 }
 
 #[test]
 fn what_is_no_manifest_is_refused_with_what_to_do() {
     let refused = |text: &str| try_with(&Stage::new(), text, None).unwrap_err().to_string();
-    assert_eq!(refused("a: b"), "document 1 has no `kind` or no `apiVersion`; is it a Kubernetes manifest?");
+    assert_eq!(
+        refused("a: b"),
+        "document 1 has no `kind` or no `apiVersion`; is it a Kubernetes manifest?"
+    );
     assert_eq!(
         refused("{apiVersion: resource.k8s.io/v1beta1, kind: ResourceClaim, metadata: {name: c}}"),
         "ResourceClaim `c` has apiVersion `resource.k8s.io/v1beta1`; write it as `resource.k8s.io/v1`"

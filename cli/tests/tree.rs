@@ -47,13 +47,16 @@ fn programs_get_the_same_as_json_and_yaml() {
 fn of_a_namespace_only_its_shares_are_shown_and_the_gpus_they_are_on() {
     let mut stage = stage();
     stage.tenant("other", "node-b", &device("bb"), "1Gi", "1");
-    stage.snapshot.resource_claims.last_mut().unwrap().metadata.namespace = Some("team-b".to_owned());
+    stage.snapshot.resource_claims.last_mut().unwrap().metadata.namespace =
+        Some("team-b".to_owned());
     stage.snapshot.pods.last_mut().unwrap().metadata.namespace = Some("team-b".to_owned());
     let team_b = Filter { namespace: Some(Namespace::new("team-b").unwrap()), ..Filter::default() };
     let seen = look(&stage, &team_b);
-    let devices: Vec<&str> = seen.nodes.iter().flat_map(|n| &n.gpus).map(|gpu| gpu.device.as_str()).collect();
+    let devices: Vec<&str> =
+        seen.nodes.iter().flat_map(|n| &n.gpus).map(|gpu| gpu.device.as_str()).collect();
     assert_eq!(devices, [device("bb")]);
-    let claims: Vec<&str> = seen.nodes[0].gpus[0].shares.iter().map(|share| share.claim.as_str()).collect();
+    let claims: Vec<&str> =
+        seen.nodes[0].gpus[0].shares.iter().map(|share| share.claim.as_str()).collect();
     assert_eq!(claims, ["other-gpu"]);
 }
 
@@ -74,7 +77,10 @@ fn a_gpu_of_which_too_much_is_given_out_is_called_so_and_has_nothing_left() {
     stage.tenant("b", "node-a", &device("aa"), "50Gi", "0");
     let seen = look(&stage, &Filter::default());
     let gpu = &seen.nodes[0].gpus[0];
-    assert_eq!((gpu.state.as_slice(), gpu.memory.free.is_zero()), (&["Overcommitted".to_owned()][..], true));
+    assert_eq!(
+        (gpu.state.as_slice(), gpu.memory.free.is_zero()),
+        (&["Overcommitted".to_owned()][..], true)
+    );
 }
 
 #[test]

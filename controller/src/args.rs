@@ -10,7 +10,8 @@ use tessera_runtime::log::LogFormat;
 #[derive(Debug, Parser)]
 #[command(name = "tessera-controller", version)]
 pub struct Args {
-    /// How to reach the API server; without it the file that KUBECONFIG names or ~/.kube/config, then the pod's service account.
+    /// How to reach the API server; without it the file that KUBECONFIG names or ~/.kube/config,
+    /// then the pod's service account.
     #[arg(long, env = "TESSERA_KUBECONFIG")]
     pub kubeconfig: Option<PathBuf>,
     /// Namespace of the Lease.
@@ -19,10 +20,12 @@ pub struct Args {
     /// Who we are in the Lease and in events; without it the host name and process id.
     #[arg(long, env = "POD_NAME")]
     pub identity: Option<String>,
-    /// Whether to work only while holding the Lease. Off only where there is one process for certain.
+    /// Whether to work only while holding the Lease. Off only where there is one process for
+    /// certain.
     #[arg(long, env = "TESSERA_LEADER_ELECT", default_value_t = true, action = clap::ArgAction::Set)]
     pub leader_elect: bool,
-    /// Seconds that a pod has to wait before a node is kept free for it, by turns, where others take what becomes free; 0 = never.
+    /// Seconds that a pod has to wait before a node is kept free for it, by turns, where others
+    /// take what becomes free; 0 = never.
     #[arg(long, env = "TESSERA_PATIENCE_SECONDS", default_value_t = 300)]
     pub patience_seconds: u32,
     /// Where /metrics and /healthz are served; empty = nowhere.

@@ -1,16 +1,21 @@
 //! Writing decisions: one claim, one allocation, nothing else.
 //!
 //! # Order
-//! 1. The finalizer, if it is not there: without it kube-controller-manager never clears the allocation.
-//! 2. One merge patch of `/status` with the complete allocation. `reservedFor` stays the scheduler's.
-//! 3. What the API server answers is compared with what was sent: one with a gate off drops fields silently.
+//! 1. The finalizer, if it is not there: without it kube-controller-manager never clears the
+//!    allocation.
+//! 2. One merge patch of `/status` with the complete allocation. `reservedFor` stays the
+//!    scheduler's.
+//! 3. What the API server answers is compared with what was sent: one with a gate off drops fields
+//!    silently.
 //!
-//! Both patches carry the `resourceVersion` they were decided on, so whatever happened in between makes them fail with a
-//! conflict. A crash between the two leaves an unallocated claim with a finalizer, which is planned again like any other.
+//! Both patches carry the `resourceVersion` they were decided on, so whatever happened in between
+//! makes them fail with a conflict. A crash between the two leaves an unallocated claim with a
+//! finalizer, which is planned again like any other.
 //!
-//! A request without an answer may or may not have been carried out, and the devices must count as taken as long as that is
-//! open. So it is sent again, the same to the letter, until there is an answer: it succeeds once, and after that its version
-//! is a conflict, which shows what was written.
+//! A request without an answer may or may not have been carried out, and the devices must count as
+//! taken as long as that is open. So it is sent again, the same to the letter, until there is an
+//! answer: it succeeds once, and after that its version is a conflict, which shows what was
+//! written.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,8 +34,8 @@ use crate::leadership::Tenure;
 /// Requests under way at once. An API server with default limits takes this without queueing.
 const REQUESTS: usize = 32;
 
-/// No request of ours may be under way longer than this. It is what a new leader waits for, and less than what lies between
-/// the renew deadline and the end of the lease.
+/// No request of ours may be under way longer than this. It is what a new leader waits for, and
+/// less than what lies between the renew deadline and the end of the lease.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Between sendings of a request that was not answered: this long at first, doubled each time.
@@ -77,8 +82,8 @@ pub enum CommitError {
 }
 
 impl CommitError {
-    /// Whether the server would say the same again: a policy or a missing permission, or a feature that it does not have. 404 is not
-    /// among them, for a claim that is made anew.
+    /// Whether the server would say the same again: a policy or a missing permission, or a feature
+    /// that it does not have. 404 is not among them, for a claim that is made anew.
     #[must_use]
     pub fn will_last(&self) -> bool {
         match self {
@@ -91,8 +96,9 @@ impl CommitError {
     }
 }
 
-/// A claim's leave to send. Kept between its writes, for otherwise the second write of the first claim of a burst would queue behind
-/// the first writes of all others, and nobody would have an allocation before everybody has a finalizer.
+/// A claim's leave to send. Kept between its writes, for otherwise the second write of the first
+/// claim of a burst would queue behind the first writes of all others, and nobody would have an
+/// allocation before everybody has a finalizer.
 #[derive(Default)]
 struct Turn<'w>(Option<SemaphorePermit<'w>>);
 
@@ -101,8 +107,8 @@ struct Turn<'w>(Option<SemaphorePermit<'w>>);
 pub struct Writer {
     client: Client,
     tenure: Tenure,
-    /// One is held while a request is under way, and from one write of a claim to its next. Not while a write that got no
-    /// answer waits to be sent again: that does not hold up others.
+    /// One is held while a request is under way, and from one write of a claim to its next. Not
+    /// while a write that got no answer waits to be sent again: that does not hold up others.
     slots: Arc<Semaphore>,
 }
 
@@ -120,7 +126,8 @@ impl Writer {
 
     /// Writes an allocation to `claim`, which must be the object that it was decided on.
     ///
-    /// Returns only when it is certain what happened, so as long as the API server is away it does not return.
+    /// Returns only when it is certain what happened, so as long as the API server is away it does
+    /// not return.
     ///
     /// # Errors
     /// Nothing was written that stands.
@@ -138,12 +145,15 @@ impl Writer {
             version = self.patch(claim, Part::Object, patch, &mut turn).await?.resource_version();
             fault::point_async("finalizer-written").await;
         }
-        let patch = json!({"metadata": {"resourceVersion": version}, "status": {"allocation": allocation}});
+        let patch =
+            json!({"metadata": {"resourceVersion": version}, "status": {"allocation": allocation}});
         let written = self.patch(claim, Part::Status, patch, &mut turn).await;
         drop(turn);
         let written = match written {
             // An earlier sending of it was carried out after all.
-            Err(CommitError::Conflict { now: Some(now), .. }) if difference(allocation, &now).is_none() => {
+            Err(CommitError::Conflict { now: Some(now), .. })
+                if difference(allocation, &now).is_none() =>
+            {
                 *now
             }
             written => written?,
@@ -166,8 +176,9 @@ impl Writer {
         self.clear(claim, json!({"allocation": null, "devices": null})).await
     }
 
-    /// Takes the allocation back together with its reservations, which the API server does not keep without one. Only for a claim
-    /// that is reserved by nobody but pods that are bound elsewhere.
+    /// Takes the allocation back together with its reservations, which the API server does not keep
+    /// without one. Only for a claim that is reserved by nobody but pods that are bound
+    /// elsewhere.
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate).
@@ -175,15 +186,21 @@ impl Writer {
         self.clear(claim, json!({"allocation": null, "devices": null, "reservedFor": null})).await
     }
 
-    async fn clear(&self, claim: &ResourceClaim, status: Value) -> Result<ResourceClaim, CommitError> {
+    async fn clear(
+        &self,
+        claim: &ResourceClaim,
+        status: Value,
+    ) -> Result<ResourceClaim, CommitError> {
         fault::point_async("release-decided").await;
-        let patch = json!({"metadata": {"resourceVersion": claim.resource_version()}, "status": status});
+        let patch =
+            json!({"metadata": {"resourceVersion": claim.resource_version()}, "status": status});
         let released = self.patch(claim, Part::Status, patch, &mut Turn::default()).await?;
         fault::point_async("release-written").await;
         Ok(released)
     }
 
-    /// Sends a patch until there is an answer to it. It is still the claim's `turn` after a write that was carried out.
+    /// Sends a patch until there is an answer to it. It is still the claim's `turn` after a write
+    /// that was carried out.
     async fn patch<'w>(
         &'w self,
         claim: &ResourceClaim,
@@ -203,12 +220,14 @@ impl Writer {
                 // Never closed.
                 None => self.slots.acquire().await.ok(),
             };
-            // Nothing is known about what was sent before, so this write has no outcome: the next leader finds out.
+            // Nothing is known about what was sent before, so this write has no outcome: the next
+            // leader finds out.
             while self.tenure.is_over() {
                 tokio::time::sleep(LONGEST_PAUSE).await;
             }
             let answer =
-                tokio::time::timeout(REQUEST_TIMEOUT, send(&api, &claim.name_any(), part, &patch)).await;
+                tokio::time::timeout(REQUEST_TIMEOUT, send(&api, &claim.name_any(), part, &patch))
+                    .await;
             if matches!(answer, Ok(Ok(_))) {
                 *turn = Turn(slot);
             } else {
@@ -222,7 +241,8 @@ impl Writer {
                         now: self.read(claim, &api, open).await,
                     });
                 }
-                // Who may write is asked before versions are compared: this says nothing about an earlier sending.
+                // Who may write is asked before versions are compared: this says nothing about an
+                // earlier sending.
                 Ok(Err(kube::Error::Api(status))) if open && matches!(status.code, 401 | 403) => {
                     tracing::warn!(
                         claim = name(claim),
@@ -236,10 +256,17 @@ impl Writer {
                 }
                 Ok(Err(error)) => {
                     let error = &error as &dyn std::error::Error;
-                    tracing::warn!(claim = name(claim), error, "no answer to a write, sending it again");
+                    tracing::warn!(
+                        claim = name(claim),
+                        error,
+                        "no answer to a write, sending it again"
+                    );
                 }
                 Err(_) => {
-                    tracing::warn!(claim = name(claim), "no answer to a write in time, sending it again")
+                    tracing::warn!(
+                        claim = name(claim),
+                        "no answer to a write in time, sending it again"
+                    )
                 }
             }
             open = true;
@@ -248,8 +275,9 @@ impl Writer {
         }
     }
 
-    /// The claim as it is now; none if it is another one or gone. Where a write of ours is `open`, which the conflict may be with, only
-    /// the claim itself or its absence is an answer: a refusal is none, as an API server that has not read its RBAC rules yet refuses
+    /// The claim as it is now; none if it is another one or gone. Where a write of ours is `open`,
+    /// which the conflict may be with, only the claim itself or its absence is an answer: a
+    /// refusal is none, as an API server that has not read its RBAC rules yet refuses
     /// everything.
     async fn read(
         &self,
@@ -261,7 +289,9 @@ impl Writer {
         loop {
             match tokio::time::timeout(REQUEST_TIMEOUT, api.get_opt(&claim.name_any())).await {
                 Ok(Ok(now)) => return now.filter(|now| now.uid() == claim.uid()).map(Box::new),
-                Ok(Err(kube::Error::Api(status))) if !open && status.code < 500 && status.code != 429 => {
+                Ok(Err(kube::Error::Api(status)))
+                    if !open && status.code < 500 && status.code != 429 =>
+                {
                     return None;
                 }
                 Ok(Err(error)) => {
@@ -273,7 +303,10 @@ impl Writer {
                     );
                 }
                 Err(_) => {
-                    tracing::warn!(claim = name(claim), "no answer to the read of a claim, trying again")
+                    tracing::warn!(
+                        claim = name(claim),
+                        "no answer to the read of a claim, trying again"
+                    )
                 }
             }
             tokio::time::sleep(pause).await;
@@ -311,8 +344,8 @@ fn name(claim: &ResourceClaim) -> String {
     format!("{}/{}", claim.namespace().unwrap_or_default(), claim.name_any())
 }
 
-/// The path of the first thing that was sent and is not there. What the server adds does not matter, nor how it spells a
-/// quantity.
+/// The path of the first thing that was sent and is not there. What the server adds does not
+/// matter, nor how it spells a quantity.
 fn first_difference(sent: &Value, kept: &Value) -> Option<String> {
     match (sent, kept) {
         (Value::Null, _) => None,

@@ -1,8 +1,9 @@
 //! Claims that somebody else writes as fast as we do.
 //!
-//! A write that was overtaken is decided anew at once: that is what the version is for, and mostly it was a coincidence. Who is
-//! overtaken again and again waits longer each time. Otherwise a storm of foreign writes (a labeller gone wild, a controller
-//! that fights another one) is answered with one of our own, as fast as the API server can refuse.
+//! A write that was overtaken is decided anew at once: that is what the version is for, and mostly
+//! it was a coincidence. Who is overtaken again and again waits longer each time. Otherwise a storm
+//! of foreign writes (a labeller gone wild, a controller that fights another one) is answered with
+//! one of our own, as fast as the API server can refuse.
 
 #[cfg(test)]
 mod tests;
@@ -40,7 +41,8 @@ impl Contention {
         let lost = self.claims.entry(claim.clone()).or_insert(Lost { times: 0, held_until: now });
         lost.times += 1;
         if let Some(doublings) = lost.times.checked_sub(FREE) {
-            lost.held_until = now + FIRST_PAUSE.saturating_mul(1 << doublings.min(10)).min(LONGEST_PAUSE);
+            lost.held_until =
+                now + FIRST_PAUSE.saturating_mul(1 << doublings.min(10)).min(LONGEST_PAUSE);
         }
     }
 

@@ -1,5 +1,5 @@
-//! The places at which crash tests kill or hold the controller: see the crate `tessera-fault-points`. Without the feature of
-//! that name there is nothing here.
+//! The places at which crash tests kill or hold the controller: see the crate
+//! `tessera-fault-points`. Without the feature of that name there is nothing here.
 
 /// Every point, in the order in which a claim comes by them.
 #[cfg(feature = "fault-points")]

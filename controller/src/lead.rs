@@ -1,5 +1,5 @@
-//! Leading: the Lease is renewed on a thread of its own and the planner thinks on another, so that neither waits for the other, nor
-//! health, metrics, watches and writes for any of them.
+//! Leading: the Lease is renewed on a thread of its own and the planner thinks on another, so that
+//! neither waits for the other, nor health, metrics, watches and writes for any of them.
 //!
 //! ```text
 //!  thread "lease"    its own runtime and client: Candidate::acquire, then hold
@@ -7,8 +7,8 @@
 //!  runtime of main   watches, writes, events, /metrics, /healthz
 //! ```
 //!
-//! A plan that takes longer than the Lease is valid for costs time, not leadership; and where the Lease is lost, [`Tenure`] keeps writes
-//! back whatever the other threads do.
+//! A plan that takes longer than the Lease is valid for costs time, not leadership; and where the
+//! Lease is lost, [`Tenure`] keeps writes back whatever the other threads do.
 
 use std::io;
 use std::thread;
@@ -23,7 +23,8 @@ use crate::leadership::{Candidate, LeadershipError, Tenure};
 use crate::planner::Planner;
 use crate::watch::Change;
 
-/// Makes a client in the runtime that is to use it: a client's connection belongs to the runtime that made it.
+/// Makes a client in the runtime that is to use it: a client's connection belongs to the runtime
+/// that made it.
 pub type Connect = Box<dyn FnOnce() -> BoxFuture<'static, anyhow::Result<Client>> + Send>;
 
 /// A candidate for leadership on a thread of its own.
@@ -90,11 +91,15 @@ impl Leadership {
     /// Gives the Lease back. Nothing may be written any more.
     async fn release(self) -> anyhow::Result<()> {
         self.release.cancel();
-        self.ended.await.context("the thread that renews the Lease has ended")?.context("leadership lost")
+        self.ended
+            .await
+            .context("the thread that renews the Lease has ended")?
+            .context("leadership lost")
     }
 }
 
-/// Plans until `stop`, or until leadership is lost, if there is one to lose. Then waits for the writes under way and gives the Lease back.
+/// Plans until `stop`, or until leadership is lost, if there is one to lose. Then waits for the
+/// writes under way and gives the Lease back.
 ///
 /// # Errors
 /// Leadership is lost, or a thread has ended that must not: the process has to end at once.

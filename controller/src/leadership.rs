@@ -1,12 +1,15 @@
-//! Leader election: client-go's algorithm on a Lease, and the end of the process when leadership is lost.
+//! Leader election: client-go's algorithm on a Lease, and the end of the process when leadership is
+//! lost.
 //!
-//! [`decide`] is pure. Expiry goes by how long *we* have seen the lease unchanged, never by the holder's clock. Every write
-//! is a replace with the `resourceVersion` that was read, so of two candidates that see the same expired lease one wins.
+//! [`decide`] is pure. Expiry goes by how long *we* have seen the lease unchanged, never by the
+//! holder's clock. Every write is a replace with the `resourceVersion` that was read, so of two
+//! candidates that see the same expired lease one wins.
 //!
-//! There is no fencing token that the API server would check on writes to claims. What stands in for it: requests end
-//! before the lease can pass to somebody else ([`REQUEST_TIMEOUT`] is shorter than what lies between the renew deadline and
-//! the lease's end), the holder ends its process when it could not renew, and who takes over from a holder that did not
-//! release waits for that long before it lists and writes.
+//! There is no fencing token that the API server would check on writes to claims. What stands in
+//! for it: requests end before the lease can pass to somebody else ([`REQUEST_TIMEOUT`] is shorter
+//! than what lies between the renew deadline and the lease's end), the holder ends its process when
+//! it could not renew, and who takes over from a holder that did not release waits for that long
+//! before it lists and writes.
 
 #[cfg(test)]
 mod tests;
@@ -33,13 +36,16 @@ const RETRY_PERIOD: Duration = Duration::from_secs(2);
 /// How often the lease is renewed by a candidate that waits until it may lead.
 const RENEW_PERIOD_BEFORE_LEADING: Duration = Duration::from_secs(5);
 
-const _: () = assert!(REQUEST_TIMEOUT.as_millis() < LEASE_DURATION.as_millis() - RENEW_DEADLINE.as_millis());
+const _: () =
+    assert!(REQUEST_TIMEOUT.as_millis() < LEASE_DURATION.as_millis() - RENEW_DEADLINE.as_millis());
 
 /// Why leadership ended.
 #[derive(Debug, thiserror::Error)]
 pub enum LeadershipError {
     /// Another process holds the lease.
-    #[error("the Lease is held by `{holder}` now; this process stops, so that there is only one writer")]
+    #[error(
+        "the Lease is held by `{holder}` now; this process stops, so that there is only one writer"
+    )]
     Taken {
         /// The holder.
         holder: String,
@@ -60,8 +66,8 @@ pub enum Decision {
     Renew,
     /// Its holder has given it back: take it.
     Acquire,
-    /// It was made, and nobody has held it: take it, and wait as after [`Create`](Self::Create). It may have taken the place of one
-    /// that is held.
+    /// It was made, and nobody has held it: take it, and wait as after [`Create`](Self::Create). It
+    /// may have taken the place of one that is held.
     TakeFirst,
     /// Its holder is gone: take it, and wait before writing anything.
     TakeOver,
@@ -70,7 +76,12 @@ pub enum Decision {
 }
 
 /// Decides about `lease`, which we have seen unchanged since `unchanged_since`.
-pub fn decide(lease: Option<&LeaseSpec>, identity: &str, unchanged_since: Instant, now: Instant) -> Decision {
+pub fn decide(
+    lease: Option<&LeaseSpec>,
+    identity: &str,
+    unchanged_since: Instant,
+    now: Instant,
+) -> Decision {
     let Some(lease) = lease else { return Decision::Create };
     match lease.holder_identity.as_deref() {
         None | Some("") if lease.renew_time.is_none() => Decision::TakeFirst,
@@ -79,7 +90,11 @@ pub fn decide(lease: Option<&LeaseSpec>, identity: &str, unchanged_since: Instan
         Some(_) => {
             let duration = lease.lease_duration_seconds.and_then(|s| u64::try_from(s).ok());
             let duration = duration.map_or(LEASE_DURATION, Duration::from_secs);
-            if now.duration_since(unchanged_since) >= duration { Decision::TakeOver } else { Decision::Wait }
+            if now.duration_since(unchanged_since) >= duration {
+                Decision::TakeOver
+            } else {
+                Decision::Wait
+            }
         }
     }
 }
@@ -100,8 +115,8 @@ pub fn wait_before_leading(decision: Decision) -> Duration {
     }
 }
 
-/// For how long writes may be sent. It ends by itself, also while the task that renews the lease gets no time to run: a process
-/// that slept wakes up without it.
+/// For how long writes may be sent. It ends by itself, also while the task that renews the lease
+/// gets no time to run: a process that slept wakes up without it.
 #[derive(Debug, Clone)]
 pub struct Tenure(Option<watch::Receiver<Instant>>);
 
@@ -111,7 +126,8 @@ impl Tenure {
         Self(None)
     }
 
-    /// Whether nothing may be sent any more. A request sent before ends before the lease can pass on.
+    /// Whether nothing may be sent any more. A request sent before ends before the lease can pass
+    /// on.
     pub fn is_over(&self) -> bool {
         self.0.as_ref().is_some_and(|renewed| renewed.borrow().elapsed() >= RENEW_DEADLINE)
     }
@@ -120,7 +136,8 @@ impl Tenure {
 /// Why an attempt to read and write the lease came to nothing.
 #[derive(Debug, thiserror::Error)]
 enum AttemptError {
-    /// The request was given up, so that a connection that swallows it costs an attempt and not the lease.
+    /// The request was given up, so that a connection that swallows it costs an attempt and not the
+    /// lease.
     #[error("no answer within {REQUEST_TIMEOUT:?}")]
     Late,
     /// The server's answer, or that it cannot be reached.
@@ -128,8 +145,11 @@ enum AttemptError {
     Request(kube::Error),
 }
 
-async fn answered<T>(request: impl Future<Output = Result<T, kube::Error>>) -> Result<T, AttemptError> {
-    let answer = tokio::time::timeout(REQUEST_TIMEOUT, request).await.map_err(|_| AttemptError::Late)?;
+async fn answered<T>(
+    request: impl Future<Output = Result<T, kube::Error>>,
+) -> Result<T, AttemptError> {
+    let answer =
+        tokio::time::timeout(REQUEST_TIMEOUT, request).await.map_err(|_| AttemptError::Late)?;
     answer.map_err(AttemptError::Request)
 }
 
@@ -139,8 +159,8 @@ pub struct Candidate {
     identity: String,
     /// The lease as last read, and since when it reads so.
     seen: Option<(Lease, Instant)>,
-    /// Just before the last write of the lease that succeeded was sent. The others count from when it arrived, which is later
-    /// than this and may be much earlier than its answer.
+    /// Just before the last write of the lease that succeeded was sent. The others count from when
+    /// it arrived, which is later than this and may be much earlier than its answer.
     renewed: watch::Sender<Instant>,
 }
 
@@ -177,14 +197,15 @@ impl Candidate {
         }
     }
 
-    /// Keeps the lease for so long. Gives whether it is still ours then, and renewed at the end: the work begins with a lease that
-    /// is fresh.
+    /// Keeps the lease for so long. Gives whether it is still ours then, and renewed at the end:
+    /// the work begins with a lease that is fresh.
     async fn keep_for(&mut self, wait: Duration) -> bool {
         let end = Instant::now() + wait;
         loop {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return wait.is_zero() || matches!(self.attempt_in(REQUEST_TIMEOUT).await, Some(Some(_)));
+                return wait.is_zero()
+                    || matches!(self.attempt_in(REQUEST_TIMEOUT).await, Some(Some(_)));
             }
             tokio::time::sleep(left.min(RENEW_PERIOD_BEFORE_LEADING)).await;
             if left > RENEW_PERIOD_BEFORE_LEADING
@@ -203,7 +224,9 @@ impl Candidate {
                 let error = &error as &dyn std::error::Error;
                 tracing::warn!(error, "cannot read or write the Lease, trying again");
             }
-            Err(_) => tracing::warn!("the Lease could not be read and written in time, trying again"),
+            Err(_) => {
+                tracing::warn!("the Lease could not be read and written in time, trying again")
+            }
         }
         None
     }
@@ -250,7 +273,8 @@ impl Candidate {
             (_, None) => answered(self.leases.create(&PostParams::default(), &self.fresh())).await,
             (_, Some(lease)) => {
                 let lease = self.renewed(lease, decision);
-                answered(self.leases.replace(CONTROLLER_LEASE, &PostParams::default(), &lease)).await
+                answered(self.leases.replace(CONTROLLER_LEASE, &PostParams::default(), &lease))
+                    .await
             }
         };
         match written {
@@ -311,17 +335,23 @@ impl Candidate {
         match tokio::time::timeout(REQUEST_TIMEOUT, self.clear()).await {
             Ok(Ok(())) => tracing::info!("gave the Lease back"),
             Ok(Err(error)) => {
-                tracing::warn!(error = &error as &dyn std::error::Error, "cannot give the Lease back")
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    "cannot give the Lease back"
+                )
             }
             Err(_) => tracing::warn!("cannot give the Lease back in time"),
         }
     }
 
-    /// Writes that nobody holds the lease. As it is now, since a renewal without an answer may have been served; unless it is another's.
+    /// Writes that nobody holds the lease. As it is now, since a renewal without an answer may have
+    /// been served; unless it is another's.
     async fn clear(&self) -> Result<(), kube::Error> {
         let Some(mut lease) = self.leases.get_opt(CONTROLLER_LEASE).await? else { return Ok(()) };
-        let Some(spec) =
-            lease.spec.as_mut().filter(|spec| spec.holder_identity.as_ref() == Some(&self.identity))
+        let Some(spec) = lease
+            .spec
+            .as_mut()
+            .filter(|spec| spec.holder_identity.as_ref() == Some(&self.identity))
         else {
             return Ok(());
         };

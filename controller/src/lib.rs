@@ -8,10 +8,11 @@
 //!  leadership: Lease; the planner only exists while this process leads, and the process ends when it no longer does
 //! ```
 //!
-//! The [`planner`] owns all state: it applies every change to the index, plans when something changed (never by a timer), and hands
-//! writes to tasks that report back over a channel. A decision counts as taken from the moment it is made. A plan has a budget of
-//! steps: when they are spent, what was decided is written, and the next plan goes on. Planner and Lease have threads of their own
-//! (see [`lead`]).
+//! The [`planner`] owns all state: it applies every change to the index, plans when something
+//! changed (never by a timer), and hands writes to tasks that report back over a channel. A
+//! decision counts as taken from the moment it is made. A plan has a budget of steps: when they are
+//! spent, what was decided is written, and the next plan goes on. Planner and Lease have threads of
+//! their own (see [`lead`]).
 //!
 //! | task | thread | owns | talks to |
 //! |---|---|---|---|

@@ -10,8 +10,10 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 /// From 0.5 ms to 16 s, doubling.
-const BUCKETS: [f64; 16] =
-    [0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.0, 2.0, 4.0, 8.0, 16.0];
+const BUCKETS: [f64; 16] = [
+    0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.0, 2.0, 4.0,
+    8.0, 16.0,
+];
 
 /// Why claims wait.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -94,14 +96,23 @@ impl Metrics {
             "Writes dropped because the claim had changed",
             metrics.conflicts.clone(),
         );
-        registry.register("write_errors", "Writes that failed otherwise", metrics.write_errors.clone());
+        registry.register(
+            "write_errors",
+            "Writes that failed otherwise",
+            metrics.write_errors.clone(),
+        );
         registry.register_with_unit(
             "allocation_latency",
             "From the arrival of the watch event to the answer to the write",
             Unit::Seconds,
             metrics.latency.clone(),
         );
-        registry.register_with_unit("plan", "Time of one plan", Unit::Seconds, metrics.plan_time.clone());
+        registry.register_with_unit(
+            "plan",
+            "Time of one plan",
+            Unit::Seconds,
+            metrics.plan_time.clone(),
+        );
         registry.register(
             "plans_cut",
             "Plans that ended before all pods were reached, and were continued by the next",

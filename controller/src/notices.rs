@@ -1,7 +1,8 @@
 //! Telling users: events on pods, each text once.
 //!
-//! `kube`'s recorder merges events of one reason into a series and keeps the first text, so a reason that changes its
-//! numbers would never be read. Here the same text is told once, and another text is another event.
+//! `kube`'s recorder merges events of one reason into a series and keeps the first text, so a
+//! reason that changes its numbers would never be read. Here the same text is told once, and
+//! another text is another event.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,8 +15,8 @@ use tessera_api::reason::MAX_EVENT_BYTES;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-/// Between two events on a pod lies at least this, doubled with each event of the same reason: numbers change with every pod
-/// that comes and goes, for each pod that waits.
+/// Between two events on a pod lies at least this, doubled with each event of the same reason:
+/// numbers change with every pod that comes and goes, for each pod that waits.
 const INTERVAL: Duration = Duration::from_secs(2);
 
 /// At most this.
@@ -63,11 +64,14 @@ impl Notices {
     /// Starts the writing task.
     pub(crate) fn start(client: Client, identity: &str) -> Self {
         let (queue, mut waiting) = mpsc::channel::<Notice>(QUEUE);
-        let reporter =
-            Reporter { controller: "tessera-controller".to_owned(), instance: Some(identity.to_owned()) };
+        let reporter = Reporter {
+            controller: "tessera-controller".to_owned(),
+            instance: Some(identity.to_owned()),
+        };
         tokio::spawn(async move {
             while let Some(notice) = waiting.recv().await {
-                // A recorder of its own for each: it would otherwise put a new text into an old event's series.
+                // A recorder of its own for each: it would otherwise put a new text into an old
+                // event's series.
                 let recorder = Recorder::new(client.clone(), reporter.clone());
                 let event = Event {
                     type_: notice.kind,
@@ -88,9 +92,14 @@ impl Notices {
         Self { queue, told: BTreeMap::new() }
     }
 
-    /// Tells `pod` something, unless it was told just that, or something else just now. In the latter case the time is
-    /// returned at which to try again.
-    pub(crate) fn tell(&mut self, pod: &PodUid, mut notice: Notice, now: Instant) -> Option<Instant> {
+    /// Tells `pod` something, unless it was told just that, or something else just now. In the
+    /// latter case the time is returned at which to try again.
+    pub(crate) fn tell(
+        &mut self,
+        pod: &PodUid,
+        mut notice: Notice,
+        now: Instant,
+    ) -> Option<Instant> {
         if let Some(told) = self.told.get(pod) {
             if told.note == notice.note {
                 return None;
@@ -101,8 +110,11 @@ impl Notices {
             }
         }
         let Ok(slot) = self.queue.try_reserve() else { return Some(now + INTERVAL) };
-        let before =
-            self.told.get(pod).filter(|told| told.reason == notice.reason).map_or(0, |t| t.before + 1);
+        let before = self
+            .told
+            .get(pod)
+            .filter(|told| told.reason == notice.reason)
+            .map_or(0, |t| t.before + 1);
         let told = Told { reason: notice.reason, note: notice.note.clone(), before, at: now };
         self.told.insert(pod.clone(), told);
         truncate(&mut notice.note);

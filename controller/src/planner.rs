@@ -31,10 +31,12 @@ use crate::repairs::Repairs;
 use crate::retries::{NotWritten, Retries, TakenBack};
 use crate::watch::{Change, Kind, Object, What};
 
-/// After a change, so long is waited for more of them: pods, claims and statuses of one cause come within moments.
+/// After a change, so long is waited for more of them: pods, claims and statuses of one cause come
+/// within moments.
 const DEBOUNCE: Duration = Duration::from_millis(2);
 
-/// Steps of one plan: one to two seconds of CPU time. What it has decided is written then, and the next plan goes on.
+/// Steps of one plan: one to two seconds of CPU time. What it has decided is written then, and the
+/// next plan goes on.
 const STEPS_PER_PLAN: u64 = 2_000_000;
 
 /// How often the running sums are checked.
@@ -63,8 +65,8 @@ pub struct Planner {
     /// Claims gone under their pods that the last audit saw.
     orphans: BTreeSet<(PodUid, ClaimUid)>,
     unlisted: Unlisted,
-    /// When to look again although nothing has changed: back-off that ends, an event that was held back, a node that is kept
-    /// free no more.
+    /// When to look again although nothing has changed: back-off that ends, an event that was held
+    /// back, a node that is kept free no more.
     wake: Option<Instant>,
     /// The node that is kept free.
     kept: Option<Kept>,
@@ -111,8 +113,8 @@ enum Write {
 }
 
 impl Planner {
-    /// A planner without any knowledge yet. `identity` names it in events. Writes and events are sent by the runtime in which it is
-    /// made, wherever it [runs](Self::run).
+    /// A planner without any knowledge yet. `identity` names it in events. Writes and events are
+    /// sent by the runtime in which it is made, wherever it [runs](Self::run).
     ///
     /// # Panics
     /// Outside of a tokio runtime.
@@ -126,7 +128,10 @@ impl Planner {
             notices: Notices::start(client.clone(), identity),
             writer: Writer::new(client),
             metrics,
-            settings: Settings { steps_per_plan: settings.steps_per_plan.min(STEPS_PER_PLAN), ..settings },
+            settings: Settings {
+                steps_per_plan: settings.steps_per_plan.min(STEPS_PER_PLAN),
+                ..settings
+            },
             executor: Handle::current(),
             listed: BTreeSet::new(),
             writing: BTreeMap::new(),
@@ -153,8 +158,13 @@ impl Planner {
         Self { writer: self.writer.during(tenure), ..self }
     }
 
-    /// Works until `stop`, then waits for the writes under way. Gives whether all of them have ended.
-    pub async fn run(mut self, mut changes: mpsc::Receiver<Change>, stop: CancellationToken) -> bool {
+    /// Works until `stop`, then waits for the writes under way. Gives whether all of them have
+    /// ended.
+    pub async fn run(
+        mut self,
+        mut changes: mpsc::Receiver<Change>,
+        stop: CancellationToken,
+    ) -> bool {
         let mut audit = tokio::time::interval_at(Instant::now() + AUDIT, AUDIT);
         loop {
             let wake = self.wake;
@@ -216,8 +226,12 @@ impl Planner {
                 Ok(())
             }
             What::Applied(Object::Slice(slice)) => self.index.apply_slice(&slice),
-            What::Applied(Object::Class(class)) => self.index.apply_class(Arc::unwrap_or_clone(class)),
-            What::Applied(Object::Node(node)) => self.index.apply_node(&node).map(|news| is_news = news),
+            What::Applied(Object::Class(class)) => {
+                self.index.apply_class(Arc::unwrap_or_clone(class))
+            }
+            What::Applied(Object::Node(node)) => {
+                self.index.apply_node(&node).map(|news| is_news = news)
+            }
             What::Applied(Object::Claim(claim)) => self.index.apply_claim(&claim),
             What::Applied(Object::TaintRule(rule)) => {
                 self.index.apply_taint_rule(&rule);
@@ -333,8 +347,8 @@ impl Planner {
         }
     }
 
-    /// Returns `true` if a write of one of the claims to be decided has not ended, for example a release that was carried out and not
-    /// answered.
+    /// Returns `true` if a write of one of the claims to be decided has not ended, for example a
+    /// release that was carried out and not answered.
     fn has_open_write(&self, pod: &PendingPod) -> bool {
         pod.pending_claims().any(|claim| self.writing.contains_key(&claim.uid))
     }
@@ -344,7 +358,8 @@ impl Planner {
         pod.pending_claims().any(|claim| self.contention.is_held(&claim.uid, now))
     }
 
-    /// Whether devices would lie idle with the pod: for more than a minute its status has not named all of its claims.
+    /// Whether devices would lie idle with the pod: for more than a minute its status has not named
+    /// all of its claims.
     fn is_long_unlisted(&self, pod: &PodUid) -> bool {
         self.unlisted.confirmed.contains(pod) && self.index.is_unlisted(pod)
     }
@@ -354,8 +369,8 @@ impl Planner {
         self.retries.is_claim_held(claim, now) || self.contention.is_held(claim, now)
     }
 
-    /// Whether a claim of the pod was allocated until just now: a PreBind under way has to notice first, and kube-scheduler to
-    /// say whether it has made room.
+    /// Whether a claim of the pod was allocated until just now: a PreBind under way has to notice
+    /// first, and kube-scheduler to say whether it has made room.
     fn is_claim_held(&self, pod: &PendingPod, now: Instant) -> bool {
         pod.pending_claims().any(|claim| self.retries.is_claim_held(&claim.uid, now))
     }
@@ -364,7 +379,8 @@ impl Planner {
         self.wake = self.wake.into_iter().chain(at).min();
     }
 
-    /// Takes in how a write ended. Gives the moment to answer to, if planning may have something to do now.
+    /// Takes in how a write ended. Gives the moment to answer to, if planning may have something to
+    /// do now.
     fn conclude(&mut self, outcome: Outcome) -> Option<Instant> {
         let Outcome { id, claim, result } = outcome;
         let now = Instant::now();
@@ -424,7 +440,8 @@ impl Planner {
         now: Instant,
     ) -> Option<ResourceClaim> {
         let is_conflict = matches!(error, CommitError::Conflict { .. });
-        // Without the claim as it is now the next decision would be the same, until its watch catches up.
+        // Without the claim as it is now the next decision would be the same, until its watch
+        // catches up.
         let is_news = matches!(error, CommitError::Conflict { now: Some(_), .. });
         if is_conflict {
             self.metrics.conflicts.inc();
@@ -448,13 +465,15 @@ impl Planner {
             self.retries.hold_claim(claim.clone(), now);
         }
         match error {
-            CommitError::Conflict { now, .. } | CommitError::Dropped { now, .. } => now.map(|claim| *claim),
+            CommitError::Conflict { now, .. } | CommitError::Dropped { now, .. } => {
+                now.map(|claim| *claim)
+            }
             CommitError::Request { .. } => None,
         }
     }
 
-    /// Waits for the writes under way, so that the lease is not given back before they have ended. Whether they have: a
-    /// write that gets no answer is left to whoever leads next.
+    /// Waits for the writes under way, so that the lease is not given back before they have ended.
+    /// Whether they have: a write that gets no answer is left to whoever leads next.
     async fn finish(mut self) -> bool {
         let patience = Instant::now() + REQUEST_TIMEOUT;
         while !self.writing.is_empty() {

@@ -8,15 +8,16 @@ use tessera_api::names::{ClaimUid, NodeName};
 use tessera_index::Misplaced;
 use tokio::time::Instant;
 
-/// Pods and claims come over different watches, so what is seen may be a moment between two events. It is also the time that a
-/// PreBind under way gets to notice that the claim was taken back, before it is allocated anew.
+/// Pods and claims come over different watches, so what is seen may be a moment between two events.
+/// It is also the time that a PreBind under way gets to notice that the claim was taken back,
+/// before it is allocated anew.
 const SETTLED: Duration = Duration::from_secs(2);
 
 /// A write that does not help is not repeated faster than this in the end.
 const LONGEST: Duration = Duration::from_secs(300);
 
-/// A plan that finds no room on the pod's node is not repeated faster than this in the end. It costs the planner little, and users
-/// wait for room that they have just made.
+/// A plan that finds no room on the pod's node is not repeated faster than this in the end. It
+/// costs the planner little, and users wait for room that they have just made.
 const LONGEST_PLAN: Duration = Duration::from_secs(30);
 
 /// What is known of the claims that are not where their pods are.
@@ -42,7 +43,8 @@ pub(crate) struct Due {
 }
 
 impl Repairs {
-    /// When the claim may be acted upon, and whether it has been elsewhere for longer than a moment.
+    /// When the claim may be acted upon, and whether it has been elsewhere for longer than a
+    /// moment.
     pub(crate) fn due(&mut self, misplaced: &Misplaced, now: Instant) -> Due {
         let fresh = || Suspect {
             allocated: misplaced.allocated.clone(),
@@ -68,7 +70,8 @@ impl Repairs {
         self.hold(misplaced, LONGEST, now);
     }
 
-    /// Notes that a plan was made for it, which may have ended without a decision because all steps of a pod were spent.
+    /// Notes that a plan was made for it, which may have ended without a decision because all steps
+    /// of a pod were spent.
     pub(crate) fn planned(&mut self, misplaced: &Misplaced, is_undecided: bool, now: Instant) {
         self.hold(misplaced, if is_undecided { LONGEST } else { LONGEST_PLAN }, now);
     }
@@ -76,13 +79,15 @@ impl Repairs {
     fn hold(&mut self, misplaced: &Misplaced, longest: Duration, now: Instant) {
         if let Some(suspect) = self.suspects.get_mut(&key(misplaced)) {
             suspect.attempts += 1;
-            suspect.not_before = now + SETTLED.saturating_mul(1 << suspect.attempts.min(10)).min(longest);
+            suspect.not_before =
+                now + SETTLED.saturating_mul(1 << suspect.attempts.min(10)).min(longest);
         }
     }
 
     /// Forgets those that are where they should be.
     pub(crate) fn retain(&mut self, misplaced: &[Misplaced]) {
-        self.suspects.retain(|known, _| misplaced.iter().any(|m| m.pod == known.0 && m.claim == known.1));
+        self.suspects
+            .retain(|known, _| misplaced.iter().any(|m| m.pod == known.0 && m.claim == known.1));
     }
 }
 

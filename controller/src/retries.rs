@@ -1,11 +1,13 @@
 //! Pods that could not run where their devices are, and what is tried next.
 //!
-//! kube-scheduler may find that a pod does not fit where we allocated (a port, a volume, a pod that was faster). Two signals
-//! say so: it takes an allocation back itself, or the pod stays unschedulable. Then the node is left out for this pod for a
-//! while that grows with every failure, and the plan goes elsewhere.
+//! kube-scheduler may find that a pod does not fit where we allocated (a port, a volume, a pod that
+//! was faster). Two signals say so: it takes an allocation back itself, or the pod stays
+//! unschedulable. Then the node is left out for this pod for a while that grows with every failure,
+//! and the plan goes elsewhere.
 //!
-//! Time stamps in the pod do not tell whether a failure is newer than the allocation (identical failures are not written
-//! again), so a message that differs from the one seen at the decision counts as news, and otherwise a deadline does.
+//! Time stamps in the pod do not tell whether a failure is newer than the allocation (identical
+//! failures are not written again), so a message that differs from the one seen at the decision
+//! counts as news, and otherwise a deadline does.
 
 #[cfg(test)]
 mod tests;
@@ -18,17 +20,19 @@ use tessera_api::names::{ClaimUid, NodeName};
 use tessera_index::Waiting;
 use tokio::time::Instant;
 
-/// A failure that kube-scheduler reported after the allocation is acted on after this long: an attempt that began before it
-/// saw the allocation may have been under way.
+/// A failure that kube-scheduler reported after the allocation is acted on after this long: an
+/// attempt that began before it saw the allocation may have been under way.
 const AFTER_NEW_FAILURE: Duration = Duration::from_secs(2);
 
-/// Without news the scheduler gets this long; its own back-off is at most 10 s. With a queue of pods before this one it gets as
-/// many times what it took for the pod that it bound last: one that had failed before waits for its turn anew.
+/// Without news the scheduler gets this long; its own back-off is at most 10 s. With a queue of
+/// pods before this one it gets as many times what it took for the pod that it bound last: one that
+/// had failed before waits for its turn anew.
 const WITHOUT_NEWS: Duration = Duration::from_secs(20);
 const TURNS: u32 = 2;
 
-/// So much more where the API server was away while the pod waited or this long before: kube-scheduler may hear nothing for longer than
-/// we. client-go's reflector waits up to 30 s between attempts, and its jitter doubles that.
+/// So much more where the API server was away while the pod waited or this long before:
+/// kube-scheduler may hear nothing for longer than we. client-go's reflector waits up to 30 s
+/// between attempts, and its jitter doubles that.
 const AFTER_INTERRUPTION: Duration = Duration::from_secs(60);
 
 /// For how long a node is left out after the first failure there.
@@ -37,19 +41,22 @@ const EXCLUSION: Duration = Duration::from_secs(10);
 /// Nothing grows beyond this.
 const LONGEST: Duration = Duration::from_secs(300);
 
-/// After taking an allocation back, the scheduler gets this long to notice before the next one is written.
+/// After taking an allocation back, the scheduler gets this long to notice before the next one is
+/// written.
 const AFTER_RELEASE: Duration = Duration::from_secs(2);
 
-/// After a write failed for a reason that is nobody's change; doubled for each in a row. The longest is kube-scheduler's own
-/// longest back-off: who waits has done nothing wrong, and an API server that comes back is to be noticed. What the server will say
-/// again ([`NotWritten::Denied`]) is asked as rarely as everything else.
+/// After a write failed for a reason that is nobody's change; doubled for each in a row. The
+/// longest is kube-scheduler's own longest back-off: who waits has done nothing wrong, and an API
+/// server that comes back is to be noticed. What the server will say again ([`NotWritten::Denied`])
+/// is asked as rarely as everything else.
 const AFTER_WRITE_ERROR: Duration = Duration::from_secs(1);
 const LONGEST_AFTER_WRITE_ERROR: Duration = Duration::from_secs(10);
 
 /// After a search that had to be ended; doubled for each in a row.
 const AFTER_UNDECIDED: Duration = Duration::from_secs(1);
 
-/// What the scheduler writes about a pod whose claims are not allocated (dynamicresources plugin): old news once they are.
+/// What the scheduler writes about a pod whose claims are not allocated (dynamicresources plugin):
+/// old news once they are.
 const NOT_ALLOCATED: &str = "cannot allocate all claims";
 
 /// What is known about the attempts of each pod.
@@ -66,7 +73,8 @@ pub struct Retries {
 /// How fast kube-scheduler is.
 #[derive(Debug, Clone, Copy)]
 struct Pace {
-    /// What it took from the writing of our decision to the binding, for the slowest of the pods that were bound last.
+    /// What it took from the writing of our decision to the binding, for the slowest of the pods
+    /// that were bound last.
     took: Duration,
     /// When they were bound.
     seen: Instant,
@@ -76,8 +84,9 @@ struct Pace {
 struct Attempts {
     /// How often it could not run where it was placed.
     failures: u32,
-    /// How often a decision in a row could not be written. Says nothing about nodes, nor about how long the scheduler may take: one
-    /// count for both had pods wait for minutes, without a word, once an API server had been away for seconds.
+    /// How often a decision in a row could not be written. Says nothing about nodes, nor about how
+    /// long the scheduler may take: one count for both had pods wait for minutes, without a
+    /// word, once an API server had been away for seconds.
     write_errors: u32,
     /// How often in a row the search for devices had to be ended.
     undecided: u32,
@@ -92,7 +101,8 @@ struct Placed {
     node: Option<NodeName>,
     /// We decided it for this pod; otherwise the pod came to a claim that was allocated already.
     decided: bool,
-    /// From when on the scheduler can have heard of it, as far as is known: when it was made, then when it was written.
+    /// From when on the scheduler can have heard of it, as far as is known: when it was made, then
+    /// when it was written.
     since: Instant,
     /// The scheduler's message when it was made.
     message: Option<String>,
@@ -140,8 +150,9 @@ impl Retries {
         excluded.filter(|(_, until)| **until > now).map(|(node, _)| node.clone()).collect()
     }
 
-    /// Claims have lost their allocation, whoever took it. A PreBind that was under way meets a conflict, reads the claim again
-    /// and would take any allocation that it finds then, on whatever node: it gets time to find none.
+    /// Claims have lost their allocation, whoever took it. A PreBind that was under way meets a
+    /// conflict, reads the claim again and would take any allocation that it finds then, on
+    /// whatever node: it gets time to find none.
     pub fn deallocated(&mut self, claims: BTreeSet<ClaimUid>, now: Instant) {
         for claim in claims {
             self.hold_claim(claim, now);
@@ -163,7 +174,8 @@ impl Retries {
         self.pods.get(pod).and_then(|a| a.held_until).is_some_and(|until| until > now)
     }
 
-    /// A decision was made for the pod; `message` is what the scheduler says about it at this moment.
+    /// A decision was made for the pod; `message` is what the scheduler says about it at this
+    /// moment.
     pub fn placed(&mut self, pod: &PodUid, node: NodeName, message: Option<String>, now: Instant) {
         let attempts = self.pods.entry(pod.clone()).or_default();
         attempts.undecided = 0;
@@ -177,7 +189,8 @@ impl Retries {
         });
     }
 
-    /// What was decided for the pod is written. The time until then, which may be long, was not the scheduler's.
+    /// What was decided for the pod is written. The time until then, which may be long, was not the
+    /// scheduler's.
     pub fn written(&mut self, pod: &PodUid, now: Instant) {
         if let Some(placed) = self.pods.get_mut(pod).and_then(|attempts| attempts.placed.as_mut()) {
             placed.since = now;
@@ -189,7 +202,8 @@ impl Retries {
         self.interrupted = Some(now);
     }
 
-    /// A decision does not stand: it could not be written, or not all of it. Unless that is news, it is not repeated at once.
+    /// A decision does not stand: it could not be written, or not all of it. Unless that is news,
+    /// it is not repeated at once.
     pub fn not_written(&mut self, pod: &PodUid, why: NotWritten, now: Instant) {
         let attempts = self.pods.entry(pod.clone()).or_default();
         attempts.placed = None;
@@ -203,8 +217,9 @@ impl Retries {
         attempts.write_errors += 1;
     }
 
-    /// The search for devices for the pod took more steps than a pod gets. It goes on where it was, each time after a longer pause:
-    /// such a pod costs the planner as much as thousands of others.
+    /// The search for devices for the pod took more steps than a pod gets. It goes on where it was,
+    /// each time after a longer pause: such a pod costs the planner as much as thousands of
+    /// others.
     pub fn not_decided(&mut self, pod: &PodUid, now: Instant) {
         let attempts = self.pods.entry(pod.clone()).or_default();
         attempts.held_until = Some(now + grown(AFTER_UNDECIDED, attempts.undecided));
@@ -216,8 +231,9 @@ impl Retries {
         self.is_held(pod, now) && self.pods.get(pod).is_some_and(|attempts| attempts.undecided > 0)
     }
 
-    /// kube-scheduler has nominated a node for a pod. Where it was placed there, that is kept in mind: a failed attempt while the
-    /// claim is held takes the nomination away, and the room is there all the same.
+    /// kube-scheduler has nominated a node for a pod. Where it was placed there, that is kept in
+    /// mind: a failed attempt while the claim is held takes the nomination away, and the room
+    /// is there all the same.
     pub fn nominated(&mut self, pod: &PodUid, node: &NodeName) {
         let placed = self.pods.get_mut(pod).and_then(|attempts| attempts.placed.as_mut());
         if let Some(placed) = placed.filter(|placed| placed.node.as_ref() == Some(node)) {
@@ -225,8 +241,9 @@ impl Retries {
         }
     }
 
-    /// A pod has claims to be allocated. If it had been placed, its allocation was taken back by somebody else: where
-    /// preemption has just made room (`nominated`) it is tried again, otherwise that node is left out for a while.
+    /// A pod has claims to be allocated. If it had been placed, its allocation was taken back by
+    /// somebody else: where preemption has just made room (`nominated`) it is tried again,
+    /// otherwise that node is left out for a while.
     pub fn taken_back(
         &mut self,
         pod: &PodUid,
@@ -235,7 +252,9 @@ impl Retries {
     ) -> Option<TakenBack> {
         let attempts = self.pods.get_mut(pod)?;
         // A claim that was another pod's before and is free now says nothing about its node.
-        let Some(Placed { node: Some(node), decided: true, room_made, .. }) = attempts.placed.take() else {
+        let Some(Placed { node: Some(node), decided: true, room_made, .. }) =
+            attempts.placed.take()
+        else {
             return None;
         };
         if room_made || nominated == Some(&node) {
@@ -257,12 +276,13 @@ impl Retries {
         self.pods.keys()
     }
 
-    /// How long the scheduler gets for a pod without news. What it took for another pod counts for no longer than it would be
-    /// waited for.
+    /// How long the scheduler gets for a pod without news. What it took for another pod counts for
+    /// no longer than it would be waited for.
     fn patience(&self, failures: u32, now: Instant) -> Duration {
         let turns = self.pace.map(|pace| (pace.took * TURNS, pace.seen));
-        let turns =
-            turns.filter(|(turns, seen)| now - *seen < *turns).map_or(Duration::ZERO, |(turns, _)| turns);
+        let turns = turns
+            .filter(|(turns, seen)| now - *seen < *turns)
+            .map_or(Duration::ZERO, |(turns, _)| turns);
         grown(WITHOUT_NEWS, failures).max(turns).min(LONGEST)
     }
 
@@ -288,7 +308,8 @@ impl Retries {
         }
         let Some(message) = &waiting.unschedulable else { return Verdict::Wait };
         let news = Some(message) != placed.message.as_ref() && !message.contains(NOT_ALLOCATED);
-        let was_interrupted = self.interrupted.is_some_and(|at| at + AFTER_INTERRUPTION > placed.since);
+        let was_interrupted =
+            self.interrupted.is_some_and(|at| at + AFTER_INTERRUPTION > placed.since);
         let more = if was_interrupted { AFTER_INTERRUPTION } else { Duration::ZERO };
         let deadline = if news {
             *placed.changed.get_or_insert(now) + grown(AFTER_NEW_FAILURE, attempts.failures)
@@ -310,7 +331,9 @@ impl Retries {
 
     /// When something that is being waited for is over by itself.
     pub fn next_wake(&self, now: Instant) -> Option<Instant> {
-        let of = |a: &Attempts| a.excluded.values().copied().chain(a.held_until).filter(|t| *t > now).min();
+        let of = |a: &Attempts| {
+            a.excluded.values().copied().chain(a.held_until).filter(|t| *t > now).min()
+        };
         let claims = self.claims.values().copied().filter(|t| *t > now);
         self.pods.values().filter_map(of).chain(claims).min()
     }

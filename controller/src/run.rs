@@ -44,8 +44,8 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
         .context("cannot start the thread that renews the Lease")?;
     let worked = work(client, leadership, &identity, settings, metrics, stop.clone()).await;
     stop.cancel();
-    // If leadership was lost, at once: tasks that write live as long as the process, and a scraper that reads slowly must not
-    // prolong it.
+    // If leadership was lost, at once: tasks that write live as long as the process, and a scraper
+    // that reads slowly must not prolong it.
     worked?;
     serving.await.context("the metrics server panicked")?.context("cannot serve metrics")
 }
@@ -54,7 +54,8 @@ fn connect(kubeconfig: Option<PathBuf>) -> Connect {
     Box::new(move || Box::pin(async move { Ok(client(kubeconfig.as_deref()).await?) }))
 }
 
-/// Waits for leadership, where there is one to wait for, and plans until `stop` or until it is lost.
+/// Waits for leadership, where there is one to wait for, and plans until `stop` or until it is
+/// lost.
 async fn work(
     client: Client,
     mut leadership: Option<Leadership>,
@@ -71,7 +72,8 @@ async fn work(
         },
     };
     metrics.leading.set(1.0);
-    // Only now: what a standby had seen could be older than the last writes of the leader before it.
+    // Only now: what a standby had seen could be older than the last writes of the leader before
+    // it.
     let changes = watch::start(&client);
     let planner = Planner::new(client, identity, settings, metrics).during(tenure);
     lead(leadership, planner, changes, stop).await

@@ -13,8 +13,8 @@ use tokio_util::sync::CancellationToken;
 
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Serves until `stop`. Healthy means that the process runs: a standby is healthy too, and what is stuck is seen in the
-/// figures, not cured by a restart.
+/// Serves until `stop`. Healthy means that the process runs: a standby is healthy too, and what is
+/// stuck is seen in the figures, not cured by a restart.
 pub(crate) async fn serve(
     address: SocketAddr,
     registry: Registry,
@@ -28,15 +28,19 @@ pub(crate) async fn serve(
     let router = router.merge(crate::fault::POINTS.routes());
     let listener = TcpListener::bind(address).await?;
     tracing::info!(address = %listener.local_addr()?, "serving metrics");
-    axum::serve(listener, router).with_graceful_shutdown(async move { stop.cancelled().await }).await
+    axum::serve(listener, router)
+        .with_graceful_shutdown(async move { stop.cancelled().await })
+        .await
 }
 
 async fn metrics(registry: Arc<Registry>) -> impl IntoResponse {
     let mut text = String::new();
     match prometheus_client::encoding::text::encode(&mut text, &registry) {
         Ok(()) => (StatusCode::OK, [(header::CONTENT_TYPE, OPENMETRICS)], text),
-        Err(error) => {
-            (StatusCode::INTERNAL_SERVER_ERROR, [(header::CONTENT_TYPE, "text/plain")], format!("{error}\n"))
-        }
+        Err(error) => (
+            StatusCode::INTERNAL_SERVER_ERROR,
+            [(header::CONTENT_TYPE, "text/plain")],
+            format!("{error}\n"),
+        ),
     }
 }

@@ -17,8 +17,8 @@ use tessera_runtime::cluster::patiently;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-/// Changes that may wait for the planner. It takes many at a time; a list of a large cluster fills it, and then the watches
-/// wait instead of the memory growing.
+/// Changes that may wait for the planner. It takes many at a time; a list of a large cluster fills
+/// it, and then the watches wait instead of the memory growing.
 const QUEUE: usize = 4096;
 
 /// Kinds that are watched.
@@ -26,7 +26,8 @@ const QUEUE: usize = 4096;
 pub enum Kind {
     /// ResourceSlice.
     Slice,
-    /// DeviceTaintRule: in `resource.k8s.io/v1` from 1.37 on; an older API server does not have the kind.
+    /// DeviceTaintRule: in `resource.k8s.io/v1` from 1.37 on; an older API server does not have the
+    /// kind.
     TaintRule,
     /// DeviceClass.
     Class,
@@ -62,7 +63,8 @@ pub enum What {
     Deleted(Object),
     /// The kind has been listed in whole.
     Listed(Kind),
-    /// A watch failed, which goes on by itself: the API server is away, or has forgotten where we were.
+    /// A watch failed, which goes on by itself: the API server is away, or has forgotten where we
+    /// were.
     Interrupted,
 }
 
@@ -83,13 +85,14 @@ pub enum Object {
     Pod(Arc<Pod>),
 }
 
-/// How long a watch that failed waits before the next attempt. A standing error (no permission, API server away) is retried
-/// ever more slowly, but never given up.
+/// How long a watch that failed waits before the next attempt. A standing error (no permission, API
+/// server away) is retried ever more slowly, but never given up.
 #[derive(Debug)]
 struct Pause(Duration);
 
 impl Pause {
-    /// kube's default begins at 0.8 s; a watch that merely ended should not cost a waiting pod that much.
+    /// kube's default begins at 0.8 s; a watch that merely ended should not cost a waiting pod that
+    /// much.
     const SHORTEST: Duration = Duration::from_millis(100);
     const LONGEST: Duration = Duration::from_secs(10);
     /// Where no pause has begun for so long, they begin anew.
@@ -123,7 +126,13 @@ pub fn start(client: &Client) -> mpsc::Receiver<Change> {
     let (changes, receiver) = mpsc::channel(QUEUE);
     let ours = watcher::Config::default().fields(&format!("spec.driver={DRIVER_NAME}"));
     let all = watcher::Config::default;
-    tokio::spawn(follow(Api::all(client.clone()), ours, Kind::Slice, Object::Slice, changes.clone()));
+    tokio::spawn(follow(
+        Api::all(client.clone()),
+        ours,
+        Kind::Slice,
+        Object::Slice,
+        changes.clone(),
+    ));
     tokio::spawn(follow(
         Api::all(client.clone()),
         all(),
@@ -131,14 +140,33 @@ pub fn start(client: &Client) -> mpsc::Receiver<Change> {
         Object::TaintRule,
         changes.clone(),
     ));
-    tokio::spawn(follow(Api::all(client.clone()), all(), Kind::Class, Object::Class, changes.clone()));
-    tokio::spawn(follow(Api::all(client.clone()), all(), Kind::Claim, Object::Claim, changes.clone()));
-    tokio::spawn(follow(Api::all(client.clone()), all(), Kind::Node, Object::Node, changes.clone()));
+    tokio::spawn(follow(
+        Api::all(client.clone()),
+        all(),
+        Kind::Class,
+        Object::Class,
+        changes.clone(),
+    ));
+    tokio::spawn(follow(
+        Api::all(client.clone()),
+        all(),
+        Kind::Claim,
+        Object::Claim,
+        changes.clone(),
+    ));
+    tokio::spawn(follow(
+        Api::all(client.clone()),
+        all(),
+        Kind::Node,
+        Object::Node,
+        changes.clone(),
+    ));
     tokio::spawn(follow(Api::all(client.clone()), all(), Kind::Pod, Object::Pod, changes));
     receiver
 }
 
-/// Follows one kind for ever. After a gap the watcher lists anew; what is not in the list then was deleted meanwhile.
+/// Follows one kind for ever. After a gap the watcher lists anew; what is not in the list then was
+/// deleted meanwhile.
 async fn follow<K>(
     api: Api<K>,
     config: watcher::Config,
@@ -167,7 +195,11 @@ async fn follow<K>(
                 vec![What::Listed(kind)]
             }
             Err(error) => {
-                tracing::warn!(?kind, error = &error as &dyn std::error::Error, "watch failed, trying again");
+                tracing::warn!(
+                    ?kind,
+                    error = &error as &dyn std::error::Error,
+                    "watch failed, trying again"
+                );
                 if !is_interruption(&error) {
                     continue;
                 }
@@ -200,8 +232,8 @@ fn is_unavailable(error: &watcher::Error) -> bool {
     matches!(status.code, 403 | 404)
 }
 
-/// The objects that a watch has delivered, as far as it takes to say that one is gone: whole pods of a large cluster are
-/// hundreds of megabytes.
+/// The objects that a watch has delivered, as far as it takes to say that one is gone: whole pods
+/// of a large cluster are hundreds of megabytes.
 struct Known<K> {
     objects: BTreeMap<String, Arc<K>>,
     listing: Option<BTreeMap<String, Arc<K>>>,
@@ -216,7 +248,12 @@ impl<K> Default for Known<K> {
 }
 
 impl<K: Resource + Default> Known<K> {
-    fn take(&mut self, event: watcher::Event<K>, kind: Kind, wrap: fn(Arc<K>) -> Object) -> Vec<What> {
+    fn take(
+        &mut self,
+        event: watcher::Event<K>,
+        kind: Kind,
+        wrap: fn(Arc<K>) -> Object,
+    ) -> Vec<What> {
         match event {
             watcher::Event::Init => {
                 self.listing = Some(BTreeMap::new());
@@ -224,14 +261,17 @@ impl<K: Resource + Default> Known<K> {
             }
             watcher::Event::InitApply(object) => {
                 let object = Arc::new(object);
-                self.listing.get_or_insert_default().insert(key(object.as_ref()), identity(object.as_ref()));
+                self.listing
+                    .get_or_insert_default()
+                    .insert(key(object.as_ref()), identity(object.as_ref()));
                 vec![What::Applied(wrap(object))]
             }
             watcher::Event::InitDone => {
                 let listed = self.listing.take().unwrap_or_default();
                 let before = std::mem::replace(&mut self.objects, listed);
                 let gone = before.into_iter().filter(|(key, _)| !self.objects.contains_key(key));
-                let mut news: Vec<What> = gone.map(|(_, object)| What::Deleted(wrap(object))).collect();
+                let mut news: Vec<What> =
+                    gone.map(|(_, object)| What::Deleted(wrap(object))).collect();
                 news.push(What::Listed(kind));
                 news
             }
@@ -259,7 +299,8 @@ fn identity<K: Resource + Default>(object: &K) -> Arc<K> {
     Arc::new(identity)
 }
 
-/// Namespaced objects that come and go under one name are told apart by their UID; the others are known by name.
+/// Namespaced objects that come and go under one name are told apart by their UID; the others are
+/// known by name.
 fn key<K: Resource>(object: &K) -> String {
     let meta = object.meta();
     match (&meta.namespace, &meta.uid) {

@@ -59,7 +59,11 @@ async fn in_a_burst_the_first_claims_are_allocated_before_the_last_have_their_fi
     let api = StandIn::new();
     let writer = Writer::new(api.client());
     let claims: Vec<ResourceClaim> = (0..200)
-        .map(|n| serde_json::from_value(api.put("resourceclaims", objects::claim(&format!("c{n}"), "1Gi"))))
+        .map(|n| {
+            serde_json::from_value(
+                api.put("resourceclaims", objects::claim(&format!("c{n}"), "1Gi")),
+            )
+        })
         .collect::<Result<_, _>>()
         .unwrap();
     let allocation = allocation();
@@ -95,7 +99,11 @@ async fn a_claim_that_changed_since_is_a_conflict_and_stays_as_it_is() {
     api.put("resourceclaims", changed);
     let error = Writer::new(api.client()).allocate(&claim, &allocation()).await.unwrap_err();
     let CommitError::Conflict { now: Some(now), .. } = error else { panic!("{error}") };
-    assert_eq!(now.metadata.labels.unwrap()["somebody"], "else", "the error brings the claim as it is now");
+    assert_eq!(
+        now.metadata.labels.unwrap()["somebody"],
+        "else",
+        "the error brings the claim as it is now"
+    );
     assert_eq!(status(&api), Value::Null);
 }
 
@@ -161,7 +169,8 @@ async fn quantities_that_the_server_spells_differently_are_the_same() {
         }
         let mut object = store.get("resourceclaims", "default", "c").unwrap().clone();
         object["status"] = request.body["status"].clone();
-        object["status"]["allocation"]["devices"]["results"][0]["consumedCapacity"]["memory"] = "19Gi".into();
+        object["status"]["allocation"]["devices"]["results"][0]["consumedCapacity"]["memory"] =
+            "19Gi".into();
         let object = store.put("resourceclaims", object);
         Some(axum::response::IntoResponse::into_response(object.to_string()))
     });
@@ -290,11 +299,13 @@ async fn nothing_is_sent_after_the_tenure() {
     leader.acquire().await;
     let writer = Writer::new(api.client()).during(leader.tenure());
     let claim = stored(&api);
-    // As after the process was stopped for a while: the lease was not renewed, and nobody has noticed yet.
+    // As after the process was stopped for a while: the lease was not renewed, and nobody has
+    // noticed yet.
     tokio::time::advance(Duration::from_secs(10)).await;
     let (claims, given) =
         (|| api.writes().iter().filter(|w| w.path.contains("claims")).count(), allocation());
-    let write = tokio::time::timeout(Duration::from_secs(60), writer.allocate(&claim, &given)).await;
+    let write =
+        tokio::time::timeout(Duration::from_secs(60), writer.allocate(&claim, &given)).await;
     assert!(write.is_err(), "it is not known how it ends");
     assert_eq!(claims(), 0);
 }

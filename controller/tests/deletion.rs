@@ -17,11 +17,11 @@ async fn seconds(n: u64) {
 /// A pod with a claim made from a template, and that claim.
 fn with_template() -> (Value, Value) {
     let mut generated = claim("p-gpu", "70Gi");
-    generated["metadata"]["ownerReferences"] =
-        json!([{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "uid-p", "controller": true}]);
+    generated["metadata"]["ownerReferences"] = json!([{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "uid-p", "controller": true}]);
     let mut owner = pod("p", &[]);
     owner["spec"]["resourceClaims"] = json!([{"name": "gpu", "resourceClaimTemplateName": "t"}]);
-    owner["status"]["resourceClaimStatuses"] = json!([{"name": "gpu", "resourceClaimName": "p-gpu"}]);
+    owner["status"]["resourceClaimStatuses"] =
+        json!([{"name": "gpu", "resourceClaimName": "p-gpu"}]);
     (owner, generated)
 }
 
@@ -86,7 +86,8 @@ async fn a_claim_on_a_node_that_is_gone_moves_if_nobody_has_reserved_it() {
         api.put("pods", pod(name, &[name]));
     }
     let controller = Controller::start(&api);
-    api.until("allocations", |api| allocation(api, "waiting").and(allocation(api, "running"))).await;
+    api.until("allocations", |api| allocation(api, "waiting").and(allocation(api, "running")))
+        .await;
     reserve_and_bind(&api, "running", &["running"]);
     add_node(&api, "node-b", 1);
     seconds(1).await;
@@ -94,8 +95,10 @@ async fn a_claim_on_a_node_that_is_gone_moves_if_nobody_has_reserved_it() {
     api.delete("nodes", "", "node-a");
     // Its slices go with it: the node owns them.
     api.delete("resourceslices", "", "slice-node-a");
-    api.until("the other node", |api| (place(api, "waiting").as_deref() == Some("node-b")).then_some(()))
-        .await;
+    api.until("the other node", |api| {
+        (place(api, "waiting").as_deref() == Some("node-b")).then_some(())
+    })
+    .await;
     let note = event(&api, "waiting", "TryingElsewhere").unwrap();
     assert!(note.contains("node node-a") && note.contains("does not exist any more"), "{note}");
     seconds(60).await;
@@ -104,7 +107,8 @@ async fn a_claim_on_a_node_that_is_gone_moves_if_nobody_has_reserved_it() {
         before,
         "its pod is kube-controller-manager's to remove first"
     );
-    // The pod garbage collector removes the pod, then its reservation goes and the allocation with it.
+    // The pod garbage collector removes the pod, then its reservation goes and the allocation with
+    // it.
     api.delete("pods", "default", "running");
     clear(&api, "running");
     api.put("pods", pod("again", &["running"]));

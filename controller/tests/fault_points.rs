@@ -1,4 +1,5 @@
-//! The fault points of a build for crash tests lie where their names say. Run with `--features fault-points`.
+//! The fault points of a build for crash tests lie where their names say. Run with `--features
+//! fault-points`.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod stand_in;
@@ -22,7 +23,8 @@ async fn a_claim_is_held_at_each_point_with_just_what_was_written_before_it() {
     let api = StandIn::new();
     let object: ResourceClaim =
         serde_json::from_value(api.put("resourceclaims", claim("c", "19Gi"))).unwrap();
-    let allocation: AllocationResult = serde_json::from_value(given("node-a", "gpu-0", "19Gi")).unwrap();
+    let allocation: AllocationResult =
+        serde_json::from_value(given("node-a", "gpu-0", "19Gi")).unwrap();
     for point in POINTS.all().keys() {
         POINTS.arm(point, Fault::Hold).unwrap();
     }

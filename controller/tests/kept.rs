@@ -60,7 +60,9 @@ async fn a_node_is_kept_free_after_patience_and_given_free_after_the_turn_though
     assert_eq!(allocation(&api, "small"), None);
     let told = notes(&api, "large");
     assert!(
-        told.iter().any(|note| note.contains("; node node-a is kept free for the pod until 1970-01-01T00:")),
+        told.iter().any(
+            |note| note.contains("; node node-a is kept free for the pod until 1970-01-01T00:")
+        ),
         "{told:?}"
     );
     seconds(900).await;

@@ -1,5 +1,5 @@
-//! What goes on while the planner computes. On real threads and in real time: a plan is held up until the test has seen what it waits
-//! for.
+//! What goes on while the planner computes. On real threads and in real time: a plan is held up
+//! until the test has seen what it waits for.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod stand_in;
@@ -39,10 +39,12 @@ async fn lease_is_renewed_and_writes_are_answered_during_a_plan() {
         Box::pin(async move { Ok(of_lease.client()) })
     });
     let mut leadership =
-        Leadership::start(connect, "tessera-system".to_owned(), "test".to_owned(), stop.clone()).unwrap();
+        Leadership::start(connect, "tessera-system".to_owned(), "test".to_owned(), stop.clone())
+            .unwrap();
     let tenure = leadership.acquired().await.unwrap().unwrap();
 
-    // The planner asks what time it is before each plan: there it is held up, from the second plan for a pod on.
+    // The planner asks what time it is before each plan: there it is held up, from the second plan
+    // for a pod on.
     let (entered, plans) = mpsc::channel();
     let (open, gate) = mpsc::channel::<()>();
     let gate = Mutex::new(gate);
@@ -55,11 +57,14 @@ async fn lease_is_renewed_and_writes_are_answered_during_a_plan() {
         Timestamp::UNIX_EPOCH
     };
     let metrics = Metrics::new(&mut Registry::default());
-    let planner =
-        Planner::new(api.client(), "test", Settings::default(), metrics).with_clock(clock).during(tenure);
-    let leading = tokio::spawn(lead(Some(leadership), planner, watch::start(&api.client()), stop.clone()));
+    let planner = Planner::new(api.client(), "test", Settings::default(), metrics)
+        .with_clock(clock)
+        .during(tenure);
+    let leading =
+        tokio::spawn(lead(Some(leadership), planner, watch::start(&api.client()), stop.clone()));
 
-    // The first write of the claim is answered only once the planner is held up; the second follows the answer.
+    // The first write of the claim is answered only once the planner is held up; the second follows
+    // the answer.
     let (answer, answered) = mpsc::channel::<()>();
     let (sent, first_write) = mpsc::channel();
     let mut is_first = true;

@@ -160,7 +160,8 @@ async fn a_lease_is_given_back_although_a_renewal_that_was_served_got_no_answer(
     let stop = CancellationToken::new();
     let holding = leader.hold(stop.clone());
     tokio::pin!(holding);
-    // The renewal is sent after two seconds and given up after six; the next one would be sent after eight.
+    // The renewal is sent after two seconds and given up after six; the next one would be sent
+    // after eight.
     let ended = tokio::time::timeout(Duration::from_secs(7), &mut holding).await;
     assert!(ended.is_err(), "{ended:?}");
     api.answer_late(Duration::ZERO);
@@ -208,7 +209,11 @@ async fn no_candidate_leads_beside_a_leader_whose_lease_was_deleted() {
     api.delete("leases", "tessera-system", "tessera-controller");
     let start = Instant::now();
     candidate(&api, "b").acquire().await;
-    assert!(tenure.is_over(), "the leader before may still send, {:?} after the deletion", start.elapsed());
+    assert!(
+        tenure.is_over(),
+        "the leader before may still send, {:?} after the deletion",
+        start.elapsed()
+    );
     // The last request that it sent has ended, too.
     assert!(start.elapsed() >= Duration::from_secs(10 + 4), "{:?}", start.elapsed());
     assert_eq!(holder(&api), "b");
@@ -224,7 +229,10 @@ async fn candidate_that_waits_to_lead_keeps_its_lease() {
     };
     assert_eq!(holder(&api), first);
     let lease = api.get("leases", "tessera-system", "tessera-controller").unwrap();
-    assert_eq!(lease["spec"]["leaseTransitions"], 0, "nobody has taken it over while the first waited");
+    assert_eq!(
+        lease["spec"]["leaseTransitions"], 0,
+        "nobody has taken it over while the first waited"
+    );
     let written = api.writes().iter().filter(|write| write.method != "POST").count();
     assert!(written >= 3, "renewed while it waited, and at the end: {written}");
 }
@@ -256,7 +264,8 @@ async fn what_a_new_leader_knows_it_has_listed_by_quorum() {
     let lists = api.lists();
     assert_eq!(lists.len(), Kind::ALL.len());
     for (resource, query) in lists {
-        // Without a version the API server answers with what the quorum has; with "0" from a cache of any age.
+        // Without a version the API server answers with what the quorum has; with "0" from a cache
+        // of any age.
         assert_eq!(query.get("resourceVersion"), None, "{resource}");
         assert_eq!(query.get("resourceVersionMatch"), None, "{resource}");
     }

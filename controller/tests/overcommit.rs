@@ -1,5 +1,5 @@
-//! Devices that were given out twice, as a write that is carried out long after its client has gone away can do it.
-//! Time is simulated.
+//! Devices that were given out twice, as a write that is carried out long after its client has gone
+//! away can do it. Time is simulated.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod stand_in;
@@ -42,7 +42,8 @@ async fn a_write_of_the_leader_before_that_is_carried_out_late_is_undone() {
     let first = api.until("an allocation", |api| allocation(api, "a")).await;
     add_node(&api, "node-b", 1);
     seconds(1).await;
-    // The leader before had decided on it just when it was killed; the API server has only now got to it.
+    // The leader before had decided on it just when it was killed; the API server has only now got
+    // to it.
     api.put("pods", pod("b", &["b"]));
     api.put("resourceclaims", {
         let mut late = allocated(claim("b", "50Gi"), given("node-a", "gpu-0", "50Gi"));
@@ -52,7 +53,10 @@ async fn a_write_of_the_leader_before_that_is_carried_out_late_is_undone() {
     api.until("its end", |api| (place(api, "b").as_deref() == Some("node-b")).then_some(())).await;
     assert_eq!(allocation(&api, "a"), Some(first));
     let note = event(&api, "b", "Overcommitted").unwrap();
-    assert!(note.contains("node-a") && note.contains("gpu-0") && note.contains("allocated anew"), "{note}");
+    assert!(
+        note.contains("node-a") && note.contains("gpu-0") && note.contains("allocated anew"),
+        "{note}"
+    );
     assert_eq!(controller.metrics.overcommitted.get(), 0);
     controller.stop().await;
 }

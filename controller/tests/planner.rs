@@ -5,7 +5,9 @@ mod stand_in;
 
 use serde_json::{Value, json};
 use stand_in::StandIn;
-use stand_in::controller::{Controller, add_node, allocation, cluster, event, place, reserve_and_bind};
+use stand_in::controller::{
+    Controller, add_node, allocation, cluster, event, place, reserve_and_bind,
+};
 use stand_in::objects::{bound, claim, class, node, pod, slice, unschedulable};
 use tessera_allocator::Settings;
 use tessera_controller::metrics::ReasonLabel;
@@ -26,7 +28,8 @@ async fn a_pending_pod_gets_its_claim_allocated() {
 }
 
 #[tokio::test]
-async fn a_generated_claim_is_allocated_before_the_pods_status_names_it_and_given_back_with_the_pod() {
+async fn a_generated_claim_is_allocated_before_the_pods_status_names_it_and_given_back_with_the_pod()
+ {
     let api = cluster(1);
     let controller = Controller::start(&api);
     let mut waiting = pod("p", &[]);
@@ -48,8 +51,10 @@ async fn a_generated_claim_is_allocated_before_the_pods_status_names_it_and_give
 fn half_listed(api: &StandIn, listed: &str) -> Value {
     let mut waiting = pod("p", &[]);
     let entries = ["one", "two"];
-    waiting["spec"]["resourceClaims"] =
-        entries.map(|entry| json!({"name": entry, "resourceClaimTemplateName": "t"})).into_iter().collect();
+    waiting["spec"]["resourceClaims"] = entries
+        .map(|entry| json!({"name": entry, "resourceClaimTemplateName": "t"}))
+        .into_iter()
+        .collect();
     waiting["status"]["resourceClaimStatuses"] =
         json!([{"name": listed, "resourceClaimName": format!("p-{listed}")}]);
     for entry in entries {
@@ -68,7 +73,8 @@ async fn a_pod_whose_status_goes_on_to_lack_a_claim_is_told_and_holds_no_devices
     let api = cluster(1);
     let controller = Controller::start(&api);
     let holds = |api: &StandIn| ["p-one", "p-two"].map(|claim| allocation(api, claim).is_some());
-    const TRIED_BEFORE: &str = "0/1 nodes are available: pod \"default/p\": ResourceClaim not created yet.";
+    const TRIED_BEFORE: &str =
+        "0/1 nodes are available: pod \"default/p\": ResourceClaim not created yet.";
     let mut waiting = unschedulable(half_listed(&api, "one"), TRIED_BEFORE);
     api.put("pods", waiting.clone());
     api.until("both allocations", |api| (holds(api) == [true; 2]).then_some(())).await;
@@ -82,7 +88,8 @@ async fn a_pod_whose_status_goes_on_to_lack_a_claim_is_told_and_holds_no_devices
     let note = event(&api, "p", "ClaimNotListed").unwrap();
     assert!(note.contains("delete the pod"), "{note}");
     assert_eq!(holds(&api), [false; 2], "nobody else could use the devices");
-    let names = ["one", "two"].map(|entry| json!({"name": entry, "resourceClaimName": format!("p-{entry}")}));
+    let names = ["one", "two"]
+        .map(|entry| json!({"name": entry, "resourceClaimName": format!("p-{entry}")}));
     waiting["status"]["resourceClaimStatuses"] = names.into_iter().collect();
     api.put("pods", waiting);
     api.until("both allocations", |api| (holds(api) == [true; 2]).then_some(())).await;
@@ -115,17 +122,22 @@ async fn many_pods_at_once_never_take_more_than_there_is() {
         api.put("pods", pod(&format!("p{i}"), &[&format!("c{i}")]));
     }
     let controller = Controller::start(&api);
-    let allocated =
-        |api: &StandIn| (0..20).filter_map(|i| allocation(api, &format!("c{i}"))).collect::<Vec<_>>();
+    let allocated = |api: &StandIn| {
+        (0..20).filter_map(|i| allocation(api, &format!("c{i}"))).collect::<Vec<_>>()
+    };
     api.until("twelve allocations", |api| (allocated(api).len() >= 12).then_some(())).await;
     api.until("eight pods told", |api| {
-        ((0..20).filter(|i| event(api, &format!("p{i}"), "NoDevices").is_some()).count() >= 8).then_some(())
+        ((0..20).filter(|i| event(api, &format!("p{i}"), "NoDevices").is_some()).count() >= 8)
+            .then_some(())
     })
     .await;
     let all = allocated(&api);
     assert_eq!(all.len(), 12, "four on each of three GPUs");
     for gpu in 0..3 {
-        let on = all.iter().filter(|a| a["devices"]["results"][0]["device"] == format!("gpu-{gpu}")).count();
+        let on = all
+            .iter()
+            .filter(|a| a["devices"]["results"][0]["device"] == format!("gpu-{gpu}"))
+            .count();
         assert_eq!(on, 4);
     }
     let metrics = controller.metrics.clone();
@@ -165,7 +177,8 @@ async fn the_capacity_of_a_running_pod_stays_taken_when_its_claim_object_vanishe
     let controller = Controller::start(&api);
     api.until("the first allocation", |api| allocation(api, "large")).await;
     reserve_and_bind(&api, "large", &["large"]);
-    // Pods and claims come over different watches: that the binding was seen is proven by a pod that comes after it.
+    // Pods and claims come over different watches: that the binding was seen is proven by a pod
+    // that comes after it.
     api.put("resourceclaims", claim("small", "1Gi"));
     api.put("pods", pod("small", &["small"]));
     api.until("another allocation", |api| allocation(api, "small")).await;
@@ -222,8 +235,10 @@ async fn a_write_that_was_carried_out_but_not_answered_is_not_given_out_again() 
         Some(stand_in::failure(504, "Timeout"))
     });
     let controller = Controller::start(&api);
-    api.until("an allocation and an event", |api| allocation(api, "a").and(event(api, "b", "NoDevices")))
-        .await;
+    api.until("an allocation and an event", |api| {
+        allocation(api, "a").and(event(api, "b", "NoDevices"))
+    })
+    .await;
     controller.stop().await;
     assert_eq!(allocation(&api, "b"), None, "50Gi and 50Gi do not fit into 80Gi");
 }
@@ -250,10 +265,12 @@ async fn gated_pods_and_foreign_claims_are_left_alone_and_mixed_claims_refused()
     let api = cluster(1);
     let mut other = class();
     other["metadata"]["name"] = "nic.example.com".into();
-    other["spec"]["selectors"][0]["cel"]["expression"] = "device.driver == 'nic.example.com'".into();
+    other["spec"]["selectors"][0]["cel"]["expression"] =
+        "device.driver == 'nic.example.com'".into();
     api.put("deviceclasses", other);
     let mut foreign = claim("foreign", "19Gi");
-    foreign["spec"]["devices"]["requests"][0]["exactly"]["deviceClassName"] = "nic.example.com".into();
+    foreign["spec"]["devices"]["requests"][0]["exactly"]["deviceClassName"] =
+        "nic.example.com".into();
     let mut mixed = claim("mixed", "19Gi");
     let second = foreign["spec"]["devices"]["requests"][0].clone();
     mixed["spec"]["devices"]["requests"].as_array_mut().unwrap().push(second);
@@ -283,7 +300,8 @@ async fn gated_pods_and_foreign_claims_are_left_alone_and_mixed_claims_refused()
 async fn an_unknown_class_and_a_bad_config_are_told_by_name() {
     let api = cluster(1);
     let mut lost = claim("lost", "19Gi");
-    lost["spec"]["devices"]["requests"][0]["exactly"]["deviceClassName"] = "h200.gpu.tessera.dev".into();
+    lost["spec"]["devices"]["requests"][0]["exactly"]["deviceClassName"] =
+        "h200.gpu.tessera.dev".into();
     let mut bad = claim("bad", "19Gi");
     bad["spec"]["devices"]["config"] = json!([{"opaque": {"driver": "gpu.tessera.dev", "parameters": {
         "apiVersion": "gpu.tessera.dev/v1alpha1", "kind": "GpuConfig", "placement": {"nodes": "Binpack"},
@@ -320,7 +338,10 @@ async fn a_late_second_pod_on_a_claim_does_not_disturb_the_first() {
     let controller = Controller::start(&api);
     let first = api.until("an allocation", |api| allocation(api, "c")).await;
     reserve_and_bind(&api, "p", &["c"]);
-    api.put("pods", unschedulable(pod("late", &["c"]), "0/1 nodes are available: 1 Insufficient cpu."));
+    api.put(
+        "pods",
+        unschedulable(pod("late", &["c"]), "0/1 nodes are available: 1 Insufficient cpu."),
+    );
     // Something that is answered proves that the late pod has been looked at.
     api.put("resourceclaims", claim("other", "19Gi"));
     api.put("pods", pod("other", &["other"]));
@@ -343,7 +364,10 @@ async fn a_pod_that_the_scheduler_cannot_place_is_tried_on_another_node() {
     api.put("resourceslices", slice("node-b", 1));
     api.put(
         "pods",
-        unschedulable(pod("p", &["c"]), "0/2 nodes are available: 1 node(s) didn't have free ports."),
+        unschedulable(
+            pod("p", &["c"]),
+            "0/2 nodes are available: 1 node(s) didn't have free ports.",
+        ),
     );
     let elsewhere = |api: &StandIn| {
         let pool = allocation(api, "c")?["devices"]["results"][0]["pool"].clone();
@@ -366,7 +390,8 @@ async fn an_allocation_that_took_long_to_write_leaves_the_scheduler_its_time() {
     let begun = Instant::now();
     api.fault(move |_, request| {
         let is_early = begun.elapsed() < Duration::from_secs(25);
-        (is_early && request.path.ends_with("c/status")).then(|| stand_in::failure(503, "ServiceUnavailable"))
+        (is_early && request.path.ends_with("c/status"))
+            .then(|| stand_in::failure(503, "ServiceUnavailable"))
     });
     let controller = Controller::start(&api);
     api.until("an allocation", |api| allocation(api, "c")).await;
@@ -402,7 +427,10 @@ async fn one_claim_of_a_pod_is_not_given_up_while_another_is_being_written() {
     }
     api.put(
         "pods",
-        unschedulable(pod("p", &["one", "two"]), "0/1 nodes are available: 1 cannot allocate all claims."),
+        unschedulable(
+            pod("p", &["one", "two"]),
+            "0/1 nodes are available: 1 cannot allocate all claims.",
+        ),
     );
     let begun = Instant::now();
     api.fault(move |_, request| {
@@ -492,7 +520,8 @@ async fn room_that_preemption_made_is_remembered_when_the_nomination_goes() {
     api.put("pods", nominated);
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(place(&api, "c"), None, "a PreBind under way has to find no allocation");
-    // The victim is gone, kube-scheduler tries again, finds the claim without an allocation, and takes its nomination back.
+    // The victim is gone, kube-scheduler tries again, finds the claim without an allocation, and
+    // takes its nomination back.
     api.put("pods", pod("p", &["c"]));
     api.until("another allocation", |api| allocation(api, "c")).await;
     assert_eq!(place(&api, "c").as_deref(), Some("node-a"));
@@ -544,7 +573,9 @@ async fn writes_that_get_no_answer_do_not_hold_up_others() {
         api.put("pods", pod(&stuck(i), &[&stuck(i)]));
     }
     // As an admission webhook that is away, for the objects that it is asked about.
-    api.fault(|_, request| request.path.contains("stuck").then(|| stand_in::failure(500, "InternalError")));
+    api.fault(|_, request| {
+        request.path.contains("stuck").then(|| stand_in::failure(500, "InternalError"))
+    });
     let controller = Controller::start(&api);
     api.put("resourceclaims", claim("z", "1Gi"));
     api.put("pods", pod("z", &["z"]));
@@ -587,16 +618,21 @@ async fn a_pod_that_lacks_something_else_does_not_take_a_shared_claim_from_one_t
     let controller = Controller::start(&api);
     let first = api.until("an allocation", |api| allocation(api, "shared")).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
-    let writes = api.writes().iter().filter(|w| w.path.ends_with("resourceclaims/shared/status")).count();
+    let writes =
+        api.writes().iter().filter(|w| w.path.ends_with("resourceclaims/shared/status")).count();
     assert_eq!(writes, 1);
     assert_eq!(allocation(&api, "shared"), Some(first));
     // The younger one cannot run there: its failure counts.
-    api.put("pods", unschedulable(pod("b", &["shared"]), "0/1 nodes are available: 1 Insufficient cpu."));
+    api.put(
+        "pods",
+        unschedulable(pod("b", &["shared"]), "0/1 nodes are available: 1 Insufficient cpu."),
+    );
     api.until("its end", |api| allocation(api, "shared").is_none().then_some(())).await;
     controller.stop().await;
 }
 
-/// A claim whose selector goes over tens of thousands of numbers, and its pod, in a namespace of their own.
+/// A claim whose selector goes over tens of thousands of numbers, and its pod, in a namespace of
+/// their own.
 fn put_expensive(api: &StandIn, number: usize) {
     let name = format!("expensive-{number:02}");
     let expression =
@@ -620,13 +656,15 @@ async fn neighbor_is_allocated_while_expensive_pods_wait() {
     neighbor["metadata"]["creationTimestamp"] = "1970-01-01T00:00:01Z".into();
     api.put("resourceclaims", claim("c", "19Gi"));
     api.put("pods", neighbor);
-    let settings = Settings { steps_per_pod: 20_000, steps_per_plan: 20_000, ..Settings::default() };
+    let settings =
+        Settings { steps_per_pod: 20_000, steps_per_plan: 20_000, ..Settings::default() };
     let controller = Controller::start_with(&api, settings);
     api.until("an allocation", |api| allocation(api, "c")).await;
     let cut = controller.metrics.plans_cut.get();
     assert!((1..5).contains(&cut), "{cut} plans ended before it");
     // What was found out about selectors is known in later plans.
-    let told = |api: &StandIn| api.list("events").iter().filter(|e| e["reason"] == "NoDevices").count();
+    let told =
+        |api: &StandIn| api.list("events").iter().filter(|e| e["reason"] == "NoDevices").count();
     api.until("events on all of them", |api| (told(api) == EXPENSIVE).then_some(())).await;
     controller.stop().await;
 }
@@ -648,7 +686,9 @@ async fn neighbor_is_allocated_while_bound_pods_are_expensive() {
     api.put("resourceclaims", claim("c", "19Gi"));
     api.put("pods", pod("neighbor", &["c"]));
     api.until("an allocation", |api| allocation(api, "c")).await;
-    let told = |api: &StandIn| api.list("events").iter().filter(|e| e["reason"] == "ClaimElsewhere").count();
+    let told = |api: &StandIn| {
+        api.list("events").iter().filter(|e| e["reason"] == "ClaimElsewhere").count()
+    };
     api.until("events on all of them", |api| (told(api) == EXPENSIVE).then_some(())).await;
     controller.stop().await;
 }
@@ -656,12 +696,14 @@ async fn neighbor_is_allocated_while_bound_pods_are_expensive() {
 #[tokio::test(start_paused = true)]
 async fn pod_that_is_not_decided_counts_as_pending_between_plans() {
     let api = cluster(2);
-    let controller = Controller::start_with(&api, Settings { steps_per_pod: 1, ..Settings::default() });
+    let controller =
+        Controller::start_with(&api, Settings { steps_per_pod: 1, ..Settings::default() });
     api.put("resourceclaims", claim("c", "19Gi"));
     api.put("pods", pod("p", &["c"]));
     api.until("an event", |api| event(api, "p", "NotDecided")).await;
     let waiting = ReasonLabel { reason: "NotDecided" };
-    // Something changes every second, and the pod is not planned for minutes: what is told between plans tells so.
+    // Something changes every second, and the pod is not planned for minutes: what is told between
+    // plans tells so.
     let mut planned = 0;
     for change in 0..600 {
         let before = controller.metrics.undecided_plans.get();

@@ -6,13 +6,14 @@ mod stand_in;
 use serde_json::{Value, json};
 use stand_in::StandIn;
 use stand_in::controller::{
-    Controller, add_node, allocation, claim_writes, clear, cluster, event, place, reserve, reserve_and_bind,
+    Controller, add_node, allocation, claim_writes, clear, cluster, event, place, reserve,
+    reserve_and_bind,
 };
 use stand_in::objects::{allocated, assigned, bound, claim, given, pod, reserved};
 use tokio::time::{Duration, Instant};
 
-/// Two nodes with a GPU each; claim `c` is allocated on `node-b` and pod `p` bound to `node-a`, as after a PreBind that met a
-/// conflict and added its pod to what was there then.
+/// Two nodes with a GPU each; claim `c` is allocated on `node-b` and pod `p` bound to `node-a`, as
+/// after a PreBind that met a conflict and added its pod to what was there then.
 fn split(consumers: &[&str]) -> StandIn {
     let api = cluster(1);
     add_node(&api, "node-b", 1);
@@ -30,11 +31,20 @@ async fn seconds(n: u64) {
 async fn a_claim_that_nobody_can_be_using_is_moved_to_the_node_of_its_pod() {
     let api = split(&["p"]);
     let controller = Controller::start(&api);
-    api.until("the end of the allocation there", |api| allocation(api, "c").is_none().then_some(())).await;
+    api.until("the end of the allocation there", |api| {
+        allocation(api, "c").is_none().then_some(())
+    })
+    .await;
     let cleared = Instant::now();
     let writes = claim_writes(&api, "c");
-    assert_eq!(writes[0]["status"], json!({"allocation": null, "devices": null, "reservedFor": null}));
-    assert!(writes[0]["metadata"]["resourceVersion"].is_string(), "no write without a precondition");
+    assert_eq!(
+        writes[0]["status"],
+        json!({"allocation": null, "devices": null, "reservedFor": null})
+    );
+    assert!(
+        writes[0]["metadata"]["resourceVersion"].is_string(),
+        "no write without a precondition"
+    );
     api.until("an allocation", |api| allocation(api, "c")).await;
     assert!(
         cleared.elapsed() >= Duration::from_secs(2),
@@ -53,7 +63,10 @@ async fn a_claim_that_nobody_can_be_using_is_moved_to_the_node_of_its_pod() {
     seconds(300).await;
     assert_eq!(claim_writes(&api, "c").len(), 2);
     let note = event(&api, "p", "ClaimElsewhere").unwrap();
-    assert!(note.contains("bound to node node-a") && note.contains("allocated on node node-b"), "{note}");
+    assert!(
+        note.contains("bound to node node-a") && note.contains("allocated on node node-b"),
+        "{note}"
+    );
     let events = api.list("events");
     let told = events.iter().find(|e| e["reason"] == "ClaimElsewhere").unwrap();
     assert_eq!(told["related"]["name"], "node-a", "{told}");
@@ -63,7 +76,8 @@ async fn a_claim_that_nobody_can_be_using_is_moved_to_the_node_of_its_pod() {
 
 #[tokio::test(start_paused = true)]
 async fn a_claim_that_somebody_may_be_using_stays_where_it_is() {
-    // Who else has reserved it: a pod that is bound there, one that may yet be, one that we do not know.
+    // Who else has reserved it: a pod that is bound there, one that may yet be, one that we do not
+    // know.
     for other in ["there", "waiting", "unknown"] {
         let api = split(&["p", other]);
         match other {
@@ -85,8 +99,7 @@ async fn a_claim_that_somebody_may_be_using_stays_where_it_is() {
 async fn a_claim_that_a_group_of_pods_has_reserved_stays_where_it_is() {
     let api = split(&["p"]);
     let mut object = api.get("resourceclaims", "default", "c").unwrap();
-    object["status"]["reservedFor"][0] =
-        json!({"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "p", "uid": "uid-p"});
+    object["status"]["reservedFor"][0] = json!({"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "p", "uid": "uid-p"});
     api.put("resourceclaims", object);
     let controller = Controller::start(&api);
     seconds(600).await;
@@ -121,7 +134,8 @@ async fn a_claim_that_does_not_fit_on_the_node_of_its_pod_waits_there_for_room()
     let large = allocated(claim("large", "70Gi"), given("node-a", "gpu-0", "70Gi"));
     api.put("resourceclaims", reserved(large, &["large"]));
     api.put("pods", bound(pod("large", &["large"]), "node-a"));
-    // Bound past kube-scheduler, with nothing allocated; a second pod that waits for the claim could go to the other node.
+    // Bound past kube-scheduler, with nothing allocated; a second pod that waits for the claim
+    // could go to the other node.
     api.put("resourceclaims", claim("c", "19Gi"));
     api.put("pods", assigned(pod("p", &["c"]), "node-a"));
     api.put("pods", pod("q", &["c"]));
@@ -209,7 +223,10 @@ async fn a_claim_deleted_under_its_pod_is_told() {
     api.put("pods", pod("q", &["c"]));
     seconds(150).await;
     let note = event(&api, "p", "ClaimGone").unwrap();
-    assert!(note.contains("ResourceClaim c was deleted") && note.contains("on node node-a"), "{note}");
+    assert!(
+        note.contains("ResourceClaim c was deleted") && note.contains("on node node-a"),
+        "{note}"
+    );
     assert_eq!(controller.metrics.orphaned.get(), 1);
     assert_eq!(allocation(&api, "c"), None, "70Gi stay taken");
     api.delete("pods", "default", "p");
@@ -232,7 +249,10 @@ async fn bound_pod_without_room_is_misplaced_until_room_is_made() {
     let controller = Controller::start(&api);
     seconds(200).await;
     let note = event(&api, "p", "ClaimElsewhere").unwrap();
-    assert!(note.contains("make room on the node") && note.contains("1 device on 1 node"), "{note}");
+    assert!(
+        note.contains("make room on the node") && note.contains("1 device on 1 node"),
+        "{note}"
+    );
     for _ in 0..40 {
         seconds(1).await;
         assert_eq!(controller.metrics.misplaced.get(), 1, "also while it is not tried again");

@@ -1,4 +1,5 @@
-//! What kube-scheduler says about pods that it cannot place where their devices are. Time is simulated.
+//! What kube-scheduler says about pods that it cannot place where their devices are. Time is
+//! simulated.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod stand_in;
@@ -26,7 +27,8 @@ async fn where_preemption_makes_room_the_claim_stays_although_the_nomination_is_
     api.until("an allocation", |api| allocation(api, "c")).await;
     add_node(&api, "node-b", 1);
     seconds(1).await;
-    // In one cycle kube-scheduler clears the claim, evicts the victim, and writes the condition with the node last of all.
+    // In one cycle kube-scheduler clears the claim, evicts the victim, and writes the condition
+    // with the node last of all.
     clear(&api, "c");
     tokio::time::sleep(Duration::from_millis(500)).await;
     api.put("pods", nominated(unschedulable(pod("p", &["c"]), "preemption"), "node-a"));
@@ -60,7 +62,8 @@ async fn while_room_is_being_made_the_claims_that_are_left_stay_and_the_cleared_
     }
     api.put("pods", pod("p", &["one", "two"]));
     let controller = Controller::start(&api);
-    let before = api.until("allocations", |api| allocation(api, "one").and(allocation(api, "two"))).await;
+    let before =
+        api.until("allocations", |api| allocation(api, "one").and(allocation(api, "two"))).await;
     add_node(&api, "node-b", 1);
     api.put("pods", nominated(pod("p", &["one", "two"]), "node-a"));
     clear(&api, "one");
@@ -73,7 +76,11 @@ async fn while_room_is_being_made_the_claims_that_are_left_stay_and_the_cleared_
     api.put("resourceclaims", blocker);
     api.put("pods", stand_in::objects::bound(pod("victim", &["victim"]), "node-a"));
     seconds(60).await;
-    assert_eq!(allocation(&api, "two"), Some(before), "never deallocated while a node is nominated");
+    assert_eq!(
+        allocation(&api, "two"),
+        Some(before),
+        "never deallocated while a node is nominated"
+    );
     assert_eq!(allocation(&api, "one"), None);
     api.delete("pods", "default", "victim");
     clear(&api, "victim");

@@ -1,8 +1,10 @@
-//! Figures of the driver on this machine: the time of a Prepare with 200 claims prepared already, memory, start to registered.
+//! Figures of the driver on this machine: the time of a Prepare with 200 claims prepared already,
+//! memory, start to registered.
 //!
-//! `cargo build --release -p tessera-fake-nvml && cargo bench -p tessera-driver`. The driver is the release binary, over real sockets,
-//! with an API server in this process behind HTTP, 8 GPUs of the fake NVML (or `TESSERA_NVML_LIBRARY`), and real tmpfs mounts in
-//! namespaces of its own. Nothing is asserted: figures depend on the machine, which is reported with them.
+//! `cargo build --release -p tessera-fake-nvml && cargo bench -p tessera-driver`. The driver is the
+//! release binary, over real sockets, with an API server in this process behind HTTP, 8 GPUs of the
+//! fake NVML (or `TESSERA_NVML_LIBRARY`), and real tmpfs mounts in namespaces of its own. Nothing
+//! is asserted: figures depend on the machine, which is reported with them.
 
 #[path = "../tests/stand_in/mod.rs"]
 mod stand_in;
@@ -59,13 +61,20 @@ fn main() -> anyhow::Result<()> {
         let own = std::env::current_exe()?;
         let mut inside = Command::new("unshare");
         inside.args(["--user", "--map-root-user", "--mount"]).arg(own).env(INSIDE, "1");
-        anyhow::ensure!(inside.status().context("unshare")?.success(), "the copy in namespaces failed");
+        anyhow::ensure!(
+            inside.status().context("unshare")?.success(),
+            "the copy in namespaces failed"
+        );
         return Ok(());
     }
     machine();
     without_api(Arc::new(KernelMounts), "Prepare without API and gRPC")?;
-    without_api(Arc::new(RememberedMounts::default()), "  of which not the mount (mounts only remembered)")?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    without_api(
+        Arc::new(RememberedMounts::default()),
+        "  of which not the mount (mounts only remembered)",
+    )?;
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(whole())
 }
 
@@ -89,7 +98,8 @@ fn report(what: &str, mut times: Vec<Duration>) {
     println!("{what:<60} p50 {:7.3} ms   p99 {:7.3} ms   max {:7.3} ms", at(50), at(99), at(100));
 }
 
-/// A directory on a tmpfs, as state and CDI specs are on a node. The namespace takes the mount with it.
+/// A directory on a tmpfs, as state and CDI specs are on a node. The namespace takes the mount with
+/// it.
 fn tmpfs() -> anyhow::Result<tempfile::TempDir> {
     let directory = tempfile::tempdir()?;
     let tmpfs = Tmpfs { size_bytes: 1 << 30, inodes: 1 << 20, executable: true };
@@ -104,7 +114,8 @@ fn without_api(mounts: Arc<dyn Mounts>, what: &str) -> anyhow::Result<()> {
     let source = directory.path().join("intercept.so");
     fs::write(&source, vec![0; 200_000])?;
     let journal = Arc::new(JournalStore::new(paths.clone()));
-    let library = InstalledLibrary::install(&source, Intercept::Preload, &paths, &journal, &*mounts)?;
+    let library =
+        InstalledLibrary::install(&source, Intercept::Preload, &paths, &journal, &*mounts)?;
     let specs = SpecStore::new(directory.path().join("cdi"));
     let base = Arc::new(BaseSpec::new(specs.clone(), DriverRoot::new("/nonexistent", "/")));
     let executor = Executor::new(ShareFiles::new(paths.clone(), mounts), specs, base);
@@ -260,8 +271,8 @@ fn site(address: SocketAddr) -> anyhow::Result<Site> {
         "{} is missing: cargo build --release -p tessera-fake-nvml, or set TESSERA_NVML_LIBRARY",
         nvml.display()
     );
-    let world =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../testing/fake/world/worlds/h100-8-nvswitch.yaml");
+    let world = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../testing/fake/world/worlds/h100-8-nvswitch.yaml");
     let site = Site { directory, nvml, world };
     fs::write(site.path("intercept.so"), vec![0; 200_000])?;
     let kubeconfig = json!({
@@ -289,7 +300,8 @@ async fn published(api: &Api) -> Vec<GpuUuid> {
     names.filter_map(|name| GpuUuid::new(name).ok()).collect()
 }
 
-/// Waits for the registration socket as a kubelet does that is told of new files; looking every millisecond costs half of one.
+/// Waits for the registration socket as a kubelet does that is told of new files; looking every
+/// millisecond costs half of one.
 async fn wait_for(directory: &Path) {
     while !fs::read_dir(directory).is_ok_and(|mut entries| entries.next().is_some()) {
         tokio::time::sleep(Duration::from_millis(1)).await;

@@ -1,16 +1,19 @@
-//! Says to each share's containers, some times a second, how fast they may go and who else is on their GPU.
+//! Says to each share's containers, some times a second, how fast they may go and who else is on
+//! their GPU.
 //!
 //! ```text
 //! journal --[which shares, of which GPU]--+
 //! ledgers --[busy and GPU time, waits]----+--> Arbiter, one for each GPU --> PublishedPage, in each share's grant
 //! ```
 //!
-//! Only this writes there, and of several drivers on a node only the one that holds the lock: in a rolling update two are at
-//! work for a moment. A driver that starts goes on from what is published. A GPU that no claim has a share of is not looked at; where there
-//! is none, nothing wakes up. What is said here goes stale after a second: without a driver, `Balance` is `Fixed`.
+//! Only this writes there, and of several drivers on a node only the one that holds the lock: in a
+//! rolling update two are at work for a moment. A driver that starts goes on from what is
+//! published. A GPU that no claim has a share of is not looked at; where there is none, nothing
+//! wakes up. What is said here goes stale after a second: without a driver, `Balance` is `Fixed`.
 //!
-//! A ledger is its tenant's to write. What a ruined or lying one costs others is bounded by the machine (`tessera_intercept_limiter::compute`):
-//! a share is never believed to have had more than some processes' worth of work.
+//! A ledger is its tenant's to write. What a ruined or lying one costs others is bounded by the
+//! machine (`tessera_intercept_limiter::compute`): a share is never believed to have had more than
+//! some processes' worth of work.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -124,7 +127,8 @@ impl Arbitration {
     fn follow_journal(&mut self) {
         let journal = Arc::clone(&self.journal.borrow_and_update());
         let prepared = journal.claims.iter().filter(|(_, record)| record.state == State::Completed);
-        let mut by_gpu: BTreeMap<&GpuUuid, BTreeMap<ClaimDeviceName, &ShareRecord>> = BTreeMap::new();
+        let mut by_gpu: BTreeMap<&GpuUuid, BTreeMap<ClaimDeviceName, &ShareRecord>> =
+            BTreeMap::new();
         for (uid, record) in prepared {
             for share in &record.shares {
                 by_gpu.entry(&share.gpu).or_default().insert(share.id(uid), share);
@@ -143,7 +147,10 @@ impl Arbitration {
     fn may_publish(&mut self) -> bool {
         if self.lock.is_none() {
             self.lock = sole_lock::take(&self.paths.arbitration_lock()).unwrap_or_else(|error| {
-                tracing::warn!(error = chain(&error), "compute is not balanced: its lock cannot be had");
+                tracing::warn!(
+                    error = chain(&error),
+                    "compute is not balanced: its lock cannot be had"
+                );
                 None
             });
             if self.lock.is_some() {
@@ -167,7 +174,8 @@ impl Gpu {
         for place in &mut self.shares {
             place.take_if(|share| !shares.contains_key(&share.id) || share.was_removed());
         }
-        let known: BTreeSet<_> = self.shares.iter().flatten().map(|share| share.id.clone()).collect();
+        let known: BTreeSet<_> =
+            self.shares.iter().flatten().map(|share| share.id.clone()).collect();
         for (id, record) in shares.iter().filter(|(id, _)| !known.contains(id)) {
             let Some(at) = self.shares.iter().position(Option::is_none) else {
                 tracing::warn!(share = %id, "compute is not balanced for it: the GPU has more than {SHARES} shares");
@@ -239,7 +247,8 @@ impl Share {
         let ledger = LedgerReport::parse(&bytes).ok()?;
         let waits = ledger.waits();
         // Who was killed while it waited does so for ever, by what it left in its slot.
-        let still_waits = || ledger.processes().any(|process| process.waits && is_alive(&file, process.slot));
+        let still_waits =
+            || ledger.processes().any(|process| process.waits && is_alive(&file, process.slot));
         let waited = waits != self.waits || still_waits();
         self.waits = waits;
         let (busy_ns, gpu_ns) = (ledger.busy_ns(now_ns), ledger.gpu_ns());
@@ -253,7 +262,8 @@ impl Share {
         self.grant.write_all_at(&word.to_le_bytes(), WORD)
     }
 
-    /// Whether the grant was removed since: a share that is prepared again between two looks has a new file under the same name.
+    /// Whether the grant was removed since: a share that is prepared again between two looks has a
+    /// new file under the same name.
     fn was_removed(&self) -> bool {
         self.grant.metadata().is_ok_and(|grant| grant.nlink() == 0)
     }
@@ -267,5 +277,6 @@ impl Share {
 
 fn monotonic_ns() -> u64 {
     let time = rustix::time::clock_gettime(ClockId::Monotonic);
-    u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0)
+    u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000
+        + u64::try_from(time.tv_nsec).unwrap_or(0)
 }

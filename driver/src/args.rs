@@ -10,10 +10,12 @@ use tessera_api::{
 use tessera_runtime::{address::Address, log::LogFormat};
 
 use crate::{
-    context_memory::ContextMemory, intercept::Intercept, mode::Mode, other_allocators::OnOtherAllocator,
+    context_memory::ContextMemory, intercept::Intercept, mode::Mode,
+    other_allocators::OnOtherAllocator,
 };
 
-/// Shares the GPUs of one node: publishes them as ResourceSlices and prepares the claims that are allocated here.
+/// Shares the GPUs of one node: publishes them as ResourceSlices and prepares the claims that are
+/// allocated here.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "tessera-driver", version)]
 pub struct Args {
@@ -21,7 +23,8 @@ pub struct Args {
     #[arg(long, env = "NODE_NAME")]
     pub node_name: NodeName,
 
-    /// How to reach the API server; otherwise the file that KUBECONFIG names or ~/.kube/config, then the pod's service account.
+    /// How to reach the API server; otherwise the file that KUBECONFIG names or ~/.kube/config,
+    /// then the pod's service account.
     #[arg(long, env = "TESSERA_KUBECONFIG")]
     pub kubeconfig: Option<PathBuf>,
 
@@ -29,7 +32,8 @@ pub struct Args {
     #[arg(long, env = "TESSERA_KUBELET_ROOT", default_value = "/var/lib/kubelet")]
     pub kubelet_root: PathBuf,
 
-    /// UID of the pod that this is, for sockets of its own: during a rolling update the old and the new pod serve side by side.
+    /// UID of the pod that this is, for sockets of its own: during a rolling update the old and
+    /// the new pod serve side by side.
     #[arg(long, env = "POD_UID")]
     pub pod_uid: Option<String>,
 
@@ -45,7 +49,8 @@ pub struct Args {
     #[arg(long, env = "TESSERA_DRIVER_ROOT", default_value = "/")]
     pub driver_root: PathBuf,
 
-    /// The same root as the container runtime on the host sees it [default: the value of --driver-root].
+    /// The same root as the container runtime on the host sees it [default: the value of
+    /// --driver-root].
     #[arg(long, env = "TESSERA_DRIVER_ROOT_HOST")]
     pub driver_root_host: Option<PathBuf>,
 
@@ -65,49 +70,64 @@ pub struct Args {
     )]
     pub intercept_library: PathBuf,
 
-    /// Where the interceptor stands in containers: preload, in every program; proxy, in the place of libcuda and NVML; both. Its
-    /// other libraries (libtessera_intercept_cuda.so and _nvml.so) lie beside --intercept-library. Claims that are prepared already
+    /// Where the interceptor stands in containers: preload, in every program; proxy, in the place
+    /// of libcuda and NVML; both. Its other libraries (libtessera_intercept_cuda.so and
+    /// _nvml.so) lie beside --intercept-library. Claims that are prepared already
     /// keep what they have.
     #[arg(long, env = "TESSERA_INTERCEPT", default_value = "preload")]
     pub intercept: Intercept,
 
-    /// What each CUDA context is charged to the share whose process begins it, as 512Mi: the CUDA driver takes that before a program asks
-    /// for any, and the GPU has to have it. `make bench-gpu` measures it. 0 charges nothing: leave as much of the GPU unshared then. Claims
+    /// What each CUDA context is charged to the share whose process begins it, as 512Mi: the CUDA
+    /// driver takes that before a program asks for any, and the GPU has to have it. `make
+    /// bench-gpu` measures it. 0 charges nothing: leave as much of the GPU unshared then. Claims
     /// that are prepared already keep what they have.
     #[arg(long, env = "TESSERA_CONTEXT_MEMORY", value_name = "QUANTITY", default_value_t)]
     pub context_memory: ContextMemory,
 
-    /// What is published of each GPU's memory, in percent of what it has, 100 to 800. Above 100 only claims with `memory.oversubscribe: true`
-    /// get GPUs of this node, and their memory may lie on the host; not in mode stock. What is prepared already stays, and a GPU is published
-    /// as it is while somebody has a share of it that may not spill.
+    /// What is published of each GPU's memory, in percent of what it has, 100 to 800. Above 100
+    /// only claims with `memory.oversubscribe: true` get GPUs of this node, and their memory
+    /// may lie on the host; not in mode stock. What is prepared already stays, and a GPU is
+    /// published as it is while somebody has a share of it that may not spill.
     #[arg(long, env = "TESSERA_MEMORY_PERCENT", value_name = "PERCENT", default_value = "100", value_parser = memory_percent)]
     pub memory_percent: MemoryRatio,
 
-    /// Whether claims can share a GPU by MPS (`sharing: MPS` in their GpuConfig): its control daemons are run by tessera-mps, which must be
-    /// on this node with the same --state-dir. Not in mode stock. Claims that are prepared already keep what they have.
+    /// Whether claims can share a GPU by MPS (`sharing: MPS` in their GpuConfig): its control
+    /// daemons are run by tessera-mps, which must be on this node with the same --state-dir.
+    /// Not in mode stock. Claims that are prepared already keep what they have.
     #[arg(long, env = "TESSERA_MPS")]
     pub mps: bool,
 
     /// UUID of a GPU that is not to be shared; may be repeated.
-    #[arg(long = "exclude-gpu", env = "TESSERA_EXCLUDE_GPU", value_name = "UUID", value_delimiter = ',')]
+    #[arg(
+        long = "exclude-gpu",
+        env = "TESSERA_EXCLUDE_GPU",
+        value_name = "UUID",
+        value_delimiter = ','
+    )]
     pub exclude_gpus: Vec<GpuUuid>,
 
-    /// In which order the slices list the GPUs: index, free-last, free-first or clique. An allocator that takes the first that fits
-    /// packs, spreads or keeps together thereby.
+    /// In which order the slices list the GPUs: index, free-last, free-first or clique. An
+    /// allocator that takes the first that fits packs, spreads or keeps together thereby.
     #[arg(long, env = "TESSERA_DEVICE_ORDER", default_value = "index")]
     pub device_order: DeviceOrder,
 
-    /// Who allocates the GPUs: managed, tessera-controller; stock, kube-scheduler, without what needs the controller.
+    /// Who allocates the GPUs: managed, tessera-controller; stock, kube-scheduler, without what
+    /// needs the controller.
     #[arg(long, env = "TESSERA_MODE", default_value = "managed")]
     pub mode: Mode,
 
-    /// Seconds for which a GPU is nobody's when the mode changes from stock to managed: what kube-scheduler has begun to allocate may
-    /// be written as late as its binding timeout.
-    #[arg(long, env = "TESSERA_STOCK_DRAIN_SECONDS", value_name = "SECONDS", default_value_t = 600)]
+    /// Seconds for which a GPU is nobody's when the mode changes from stock to managed: what
+    /// kube-scheduler has begun to allocate may be written as late as its binding timeout.
+    #[arg(
+        long,
+        env = "TESSERA_STOCK_DRAIN_SECONDS",
+        value_name = "SECONDS",
+        default_value_t = 600
+    )]
     pub stock_drain_seconds: u32,
 
-    /// What to do with GPUs that another allocator hands out too, such as NVIDIA's device plugin or DRA driver: refuse to publish them,
-    /// or ignore it.
+    /// What to do with GPUs that another allocator hands out too, such as NVIDIA's device plugin
+    /// or DRA driver: refuse to publish them, or ignore it.
     #[arg(long, env = "TESSERA_OTHER_ALLOCATORS", default_value = "refuse")]
     pub other_allocators: OnOtherAllocator,
 
@@ -158,7 +178,9 @@ impl Args {
 
 fn memory_percent(text: &str) -> Result<MemoryRatio, String> {
     let percent = text.parse().ok().and_then(MemoryRatio::from_percent);
-    percent.ok_or_else(|| format!("write a whole number of percent from 100 to {}", MemoryRatio::MAX_PERCENT))
+    percent.ok_or_else(|| {
+        format!("write a whole number of percent from 100 to {}", MemoryRatio::MAX_PERCENT)
+    })
 }
 
 #[cfg(test)]
@@ -173,8 +195,9 @@ mod tests {
 
     #[test]
     fn memory_is_published_at_100_to_800_percent() {
-        let parse =
-            |text: &str| Args::try_parse_from(["driver", "--node-name", "n", "--memory-percent", text]);
+        let parse = |text: &str| {
+            Args::try_parse_from(["driver", "--node-name", "n", "--memory-percent", text])
+        };
         for (text, percent) in [("100", 100), ("150", 150), ("800", 800)] {
             assert_eq!(parse(text).expect(text).memory_percent.percent(), percent);
         }
@@ -209,7 +232,8 @@ mod tests {
 
     #[test]
     fn gpus_are_excluded_by_uuid_only() {
-        let parse = |gpu: &str| Args::try_parse_from(["driver", "--node-name", "n", "--exclude-gpu", gpu]);
+        let parse =
+            |gpu: &str| Args::try_parse_from(["driver", "--node-name", "n", "--exclude-gpu", gpu]);
         let args = parse("GPU-1F0C2D3E-9a41-7c3b-8e55-0d6f2b1a4c77").expect("a UUID");
         assert_eq!(args.exclude_gpus[0].as_str(), "GPU-1f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77");
         assert!(parse("0").expect_err("an index").to_string().contains("UUID"));
@@ -217,8 +241,8 @@ mod tests {
 
     #[test]
     fn an_empty_metrics_address_turns_them_off() {
-        let args =
-            Args::try_parse_from(["driver", "--node-name", "n", "--metrics-address", ""]).expect("flags");
+        let args = Args::try_parse_from(["driver", "--node-name", "n", "--metrics-address", ""])
+            .expect("flags");
         assert_eq!(args.metrics_address, Address(None));
     }
 }

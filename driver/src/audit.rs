@@ -4,10 +4,11 @@
 //! journal, claims from the API --> GPUs of orphaned claims --> publisher: a taint on their devices
 //! ```
 //!
-//! A claim can vanish, be replaced or lose its allocation while the kubelet has it prepared: its finalizer was stripped, or somebody
-//! wrote its status. Then its share looks free to every allocator, and its containers still use it. While that lasts, nothing new
-//! is put on its GPUs. It ends with the kubelet's Unprepare, which comes for whatever the kubelet has ever asked to prepare
-//! (docs/adr/0041-orphaned-claims.md).
+//! A claim can vanish, be replaced or lose its allocation while the kubelet has it prepared: its
+//! finalizer was stripped, or somebody wrote its status. Then its share looks free to every
+//! allocator, and its containers still use it. While that lasts, nothing new is put on its GPUs. It
+//! ends with the kubelet's Unprepare, which comes for whatever the kubelet has ever asked to
+//! prepare (docs/adr/0041-orphaned-claims.md).
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -26,7 +27,8 @@ use crate::{
     state::journal::{ClaimRecord, Journal},
 };
 
-/// Between rounds. One read per prepared claim: 300 nodes with 80 claims each make 80 reads a second.
+/// Between rounds. One read per prepared claim: 300 nodes with 80 claims each make 80 reads a
+/// second.
 const EVERY: Duration = Duration::from_secs(300);
 
 /// For the read of one claim.
@@ -60,7 +62,8 @@ impl Audit {
         Self { source, journal, metrics, orphaned, found: BTreeSet::new(), known: false }
     }
 
-    /// Audits until `stop`: at once, since a restart forgets what was found, then every five minutes.
+    /// Audits until `stop`: at once, since a restart forgets what was found, then every five
+    /// minutes.
     pub async fn run(mut self, stop: CancellationToken) {
         let mut due = Instant::now();
         loop {
@@ -76,7 +79,8 @@ impl Audit {
         }
     }
 
-    /// Looks at every claim that has something here, also at those that wait for an MPS control daemon. What cannot be read is as it was found before.
+    /// Looks at every claim that has something here, also at those that wait for an MPS control
+    /// daemon. What cannot be read is as it was found before.
     async fn round(&mut self) {
         let journal = Arc::clone(&self.journal.borrow());
         for (uid, record) in &journal.claims {
@@ -106,8 +110,9 @@ impl Audit {
         let journal = Arc::clone(&self.journal.borrow_and_update());
         self.found.retain(|uid| journal.claims.contains_key(uid));
         let records = self.found.iter().filter_map(|uid| journal.claims.get(uid));
-        let gpus: Orphaned =
-            records.flat_map(|record| record.shares.iter().map(|share| share.gpu.clone())).collect();
+        let gpus: Orphaned = records
+            .flat_map(|record| record.shares.iter().map(|share| share.gpu.clone()))
+            .collect();
         self.metrics.orphaned(self.found.len());
         self.orphaned.send_if_modified(|told| {
             let news = self.known && told.as_deref() != Some(&gpus);
@@ -130,7 +135,8 @@ fn grants(claim: &ResourceClaim, uid: &ClaimUid, record: &ClaimRecord) -> bool {
                 result.driver == DRIVER_NAME
                     && result.pool == share.pool.as_str()
                     && result.device == share.device.as_str()
-                    && result.share_id.as_deref() == share.share_id.as_ref().map(|share| share.as_str())
+                    && result.share_id.as_deref()
+                        == share.share_id.as_ref().map(|share| share.as_str())
             })
         })
 }

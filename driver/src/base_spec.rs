@@ -1,9 +1,10 @@
 //! The base CDI spec: what a container needs of the NVIDIA driver to use a GPU at all.
 //!
-//! Kind `k8s.gpu.tessera.dev/driver`, one device for each GPU, named by its full UUID. The driver's libraries and tools are
-//! found under the driver root and mounted at the same path with the root stripped; the device nodes are those that
-//! exist below its `dev`. Which GPUs a container sees is decided by the device nodes alone, so every device says
-//! `NVIDIA_VISIBLE_DEVICES=void`: a legacy runtime would otherwise add every GPU that the image names.
+//! Kind `k8s.gpu.tessera.dev/driver`, one device for each GPU, named by its full UUID. The driver's
+//! libraries and tools are found under the driver root and mounted at the same path with the root
+//! stripped; the device nodes are those that exist below its `dev`. Which GPUs a container sees is
+//! decided by the device nodes alone, so every device says `NVIDIA_VISIBLE_DEVICES=void`: a legacy
+//! runtime would otherwise add every GPU that the image names.
 
 mod driver_root;
 
@@ -44,7 +45,8 @@ pub struct BaseSpec {
     root: DriverRoot,
     /// Whether containers get the real libcuda and NVML where the proxies expect them, too.
     behind_proxies: AtomicBool,
-    /// What was written last, so that a removed file is brought back without looking at the hardware.
+    /// What was written last, so that a removed file is brought back without looking at the
+    /// hardware.
     current: Mutex<Option<Spec>>,
 }
 
@@ -53,10 +55,17 @@ impl BaseSpec {
     #[must_use]
     pub fn new(store: SpecStore, root: DriverRoot) -> Self {
         let file = SpecFile::only(kind());
-        Self { store, file, root, behind_proxies: AtomicBool::new(false), current: Mutex::default() }
+        Self {
+            store,
+            file,
+            root,
+            behind_proxies: AtomicBool::new(false),
+            current: Mutex::default(),
+        }
     }
 
-    /// From the next description on, the real libcuda and NVML are also where the proxies expect them.
+    /// From the next description on, the real libcuda and NVML are also where the proxies expect
+    /// them.
     pub fn put_the_real_behind_proxies(&self) {
         self.behind_proxies.store(true, Ordering::Relaxed);
     }
@@ -68,12 +77,17 @@ impl BaseSpec {
         paths.filter(|path| Library::of(path).is_some()).collect()
     }
 
-    /// Describes `gpus` and writes the file if that changes it. GPUs in `keep` stay described as they are in the file, even
-    /// if they are gone from `gpus`: a claim has them, and a container that restarts must find its CDI device.
+    /// Describes `gpus` and writes the file if that changes it. GPUs in `keep` stay described as
+    /// they are in the file, even if they are gone from `gpus`: a claim has them, and a
+    /// container that restarts must find its CDI device.
     ///
     /// # Errors
     /// [`StoreError`]; the file is as before, and [`BaseSpec::ensure`] tries again.
-    pub fn describe(&self, gpus: &[BaseDevice], keep: &BTreeSet<GpuUuid>) -> Result<Written, StoreError> {
+    pub fn describe(
+        &self,
+        gpus: &[BaseDevice],
+        keep: &BTreeSet<GpuUuid>,
+    ) -> Result<Written, StoreError> {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         let files = self.root.files();
         let mut devices: BTreeMap<String, Device> =
@@ -99,7 +113,8 @@ impl BaseSpec {
         self.store.write(&self.file, current.insert(spec))
     }
 
-    /// Where the driver's files are looked for, if there is no libcuda among them: its name is what the loader asks for.
+    /// Where the driver's files are looked for, if there is no libcuda among them: its name is what
+    /// the loader asks for.
     #[must_use]
     pub fn lacks_cuda(&self) -> Option<String> {
         let is_libcuda = |file: &DriverFile| file.container_path.ends_with("libcuda.so.1");
@@ -142,7 +157,8 @@ fn device(gpu: &BaseDevice, files: &DriverFiles) -> Device {
 /// The real libraries, where the proxies expect them.
 fn behind_proxies(files: &DriverFiles) -> Vec<Mount> {
     let of = |library: Library| {
-        let file = files.mounts.iter().find(|file| file.container_path.ends_with(library.soname()))?;
+        let file =
+            files.mounts.iter().find(|file| file.container_path.ends_with(library.soname()))?;
         Some(Mount::bind_read_only(&file.host_path, &library.real_path()))
     };
     Library::ALL.into_iter().filter_map(of).collect()
@@ -151,8 +167,10 @@ fn behind_proxies(files: &DriverFiles) -> Vec<Mount> {
 /// What a container gets once, however many GPUs it has.
 fn common_edits(files: &DriverFiles) -> ContainerEdits {
     /// Nodes that belong to no single GPU.
-    const CONTROL_NODES: [&str; 4] = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"];
-    let control = files.device_nodes.iter().filter(|node| CONTROL_NODES.contains(&node.name.as_str()));
+    const CONTROL_NODES: [&str; 4] =
+        ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"];
+    let control =
+        files.device_nodes.iter().filter(|node| CONTROL_NODES.contains(&node.name.as_str()));
     ContainerEdits {
         device_nodes: control
             .map(|node| DeviceNode::of_host(&node.container_path, &node.host_path))

@@ -4,14 +4,16 @@ use std::{fmt, str::FromStr};
 
 use tessera_api::quantity::{Quantity, QuantityError};
 
-/// What a process may hold in bytes beyond what it is charged for: contexts and the code of kernels, where its grant does not charge them. NVML
-/// has 0.3 to 0.6 GiB of them for one process of today's frameworks.
+/// What a process may hold in bytes beyond what it is charged for: contexts and the code of
+/// kernels, where its grant does not charge them. NVML has 0.3 to 0.6 GiB of them for one process
+/// of today's frameworks.
 pub const MOST_UNCHARGED: u64 = 1 << 30;
 
 /// What a process is charged for each CUDA context that it begins, in bytes; 0 = nothing.
 ///
-/// The CUDA driver takes this memory before a program has asked for any, and NVML counts it. How much it is depends on the GPU, the
-/// driver's version and what of the driver a program uses, so the operator says it.
+/// The CUDA driver takes this memory before a program has asked for any, and NVML counts it. How
+/// much it is depends on the GPU, the driver's version and what of the driver a program uses, so
+/// the operator says it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ContextMemory(u64);
 

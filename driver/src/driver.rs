@@ -110,7 +110,8 @@ impl std::fmt::Debug for Edges {
 pub struct Driver {
     servers: KubeletServers,
     stop: CancellationToken,
-    /// Cancels it. The thread that answers for PIDs outlives the runtime otherwise, and makes the state directory anew where it is gone.
+    /// Cancels it. The thread that answers for PIDs outlives the runtime otherwise, and makes the
+    /// state directory anew where it is gone.
     stop_on_drop: DropGuard,
     sockets: SocketPaths,
     metrics: Arc<Metrics>,
@@ -121,7 +122,8 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Repairs the node, then serves it. The GPUs are looked at meanwhile: the kubelet is not kept waiting for them.
+    /// Repairs the node, then serves it. The GPUs are looked at meanwhile: the kubelet is not kept
+    /// waiting for them.
     ///
     /// # Errors
     /// What keeps it from starting. Missing GPUs and an unreachable API server do not.
@@ -162,7 +164,8 @@ impl Driver {
         let source = ClaimSource::new(client.clone());
         host_pids::make_directory(&state_paths)?;
         repair_node(&node, &source, &pool).await?;
-        // Also for containers of claims that were prepared under another setting, when they restart.
+        // Also for containers of claims that were prepared under another setting, when they
+        // restart.
         if intercept.replaces() || journal.watch().borrow().has_proxies() {
             base.put_the_real_behind_proxies();
         }
@@ -182,27 +185,37 @@ impl Driver {
             mps.clone(),
         );
         tokio::spawn(usage.run(stop.clone()));
-        let mps_watch = MpsWatch::new(mps, journal.watch(), Arc::clone(&metrics), news_sender.clone());
+        let mps_watch =
+            MpsWatch::new(mps, journal.watch(), Arc::clone(&metrics), news_sender.clone());
         tokio::spawn(mps_watch.run(stop.clone()));
-        let outlets = Outlets { hardware: hardware_sender, health: health_sender, news: news_sender };
+        let outlets =
+            Outlets { hardware: hardware_sender, health: health_sender, news: news_sender };
         let on_other = settings.on_other_allocator;
         let others = other_allocators::watch(client.clone(), &node_name, on_other, stop.clone());
         let inlets = Inlets { journal: journal.watch(), others };
         let watcher = Watcher::new(gpus, pool.clone(), base, inlets, Arc::clone(&metrics), outlets);
-        let watcher = watcher.spawn().context("the thread that watches the GPUs cannot be started")?;
+        let watcher =
+            watcher.spawn().context("the thread that watches the GPUs cannot be started")?;
 
         let events = Events::new(client.clone(), node_name.clone());
         tokio::spawn(events.clone().tell_of_node(news));
-        let preparer = Preparer::new(node, pool, hardware.clone(), source, events, Arc::clone(&metrics));
+        let preparer =
+            Preparer::new(node, pool, hardware.clone(), source, events, Arc::clone(&metrics));
         let claims = Arc::new(DetachedClaims(Arc::new(preparer.in_mode(settings.mode))));
         for path in socket::remove_abandoned(&kubelet_root, DRIVER_NAME) {
             tracing::info!(path = %path.display(), "an abandoned socket is removed");
         }
         let servers = KubeletServers::start(&sockets, DRIVER_NAME, Arc::clone(&claims), health)?;
-        tokio::spawn(keep_gauges(journal.watch(), servers.registered(), Arc::clone(&metrics), begun));
+        tokio::spawn(keep_gauges(
+            journal.watch(),
+            servers.registered(),
+            Arc::clone(&metrics),
+            begun,
+        ));
 
-        host_pids::spawn(state_paths.clone(), stop.clone())
-            .context("the thread that tells processes what the host calls them cannot be started")?;
+        host_pids::spawn(state_paths.clone(), stop.clone()).context(
+            "the thread that tells processes what the host calls them cannot be started",
+        )?;
         let arbitration = Arbitration::new(state_paths, journal.watch());
         tokio::spawn(arbitration.run(stop.clone()));
         let slices = SliceSource::new(node_name, settings.device_order, settings.mode);
@@ -215,8 +228,14 @@ impl Driver {
             orphaned_sender,
         );
         tokio::spawn(audit.run(stop.clone()));
-        let publisher =
-            Publisher::new(client, slices, hardware, journal.watch(), orphaned, Arc::clone(&metrics));
+        let publisher = Publisher::new(
+            client,
+            slices,
+            hardware,
+            journal.watch(),
+            orphaned,
+            Arc::clone(&metrics),
+        );
         let publisher = tokio::spawn(publisher.draining(settings.stock_drain).run(stop.clone()));
         Ok(Self {
             servers,
@@ -277,15 +296,21 @@ impl Driver {
         }
     }
 
-    /// Stops: the kubelet is let go first, its sockets are removed. Slices and everything prepared stay: running pods are not touched.
+    /// Stops: the kubelet is let go first, its sockets are removed. Slices and everything prepared
+    /// stay: running pods are not touched.
     pub async fn stop(self) {
         self.servers.stop().await;
         drop(self.stop_on_drop);
     }
 }
 
-async fn repair_node(node: &Arc<Node>, source: &ClaimSource, pool: &PoolName) -> anyhow::Result<()> {
-    let repaired = repair::repair(node, source, pool).await.context("the node's state cannot be repaired")?;
+async fn repair_node(
+    node: &Arc<Node>,
+    source: &ClaimSource,
+    pool: &PoolName,
+) -> anyhow::Result<()> {
+    let repaired =
+        repair::repair(node, source, pool).await.context("the node's state cannot be repaired")?;
     tracing::info!(
         kept = repaired.kept.len(),
         rolled_back = repaired.rolled_back.len(),

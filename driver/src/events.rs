@@ -34,7 +34,8 @@ pub struct NodeNews {
 /// The API refuses longer notes (`validateV1Event`).
 const MOST_BYTES_OF_NOTE: usize = 1024;
 
-/// Writes events, in tasks of their own: nobody waits for them, and one that is not written is logged.
+/// Writes events, in tasks of their own: nobody waits for them, and one that is not written is
+/// logged.
 #[derive(Clone)]
 pub struct Events {
     client: Client,
@@ -57,8 +58,10 @@ impl Events {
     /// Tells every pod that has reserved `claim` why it is not prepared.
     pub fn prepare_failed(&self, claim: &ResourceClaim, why: &str) {
         let name = claim.metadata.name.as_deref().unwrap_or_default();
-        let note =
-            shortened(&format!("ResourceClaim {name} cannot be prepared on node {}: {why}", self.node));
+        let note = shortened(&format!(
+            "ResourceClaim {name} cannot be prepared on node {}: {why}",
+            self.node
+        ));
         for pod in reserving_pods(claim) {
             let event = self.event(&pod, claim, &note);
             self.write(pod.namespace.as_str(), event);
@@ -68,7 +71,8 @@ impl Events {
     /// Writes what comes over `news` as events on the Node, until nobody can send any more.
     pub async fn tell_of_node(self, mut news: mpsc::UnboundedReceiver<NodeNews>) {
         while let Some(NodeNews { reason, note }) = news.recv().await {
-            // The kubelet's own events on its Node have the name for a UID, and kubectl looks for that.
+            // The kubelet's own events on its Node have the name for a UID, and kubectl looks for
+            // that.
             let regarding = ObjectReference {
                 api_version: Some("v1".to_owned()),
                 kind: Some("Node".to_owned()),
@@ -78,7 +82,13 @@ impl Events {
             };
             let event = Event {
                 regarding: Some(regarding),
-                ..self.warning(self.node.as_str(), NODE_NAMESPACE, reason, NODE_ACTION, &shortened(&note))
+                ..self.warning(
+                    self.node.as_str(),
+                    NODE_NAMESPACE,
+                    reason,
+                    NODE_ACTION,
+                    &shortened(&note),
+                )
             };
             self.write(NODE_NAMESPACE, event);
         }
@@ -88,7 +98,8 @@ impl Events {
         let api: Api<Event> = Api::namespaced(self.client.clone(), namespace);
         tokio::spawn(async move {
             if let Err(error) = api.create(&PostParams::default(), &event).await {
-                let about = event.regarding.and_then(|regarding| regarding.name).unwrap_or_default();
+                let about =
+                    event.regarding.and_then(|regarding| regarding.name).unwrap_or_default();
                 tracing::warn!(about, error = %chain(&error), "an event could not be written");
             }
         });
@@ -118,7 +129,14 @@ impl Events {
     }
 
     /// All of an event but what it is about; `name` is that of the object.
-    fn warning(&self, name: &str, namespace: &str, reason: &str, action: &str, note: &str) -> Event {
+    fn warning(
+        &self,
+        name: &str,
+        namespace: &str,
+        reason: &str,
+        action: &str,
+        note: &str,
+    ) -> Event {
         let now = Timestamp::now();
         Event {
             metadata: ObjectMeta {

@@ -1,7 +1,8 @@
-//! The places at which crash tests kill or hold the driver: see the crate `tessera-fault-points`. Without the feature of that
-//! name there is nothing here.
+//! The places at which crash tests kill or hold the driver: see the crate `tessera-fault-points`.
+//! Without the feature of that name there is nothing here.
 
-/// Every point, in the order in which a claim comes by them. Those of steps say what has just been done.
+/// Every point, in the order in which a claim comes by them. Those of steps say what has just been
+/// done.
 #[cfg(feature = "fault-points")]
 pub static POINTS: tessera_runtime::fault_points::FaultPoints =
     tessera_runtime::fault_points::FaultPoints::new(&[

@@ -1,18 +1,21 @@
-//! Tells processes of containers what the host calls them: whoever connects is answered with its PID, as the kernel says it.
+//! Tells processes of containers what the host calls them: whoever connects is answered with its
+//! PID, as the kernel says it.
 //!
 //! ```text
 //!  <state-dir>/host/pid.sock  ---- the directory, read-only, in each container with a share ---> /dev/tessera/host/pid.sock
 //! ```
 //!
-//! Whoever connects is nobody's friend. It is not listened to: 16 bytes fit into any new socket, and the connection is closed. One
-//! connection is looked at at a time, and so many in a while; who comes in floods keeps only others of the node from learning their
-//! PID, which nobody needs (`docs/adr/0086-what-the-host-calls-a-process.md`).
+//! Whoever connects is nobody's friend. It is not listened to: 16 bytes fit into any new socket,
+//! and the connection is closed. One connection is looked at at a time, and so many in a while; who
+//! comes in floods keeps only others of the node from learning their PID, which nobody needs
+//! (`docs/adr/0086-what-the-host-calls-a-process.md`).
 //!
-//! All of it is done by a thread of its own, for which nobody waits. To close a connection is to close the files that the caller
-//! has passed into it, and that may take as long as the caller likes: a TCP socket that lingers.
+//! All of it is done by a thread of its own, for which nobody waits. To close a connection is to
+//! close the files that the caller has passed into it, and that may take as long as the caller
+//! likes: a TCP socket that lingers.
 //!
-//! The socket's name belongs to the instance that took it last, by a rename. One that stops leaves it: where nobody answers, the
-//! next that looks takes it.
+//! The socket's name belongs to the instance that took it last, by a rename. One that stops leaves
+//! it: where nobody answers, the next that looks takes it.
 
 use std::{
     fs::{self, Permissions},
@@ -37,8 +40,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::state::{StatePaths, sole_lock};
 
-/// Answers in one go, and the pause after them, which is shorter than a process waits. A process asks once in its life, so 2,560 in a
-/// second are all that start on a node.
+/// Answers in one go, and the pause after them, which is shorter than a process waits. A process
+/// asks once in its life, so 2,560 in a second are all that start on a node.
 const AT_ONCE: u32 = 64;
 const PAUSE: Duration = Duration::from_millis(25);
 
@@ -57,15 +60,18 @@ pub struct HostPidsError {
     source: io::Error,
 }
 
-/// Makes the directory that containers get. Before any claim is prepared or repaired: its CDI spec names it.
+/// Makes the directory that containers get. Before any claim is prepared or repaired: its CDI spec
+/// names it.
 ///
 /// # Errors
 /// [`HostPidsError`].
 pub fn make_directory(paths: &StatePaths) -> Result<(), HostPidsError> {
     let directory = paths.host();
     fs::create_dir_all(&directory).map_err(failed("create", &directory))?;
-    // Whoever runs in a container passes through, whatever the umask says, and nobody but this driver writes.
-    fs::set_permissions(&directory, Permissions::from_mode(0o755)).map_err(failed("open up", &directory))
+    // Whoever runs in a container passes through, whatever the umask says, and nobody but this
+    // driver writes.
+    fs::set_permissions(&directory, Permissions::from_mode(0o755))
+        .map_err(failed("open up", &directory))
 }
 
 /// The socket, and who answers there.
@@ -86,7 +92,9 @@ impl HostPids {
     pub fn bind(paths: &StatePaths) -> Result<Option<Self>, HostPidsError> {
         make_directory(paths)?;
         let lock = paths.host_lock();
-        let Some(_lock) = sole_lock::take(&lock).map_err(failed("lock", &lock))? else { return Ok(None) };
+        let Some(_lock) = sole_lock::take(&lock).map_err(failed("lock", &lock))? else {
+            return Ok(None);
+        };
         let name = paths.host().join(host_pid::SOCKET);
         let new = name.with_extension("new");
         match fs::remove_file(&new) {
@@ -97,7 +105,8 @@ impl HostPids {
         }
         let listener = UnixListener::bind(&new).map_err(failed("listen at", &new))?;
         // To connect is to write.
-        fs::set_permissions(&new, Permissions::from_mode(0o666)).map_err(failed("open up", &new))?;
+        fs::set_permissions(&new, Permissions::from_mode(0o666))
+            .map_err(failed("open up", &new))?;
         let identity = identity(&new).map_err(failed("look at", &new))?;
         fs::rename(&new, &name).map_err(failed("rename to", &name))?;
         Ok(Some(Self { paths: paths.clone(), listener, identity, answered: 0 }))
@@ -140,7 +149,8 @@ impl HostPids {
     }
 }
 
-/// Has a thread of its own answer until `stop`. Nobody waits for its end: a caller may have it close something for ever.
+/// Has a thread of its own answer until `stop`. Nobody waits for its end: a caller may have it
+/// close something for ever.
 ///
 /// # Errors
 /// There can be no thread.
@@ -187,9 +197,10 @@ fn tell(caller: UnixStream) -> io::Result<()> {
 /// Whether somebody listens, be it with more callers than fit.
 fn is_answered(name: &Path) -> bool {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    let (Ok(socket), Ok(address)) =
-        (socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None), SocketAddrUnix::new(name))
-    else {
+    let (Ok(socket), Ok(address)) = (
+        socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None),
+        SocketAddrUnix::new(name),
+    ) else {
         return false;
     };
     matches!(connect(&socket, &address), Ok(()) | Err(Errno::AGAIN))

@@ -45,8 +45,10 @@ pub async fn serve(
 ) -> std::io::Result<SocketAddr> {
     let listener = TcpListener::bind(address).await?;
     let bound = listener.local_addr()?;
-    let router =
-        Router::new().route("/metrics", get(metrics)).route("/healthz", get(healthz)).with_state(endpoints);
+    let router = Router::new()
+        .route("/metrics", get(metrics))
+        .route("/healthz", get(healthz))
+        .with_state(endpoints);
     #[cfg(feature = "fault-points")]
     let router = router.merge(crate::fault::POINTS.routes());
     tokio::spawn(async move {
@@ -66,13 +68,15 @@ async fn metrics(State(endpoints): State<Endpoints>) -> impl IntoResponse {
     text.map(|text| ([(header::CONTENT_TYPE, OPEN_METRICS)], text))
 }
 
-/// Healthy is who answers on both sockets and can read the journal: a server that hangs, a socket that somebody removed, or a journal
-/// that a restart would rebuild is found by trying.
+/// Healthy is who answers on both sockets and can read the journal: a server that hangs, a socket
+/// that somebody removed, or a journal that a restart would rebuild is found by trying.
 async fn healthz(State(endpoints): State<Endpoints>) -> (StatusCode, String) {
     match tokio::time::timeout(TIMEOUT, check(&endpoints)).await {
         Ok(Ok(())) => (StatusCode::OK, "ok\n".to_owned()),
         Ok(Err(error)) => (StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")),
-        Err(_) => (StatusCode::SERVICE_UNAVAILABLE, format!("no answer within {} s\n", TIMEOUT.as_secs())),
+        Err(_) => {
+            (StatusCode::SERVICE_UNAVAILABLE, format!("no answer within {} s\n", TIMEOUT.as_secs()))
+        }
     }
 }
 
@@ -88,14 +92,16 @@ async fn call_both(sockets: &SocketPaths) -> Result<(), String> {
     let answer = RegistrationClient::new(registration).get_info(InfoRequest {}).await;
     answer.map_err(|status| format!("registration: {status}"))?;
     let plugin = connect(&sockets.plugin).await?;
-    let answer =
-        DraPluginClient::new(plugin).node_prepare_resources(NodePrepareResourcesRequest::default()).await;
+    let answer = DraPluginClient::new(plugin)
+        .node_prepare_resources(NodePrepareResourcesRequest::default())
+        .await;
     answer.map_err(|status| format!("plugin: {status}"))?;
     Ok(())
 }
 
 async fn connect(socket: &std::path::Path) -> Result<Channel, String> {
-    let failed = |error: tonic::transport::Error| format!("{}: {}", socket.display(), chain(&error));
+    let failed =
+        |error: tonic::transport::Error| format!("{}: {}", socket.display(), chain(&error));
     Endpoint::from_shared(format!("unix://{}", socket.display()))
         .map_err(failed)?
         .connect()

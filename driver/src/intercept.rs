@@ -30,8 +30,8 @@ impl Intercept {
         !matches!(self, Self::Preload)
     }
 
-    /// Where it stands in a container that has these libraries of the driver. `None` where it would stand in the place of a
-    /// libcuda that is not there: nothing would hold the container.
+    /// Where it stands in a container that has these libraries of the driver. `None` where it would
+    /// stand in the place of a libcuda that is not there: nothing would hold the container.
     #[must_use]
     pub fn stand(self, driver_libraries: Vec<PathBuf>) -> Option<Stand> {
         let has_cuda = driver_libraries.iter().any(|path| path.ends_with(Library::Cuda.soname()));

@@ -45,7 +45,8 @@ pub enum HardwareState {
     Unknown {
         /// Why.
         reason: String,
-        /// Whether the library was asked: before that, nothing is published and nothing is withdrawn.
+        /// Whether the library was asked: before that, nothing is published and nothing is
+        /// withdrawn.
         asked: bool,
     },
     /// The GPUs.
@@ -61,18 +62,20 @@ impl Default for HardwareState {
     }
 }
 
-/// Between looks at the hardware while the library answers: finds what no event tells, such as MIG mode.
+/// Between looks at the hardware while the library answers: finds what no event tells, such as MIG
+/// mode.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
 
-/// The same while something is held against a GPU, or keeps it from being published: no event tells when that is over. A lost GPU is
-/// not watched either.
+/// The same while something is held against a GPU, or keeps it from being published: no event tells
+/// when that is over. A lost GPU is not watched either.
 const LOOK_EVERY_IN_TROUBLE: Duration = Duration::from_secs(5);
 
-/// Between attempts while it does not: soon enough for an administrator who has just installed the driver.
+/// Between attempts while it does not: soon enough for an administrator who has just installed the
+/// driver.
 const RETRY_EVERY: Duration = Duration::from_secs(10);
 
-/// The longest wait for an event, after which the health that the kubelet is told is as fresh as that, and it is seen what other
-/// allocators do.
+/// The longest wait for an event, after which the health that the kubelet is told is as fresh as
+/// that, and it is seen what other allocators do.
 const WAIT: Duration = Duration::from_secs(1);
 
 /// What the watcher has to know besides the hardware.
@@ -106,7 +109,8 @@ pub struct Watcher {
     verdicts: Verdicts,
     /// Whether the last look found anything that may pass without an event.
     in_trouble: bool,
-    /// The watch for events, with the GPUs that it is on. It outlives looks: what happens during one is delivered after it.
+    /// The watch for events, with the GPUs that it is on. It outlives looks: what happens during
+    /// one is delivered after it.
     watch: Option<(Vec<GpuUuid>, Box<dyn HealthWatch>)>,
     /// What was last logged, so that a state that lasts is said once.
     said: BTreeSet<String>,
@@ -136,10 +140,22 @@ impl Watcher {
         outlets: Outlets,
     ) -> Self {
         let (verdicts, said, in_trouble) = (Verdicts::default(), BTreeSet::new(), false);
-        Self { library, pool, base, inlets, metrics, outlets, verdicts, in_trouble, watch: None, said }
+        Self {
+            library,
+            pool,
+            base,
+            inlets,
+            metrics,
+            outlets,
+            verdicts,
+            in_trouble,
+            watch: None,
+            said,
+        }
     }
 
-    /// Starts the thread. It is never joined: a call into the library can hang as long as the kernel driver does.
+    /// Starts the thread. It is never joined: a call into the library can hang as long as the
+    /// kernel driver does.
     ///
     /// # Errors
     /// The thread cannot be started.
@@ -171,17 +187,20 @@ impl Watcher {
         }
     }
 
-    /// The other allocators of this node's GPUs, once it is known whether there are any: before, publishing a GPU could give it away
-    /// twice. `None` when nobody will tell any more.
+    /// The other allocators of this node's GPUs, once it is known whether there are any: before,
+    /// publishing a GPU could give it away twice. `None` when nobody will tell any more.
     fn other_allocators(&mut self) -> Option<Arc<OtherAllocators>> {
-        let known = futures::executor::block_on(self.inlets.others.wait_for(Option::is_some)).ok()?;
+        let known =
+            futures::executor::block_on(self.inlets.others.wait_for(Option::is_some)).ok()?;
         known.clone()
     }
 
     /// The inventory without GPUs that must not be shared, or that no container could use.
     fn sharable(&self, inventory: Inventory, others: &OtherAllocators) -> Inventory {
-        let no_cuda =
-            self.base.lacks_cuda().map(|driver_root| UnpublishedReason::NoCudaLibrary { driver_root });
+        let no_cuda = self
+            .base
+            .lacks_cuda()
+            .map(|driver_root| UnpublishedReason::NoCudaLibrary { driver_root });
         inventory.setting_aside(|gpu| others.reason(gpu).or_else(|| no_cuda.clone()))
     }
 
@@ -210,7 +229,8 @@ impl Watcher {
         Duration::ZERO
     }
 
-    /// Waits for events of these GPUs. A watch on just them goes on: one that is made anew misses what happened in between.
+    /// Waits for events of these GPUs. A watch on just them goes on: one that is made anew misses
+    /// what happened in between.
     fn next_events(&mut self, gpus: &[GpuUuid]) -> Result<Vec<HealthEvent>, LibraryError> {
         if let Some((watched, watch)) = &mut self.watch
             && watched == gpus
@@ -219,7 +239,8 @@ impl Watcher {
         }
         let mut watch = self.library.watch(gpus)?;
         let events = match self.watch.take() {
-            // What the old one has collected, of GPUs that are still there and of those that are not.
+            // What the old one has collected, of GPUs that are still there and of those that are
+            // not.
             Some((_, mut old)) => old.wait(Duration::ZERO).unwrap_or_default(),
             None => watch.wait(WAIT)?,
         };
@@ -227,14 +248,15 @@ impl Watcher {
         Ok(events)
     }
 
-    /// Remembers what events say against GPUs. Returns whether the GPUs are to be looked at again: not for what tenants can bring
-    /// about as often as they like.
+    /// Remembers what events say against GPUs. Returns whether the GPUs are to be looked at again:
+    /// not for what tenants can bring about as often as they like.
     fn take(&mut self, events: &[HealthEvent]) -> bool {
         let mut look = false;
         for event in events {
             tracing::warn!(gpu = %event.gpu, event = ?event.kind, "a GPU reports");
             look |= match event.kind {
-                // That a GPU is lost, or back, the next look sees by itself, as it does what the driver asks for.
+                // That a GPU is lost, or back, the next look sees by itself, as it does what the
+                // driver asks for.
                 HealthEventKind::Lost | HealthEventKind::Back => true,
                 kind if kind.verdict() == Some(Verdict::RecoveryAction) => true,
                 _ => self.verdicts.remember(event, Instant::now()),
@@ -253,8 +275,14 @@ impl Watcher {
         self.describe(&inventory);
         self.log(&inventory);
         let unhealthy = inventory.gpus.iter().filter(|gpu| !gpu.is_healthy()).count();
-        self.in_trouble = unhealthy > 0 || inventory.unpublished.iter().any(|gpu| gpu.reason.is_trouble());
-        self.metrics.hardware(true, inventory.gpus.len(), unhealthy, &inventory.unpublished_by_reason());
+        self.in_trouble =
+            unhealthy > 0 || inventory.unpublished.iter().any(|gpu| gpu.reason.is_trouble());
+        self.metrics.hardware(
+            true,
+            inventory.gpus.len(),
+            unhealthy,
+            &inventory.unpublished_by_reason(),
+        );
         let gpus = inventory.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
         self.send(HardwareState::Known(inventory));
         gpus
@@ -292,7 +320,8 @@ impl Watcher {
         let mut now = BTreeSet::new();
         if inventory.gpus.is_empty() {
             now.insert(
-                "the node has no GPU that can be shared; an empty ResourceSlice is published".to_owned(),
+                "the node has no GPU that can be shared; an empty ResourceSlice is published"
+                    .to_owned(),
             );
         }
         let mut events: Vec<(String, NodeNews)> = Vec::new();
@@ -300,16 +329,20 @@ impl Watcher {
             let mut line = format!("GPU {} is published: {}", gpu.uuid, gpu.product_name);
             if let Health::Unhealthy { code, message } = &gpu.health {
                 line.push_str(&format!(", unhealthy ({code}): {message}"));
-                let note =
-                    format!("GPU {} gets no new claims, it is unhealthy ({code}): {message}", gpu.uuid);
+                let note = format!(
+                    "GPU {} gets no new claims, it is unhealthy ({code}): {message}",
+                    gpu.uuid
+                );
                 events.push((line.clone(), NodeNews { reason: event::UNHEALTHY, note }));
             }
             now.insert(line);
         }
         let mut by_reason: BTreeMap<&UnpublishedReason, Vec<String>> = BTreeMap::new();
         for gpu in &inventory.unpublished {
-            let name =
-                gpu.uuid.as_ref().map_or_else(|| format!("of index {:?}", gpu.index), ToString::to_string);
+            let name = gpu
+                .uuid
+                .as_ref()
+                .map_or_else(|| format!("of index {:?}", gpu.index), ToString::to_string);
             now.insert(format!("GPU {name} is not published: {}", gpu.reason));
             by_reason.entry(&gpu.reason).or_default().push(name);
         }
@@ -364,7 +397,11 @@ impl Watcher {
 }
 
 /// The health of each GPU that is published, or that a claim has.
-fn health_of(state: &HardwareState, pool: &PoolName, in_use: &BTreeSet<GpuUuid>) -> Vec<DeviceHealth> {
+fn health_of(
+    state: &HardwareState,
+    pool: &PoolName,
+    in_use: &BTreeSet<GpuUuid>,
+) -> Vec<DeviceHealth> {
     let device = |gpu: &GpuUuid, healthy, message: String| DeviceHealth {
         pool: pool.to_string(),
         device: gpu.device_name().to_string(),
@@ -386,7 +423,8 @@ fn health_of(state: &HardwareState, pool: &PoolName, in_use: &BTreeSet<GpuUuid>)
         })
         .collect();
     for gpu in in_use.iter().filter(|gpu| inventory.gpu(gpu).is_none()) {
-        let known = inventory.unpublished.iter().find(|unpublished| unpublished.uuid.as_ref() == Some(gpu));
+        let known =
+            inventory.unpublished.iter().find(|unpublished| unpublished.uuid.as_ref() == Some(gpu));
         let (healthy, message) = match known.map(|known| &known.reason) {
             None => (Some(false), "the GPU is gone".to_owned()),
             Some(reason @ (UnpublishedReason::Lost | UnpublishedReason::Unreadable { .. })) => {

@@ -1,4 +1,5 @@
-//! Prometheus metrics. Times are in seconds; names that other parts know are in [`tessera_api::labels::metric`].
+//! Prometheus metrics. Times are in seconds; names that other parts know are in
+//! [`tessera_api::labels::metric`].
 
 use std::{
     collections::BTreeMap,
@@ -88,9 +89,12 @@ pub struct Metrics {
     mps_starts: Family<GpuLabel, Gauge>,
 }
 
-/// From a quarter of a millisecond to over a minute: most calls take a millisecond or two, and some wait up to 40 s.
-const BUCKETS: [f64; 16] =
-    [0.000_25, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 45.0, 90.0];
+/// From a quarter of a millisecond to over a minute: most calls take a millisecond or two, and some
+/// wait up to 40 s.
+const BUCKETS: [f64; 16] = [
+    0.000_25, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 45.0,
+    90.0,
+];
 
 impl Default for Metrics {
     fn default() -> Self {
@@ -139,13 +143,21 @@ impl Metrics {
             "Attempts to prepare a claim after the first",
             self.retries.clone(),
         );
-        registry.register(metric::CLAIMS_PREPARED, "Claims in the journal", self.prepared_claims.clone());
+        registry.register(
+            metric::CLAIMS_PREPARED,
+            "Claims in the journal",
+            self.prepared_claims.clone(),
+        );
         registry.register(
             metric::CLAIMS_ORPHANED,
             "Claims that are prepared and that the API does not have so any more",
             self.orphaned_claims.clone(),
         );
-        registry.register(metric::GPUS_PUBLISHED, "GPUs that are published", self.published_gpus.clone());
+        registry.register(
+            metric::GPUS_PUBLISHED,
+            "GPUs that are published",
+            self.published_gpus.clone(),
+        );
         registry.register(
             "tessera_gpus_unhealthy",
             "Published GPUs that something is known against, which new claims do not get",
@@ -268,9 +280,13 @@ impl Metrics {
         self.slice_failures.inc();
     }
 
-    /// So many processes of pods hold so many bytes of each GPU that no ledger accounts for, and none of any other; and whether
-    /// that could be told of each.
-    pub fn unaccounted(&self, by_gpu: &BTreeMap<GpuUuid, (usize, u64)>, audited: &BTreeMap<GpuUuid, bool>) {
+    /// So many processes of pods hold so many bytes of each GPU that no ledger accounts for, and
+    /// none of any other; and whether that could be told of each.
+    pub fn unaccounted(
+        &self,
+        by_gpu: &BTreeMap<GpuUuid, (usize, u64)>,
+        audited: &BTreeMap<GpuUuid, bool>,
+    ) {
         self.audited.clear();
         for (gpu, is_audited) in audited {
             let label = GpuLabel { uuid: gpu.to_string() };
@@ -281,11 +297,14 @@ impl Metrics {
         for (gpu, (processes, bytes)) in by_gpu {
             let label = GpuLabel { uuid: gpu.to_string() };
             self.unaccounted_processes.get_or_create(&label).set(count(*processes));
-            self.unaccounted_bytes.get_or_create(&label).set(i64::try_from(*bytes).unwrap_or(i64::MAX));
+            self.unaccounted_bytes
+                .get_or_create(&label)
+                .set(i64::try_from(*bytes).unwrap_or(i64::MAX));
         }
     }
 
-    /// Which GPUs claims share by MPS: whether the control daemon of each is up, and how often it was started.
+    /// Which GPUs claims share by MPS: whether the control daemon of each is up, and how often it
+    /// was started.
     pub fn mps_daemons(&self, daemons: &BTreeMap<GpuUuid, (bool, u64)>) {
         self.mps_ready.clear();
         self.mps_starts.clear();
@@ -314,7 +333,10 @@ impl Timer {
     /// The call ended.
     pub fn done(self, success: bool) {
         let Self { metrics, operation, begun } = self;
-        metrics.seconds.get_or_create(&OperationLabel { operation }).observe(begun.elapsed().as_secs_f64());
+        metrics
+            .seconds
+            .get_or_create(&OperationLabel { operation })
+            .observe(begun.elapsed().as_secs_f64());
         let outcome = if success { Outcome::Done } else { Outcome::Failed };
         metrics.operations.get_or_create(&OutcomeLabels { operation, outcome }).inc();
     }

@@ -6,15 +6,18 @@
 //!                                            Prepare of a claim waits <--[Mps::check]       [watch]--> metrics, events
 //! ```
 //!
-//! Daemons are no children of the driver, or a restart of it would end what runs on their GPUs (`docs/adr/0090-sharing-by-mps.md`).
-//! What is wanted follows from the journal alone, and is written under its lock.
+//! Daemons are no children of the driver, or a restart of it would end what runs on their GPUs
+//! (`docs/adr/0090-sharing-by-mps.md`). What is wanted follows from the journal alone, and is
+//! written under its lock.
 
 pub mod watch;
 
 use std::io;
 
 use tessera_api::names::{ClaimUid, GpuUuid};
-use tessera_mps_protocol::{MpsPaths, State, Status, keeper_is_alive, keeper_pid, status::StatusError, want};
+use tessera_mps_protocol::{
+    MpsPaths, State, Status, keeper_is_alive, keeper_pid, status::StatusError, want,
+};
 
 use crate::state::{
     StatePaths,
@@ -72,8 +75,8 @@ impl Mps {
         Self { paths: MpsPaths::new(paths.root()), is_on }
     }
 
-    /// Has a daemon for each GPU that claims of the journal share by MPS, but for one claim, which is leaving. Callers hold the journal's
-    /// lock.
+    /// Has a daemon for each GPU that claims of the journal share by MPS, but for one claim, which
+    /// is leaving. Callers hold the journal's lock.
     ///
     /// # Idempotency
     /// Doing it again changes nothing.
@@ -83,7 +86,11 @@ impl Mps {
     pub fn want(&self, journal: &Journal, except: Option<&ClaimUid>) -> io::Result<()> {
         let gpus = journal.gpus_by_mps(except);
         // Where nobody ever shared by MPS nothing is made, and nothing of it can fail.
-        if gpus.is_empty() && !self.paths.wanted().exists() { Ok(()) } else { want(&self.paths, &gpus) }
+        if gpus.is_empty() && !self.paths.wanted().exists() {
+            Ok(())
+        } else {
+            want(&self.paths, &gpus)
+        }
     }
 
     /// Whether the claim may be prepared at all, as far as it shares by MPS.
@@ -94,7 +101,8 @@ impl Mps {
         if self.is_on || record.gpu_by_mps().is_none() { Ok(()) } else { Err(MpsError::Off) }
     }
 
-    /// Whether the daemon that the claim needs is ready: a process that begins before it is would do without MPS.
+    /// Whether the daemon that the claim needs is ready: a process that begins before it is would
+    /// do without MPS.
     ///
     /// # Errors
     /// [`MpsError`].

@@ -1,4 +1,5 @@
-//! Other allocators of this node's GPUs. Two of them on one GPU give it to two pods, and nothing in Kubernetes notices.
+//! Other allocators of this node's GPUs. Two of them on one GPU give it to two pods, and nothing in
+//! Kubernetes notices.
 //!
 //! ```text
 //! watch of the Node (capacity) ------\
@@ -6,8 +7,9 @@
 //! watch of the node's slices --------/
 //! ```
 //!
-//! Device plugins (NVIDIA's, HAMi's, vgpu-manager's, ...) show as extended resources of the Node, which do not say which GPUs they
-//! are: all of them are concerned. DRA drivers (NVIDIA's, ...) publish devices with the GPU's UUID or PCI address: only those GPUs are.
+//! Device plugins (NVIDIA's, HAMi's, vgpu-manager's, ...) show as extended resources of the Node,
+//! which do not say which GPUs they are: all of them are concerned. DRA drivers (NVIDIA's, ...)
+//! publish devices with the GPU's UUID or PCI address: only those GPUs are.
 
 mod found;
 
@@ -60,9 +62,11 @@ pub fn watch(
     }
     let (sender, known) = watch::channel(None);
     let nodes = watcher::Config::default().fields(&format!("metadata.name={node}"));
-    let nodes = patiently(watcher(Api::<Node>::all(client.clone()), nodes), DefaultBackoff::default());
+    let nodes =
+        patiently(watcher(Api::<Node>::all(client.clone()), nodes), DefaultBackoff::default());
     let slices = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
-    let slices = patiently(watcher(Api::<ResourceSlice>::all(client), slices), DefaultBackoff::default());
+    let slices =
+        patiently(watcher(Api::<ResourceSlice>::all(client), slices), DefaultBackoff::default());
     tokio::spawn(async move {
         tokio::select! {
             () = stop.cancelled() => {}
@@ -117,7 +121,8 @@ fn complain(what: &str, error: &watcher::Error) {
     tracing::warn!(error = %chain(error), "the watch of {what} for other allocators broke; it begins again");
 }
 
-/// What a watch has shown so far, by object, reduced to what counts. A new list replaces the old one when it is complete.
+/// What a watch has shown so far, by object, reduced to what counts. A new list replaces the old
+/// one when it is complete.
 struct View<T> {
     now: Option<BTreeMap<String, T>>,
     next: BTreeMap<String, T>,

@@ -5,10 +5,12 @@
 //!                                            -> [journal lock] does the attempt stand? -> plan -> Started -> steps -> Completed [unlock]
 //! ```
 //!
-//! The kubelet cancels calls (pod deletion, 45 s deadline), sends the same claim twice at once (two pods that share it), repeats
-//! calls after restarts, and during an update calls either of two instances. So the work runs in a task that nobody cancels; the part
-//! that changes the node is one blocking function under the journal's lock, short because no network is waited for in it; and what
-//! waits for the network or for room is an attempt that an Unprepare ends, in whichever instance.
+//! The kubelet cancels calls (pod deletion, 45 s deadline), sends the same claim twice at once (two
+//! pods that share it), repeats calls after restarts, and during an update calls either of two
+//! instances. So the work runs in a task that nobody cancels; the part that changes the node is one
+//! blocking function under the journal's lock, short because no network is waited for in it; and
+//! what waits for the network or for room is an attempt that an Unprepare ends, in whichever
+//! instance.
 
 pub mod claim;
 pub mod execute;
@@ -57,8 +59,9 @@ use crate::{
     },
 };
 
-/// How long a Prepare goes on trying. The kubelet waits 45 s, and after a failure it comes back only with the pod's next sync, 60 to
-/// 90 s later with production settings: what passes by itself is waited for here.
+/// How long a Prepare goes on trying. The kubelet waits 45 s, and after a failure it comes back
+/// only with the pod's next sync, 60 to 90 s later with production settings: what passes by itself
+/// is waited for here.
 const PATIENCE: Duration = Duration::from_secs(40);
 
 /// The first pause between attempts, and the longest.
@@ -105,7 +108,9 @@ pub enum PrepareError {
     #[error("the claim cannot share its GPU by MPS now")]
     Mps(#[from] MpsError),
     /// The interceptor is to stand in its place, and it is not there.
-    #[error("there is no libcuda.so.1 of the NVIDIA driver for the interceptor to stand in the place of")]
+    #[error(
+        "there is no libcuda.so.1 of the NVIDIA driver for the interceptor to stand in the place of"
+    )]
     NoDriverLibrary,
     /// A change to the node failed; those before it were taken back, or are remembered to be.
     #[error("preparing the node failed")]
@@ -224,7 +229,8 @@ impl Preparer {
     /// Prepares one claim, with patience for what passes by itself.
     ///
     /// # Idempotency
-    /// A claim that is prepared gets the same answer, and what is missing of its files is made again.
+    /// A claim that is prepared gets the same answer, and what is missing of its files is made
+    /// again.
     ///
     /// # Errors
     /// [`PrepareError`]; the node is as before.
@@ -236,7 +242,8 @@ impl Preparer {
         let claim = NamedClaim::try_from(asked)?;
         let (node, uid) = (Arc::clone(&self.node), claim.uid.clone());
         // Before the claim is read: whoever unprepares it from now on is seen.
-        let attempt = tokio::task::spawn_blocking(move || Attempt::begin(&node.paths, &uid)).await??;
+        let attempt =
+            tokio::task::spawn_blocking(move || Attempt::begin(&node.paths, &uid)).await??;
         let attempt = Arc::new(attempt);
         fault::point_async("prepare-asked").await;
         let mut journal = self.node.journal.watch();
@@ -281,7 +288,8 @@ impl Preparer {
         }
         let from_api = match self.source.read(&claim.namespace, &claim.name, until).await {
             Ok(from_api) => read.insert(from_api),
-            // The kubelet itself has read the claim before it called, and what we said of it before still holds.
+            // The kubelet itself has read the claim before it called, and what we said of it before
+            // still holds.
             Err(error) if error.is_transient() => {
                 let node = Arc::clone(&self.node);
                 let uid = claim.uid.clone();
@@ -294,7 +302,9 @@ impl Preparer {
         let allocated =
             AllocatedClaim::check(from_api, &claim.uid, &claim.namespace, &claim.name, &self.pool)?;
         // What is prepared was allocated by whoever could; it stays as it is.
-        if self.mode == Mode::Stock && !self.node.journal.watch().borrow().claims.contains_key(&claim.uid) {
+        if self.mode == Mode::Stock
+            && !self.node.journal.watch().borrow().claims.contains_key(&claim.uid)
+        {
             claim::check_without_controller(from_api)?;
         }
         let hardware = Arc::clone(&self.hardware.borrow());
@@ -315,9 +325,10 @@ impl Node {
     /// Prepares `claim`: decides and acts under the journal's lock.
     ///
     /// # Guarantees
-    /// When it fails, the node is as before. When the process dies in it, or what was done cannot be taken back, the journal says
-    /// `Started`: repair, the next Prepare and Unprepare take it back. So it says while the claim waits for its MPS control daemon: what it
-    /// is to have stays its own, and the daemon wanted.
+    /// When it fails, the node is as before. When the process dies in it, or what was done cannot
+    /// be taken back, the journal says `Started`: repair, the next Prepare and Unprepare take
+    /// it back. So it says while the claim waits for its MPS control daemon: what it is to have
+    /// stays its own, and the daemon wanted.
     ///
     /// # Errors
     /// [`PrepareError`].
@@ -341,7 +352,8 @@ impl Node {
             }
         };
         let ratio = self.memory_ratio;
-        let mut record = match plan(claim, inventory, ratio, journal.journal(), &self.library.hash)? {
+        let mut record = match plan(claim, inventory, ratio, journal.journal(), &self.library.hash)?
+        {
             Decision::Repeat(record) => {
                 self.mps.want(journal.journal(), None).map_err(MpsError::from)?;
                 // For another pod that shares the claim, perhaps, and begins now.
@@ -354,14 +366,16 @@ impl Node {
                 ClaimRecord { intercept: self.stand()?, context_bytes, ..record }
             }
         };
-        // Found under the lock, a claim that was only started is what a dead instance left, or waits for its MPS control daemon.
+        // Found under the lock, a claim that was only started is what a dead instance left, or
+        // waits for its MPS control daemon.
         if let Some(left) = journal.get(&claim.uid) {
             self.executor.undo(&undo_steps(&claim.uid, left))?;
         }
         let steps = steps(&claim.uid, &record, &self.paths)?;
         self.mps.admit(&record)?;
         self.library.ensure(&self.paths)?;
-        // One that waits for its daemon is not written anew at each attempt: who watches the journal would see news.
+        // One that waits for its daemon is not written anew at each attempt: who watches the
+        // journal would see news.
         if journal.get(&claim.uid) != Some(&record) {
             journal.put(claim.uid.clone(), record.clone())?;
         }
@@ -396,20 +410,23 @@ impl Node {
         stand.ok_or(PrepareError::NoDriverLibrary)
     }
 
-    /// Takes back what was done of a Prepare that failed. The journal forgets the claim only when nothing of it is left.
+    /// Takes back what was done of a Prepare that failed. The journal forgets the claim only when
+    /// nothing of it is left.
     fn take_back(&self, claim: &ClaimUid, record: &ClaimRecord, journal: &mut LockedJournal<'_>) {
         if let Err(error) = self.forget(claim, record, journal) {
             tracing::error!(error = %chain(&error), "a failed Prepare is not taken back; the claim stays in the journal as started");
         }
     }
 
-    /// The answer for a claim that is prepared, with its files made sure of; `None` for one that is not.
+    /// The answer for a claim that is prepared, with its files made sure of; `None` for one that is
+    /// not.
     ///
     /// # Errors
     /// [`PrepareError`].
     pub fn repeat(&self, claim: &ClaimUid) -> Result<Option<Vec<PreparedDevice>>, PrepareError> {
         let journal = self.journal.lock()?;
-        let Some(record) = journal.get(claim).filter(|record| record.state == State::Completed) else {
+        let Some(record) = journal.get(claim).filter(|record| record.state == State::Completed)
+        else {
             return Ok(None);
         };
         self.mps.want(journal.journal(), None).map_err(MpsError::from)?;
@@ -417,7 +434,8 @@ impl Node {
         Ok(Some(answer(claim, record)))
     }
 
-    /// Unprepares a claim, with nothing but the journal and the file system. One that is not prepared is no error.
+    /// Unprepares a claim, with nothing but the journal and the file system. One that is not
+    /// prepared is no error.
     ///
     /// # Errors
     /// [`UnprepareError`]; doing it again is right.
@@ -440,7 +458,8 @@ impl Node {
     ) -> Result<(), UnprepareError> {
         self.executor.undo(&undo_steps(claim, record))?;
         fault::point("unprepare-undone");
-        // Before the journal forgets it: who dies in between wants the daemon again, and gives it up again.
+        // Before the journal forgets it: who dies in between wants the daemon again, and gives it
+        // up again.
         self.mps.want(journal.journal(), Some(claim))?;
         fault::point("unprepare-mps-given-up");
         Ok(journal.remove(claim)?)
@@ -465,7 +484,8 @@ impl Claims for DetachedClaims {
             }
             result
         };
-        let result = tokio::spawn(work.instrument(span)).await.unwrap_or_else(|error| Err(error.into()));
+        let result =
+            tokio::spawn(work.instrument(span)).await.unwrap_or_else(|error| Err(error.into()));
         result.map_err(|error| chain(&error))
     }
 
@@ -484,7 +504,8 @@ impl Claims for DetachedClaims {
             }
             result
         };
-        let result = tokio::spawn(work.instrument(span)).await.unwrap_or_else(|error| Err(error.into()));
+        let result =
+            tokio::spawn(work.instrument(span)).await.unwrap_or_else(|error| Err(error.into()));
         result.map_err(|error| chain(&error))
     }
 }

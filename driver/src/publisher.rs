@@ -1,4 +1,5 @@
-//! Owns this node's ResourceSlices: brings them in line with the hardware, and with what others did to them.
+//! Owns this node's ResourceSlices: brings them in line with the hardware, and with what others did
+//! to them.
 //!
 //! ```text
 //! HardwareState --api::slice--> desired --\
@@ -7,8 +8,8 @@
 //!            ^---------------------------------------------------------------/
 //! ```
 //!
-//! The kubelet deletes all slices of its node when it starts, and administrators delete what they like: both are seen by the watch
-//! and repaired at once, with growing pauses if it does not stop.
+//! The kubelet deletes all slices of its node when it starts, and administrators delete what they
+//! like: both are seen by the watch and repaired at once, with growing pauses if it does not stop.
 
 pub mod plan;
 mod stock_drain;
@@ -82,7 +83,8 @@ pub enum PublishError {
     },
 }
 
-/// Between attempts after an error, and between repairs when somebody keeps changing the slices: twice as long each time.
+/// Between attempts after an error, and between repairs when somebody keeps changing the slices:
+/// twice as long each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
@@ -99,9 +101,11 @@ pub struct Publisher {
     metrics: Arc<Metrics>,
     /// This node's slices, by name: from the watch, and from what our own writes returned.
     observed: BTreeMap<String, ResourceSlice>,
-    /// The highest generation that was ever seen or written: it never goes back, even when all slices were deleted.
+    /// The highest generation that was ever seen or written: it never goes back, even when all
+    /// slices were deleted.
     generation: i64,
-    /// Where our controller allocates: GPUs that kube-scheduler may still be allocating. `None` where it always may.
+    /// Where our controller allocates: GPUs that kube-scheduler may still be allocating. `None`
+    /// where it always may.
     drain: Option<StockDrain>,
 }
 
@@ -139,7 +143,8 @@ impl Publisher {
         }
     }
 
-    /// Keeps a GPU that was published for kube-scheduler from everybody for so long, before it is our controller's.
+    /// Keeps a GPU that was published for kube-scheduler from everybody for so long, before it is
+    /// our controller's.
     #[must_use]
     pub fn draining(mut self, stock: Duration) -> Self {
         self.drain = (self.source.mode() == Mode::Managed).then(|| StockDrain::new(stock));
@@ -185,7 +190,8 @@ impl Publisher {
         }
     }
 
-    /// Takes this event and all that have arrived already: one look at the slices answers them together.
+    /// Takes this event and all that have arrived already: one look at the slices answers them
+    /// together.
     async fn observe_all(
         &mut self,
         event: Option<Result<watcher::Event<ResourceSlice>, watcher::Error>>,
@@ -200,8 +206,8 @@ impl Publisher {
                     tracing::warn!(error = %chain(&error), "the watch of ResourceSlices broke; it begins again")
                 }
             }
-            next =
-                futures::FutureExt::now_or_never(events.try_next()).and_then(|arrived| arrived.transpose());
+            next = futures::FutureExt::now_or_never(events.try_next())
+                .and_then(|arrived| arrived.transpose());
         }
     }
 
@@ -215,8 +221,10 @@ impl Publisher {
             watcher::Event::InitDone => *complete = true,
             watcher::Event::Delete(slice) => {
                 let name = slice.metadata.name.unwrap_or_default();
-                let same =
-                    self.observed.get(&name).is_some_and(|known| known.metadata.uid == slice.metadata.uid);
+                let same = self
+                    .observed
+                    .get(&name)
+                    .is_some_and(|known| known.metadata.uid == slice.metadata.uid);
                 if same {
                     self.observed.remove(&name);
                 }
@@ -242,9 +250,11 @@ impl Publisher {
         let journal = self.journal.as_mut().map(|journal| Arc::clone(&journal.borrow_and_update()));
         // A restart forgets them: until they are known again, they are those that are published.
         let orphaned = self.orphaned.borrow_and_update().clone();
-        let orphaned = orphaned.unwrap_or_else(|| Arc::new(orphaned_as_published(self.observed.values())));
+        let orphaned =
+            orphaned.unwrap_or_else(|| Arc::new(orphaned_as_published(self.observed.values())));
         let leaving_stock = self.leaving_stock();
-        let Some(desired) = self.source.slices(&hardware, journal.as_deref(), &orphaned, leaving_stock)
+        let Some(desired) =
+            self.source.slices(&hardware, journal.as_deref(), &orphaned, leaving_stock)
         else {
             return Ok(0);
         };
@@ -269,8 +279,8 @@ impl Publisher {
         drain.leaving(now)
     }
 
-    /// Looked up each time: a Node that was deleted and made again has another UID, and the garbage collector removes what the old
-    /// one owned.
+    /// Looked up each time: a Node that was deleted and made again has another UID, and the garbage
+    /// collector removes what the old one owned.
     async fn node_uid(&self) -> Result<String, PublishError> {
         let name = self.source.node();
         let node = self.nodes.get(name.as_str()).await;
@@ -288,17 +298,24 @@ impl Publisher {
             Change::Create(slice) => {
                 let name = slice.metadata.name.clone().unwrap_or_default();
                 let written = self.slices.create(&PostParams::default(), &slice).await;
-                let written =
-                    written.map_err(|source| PublishError::Write { name, verb: "created", source })?;
+                let written = written.map_err(|source| PublishError::Write {
+                    name,
+                    verb: "created",
+                    source,
+                })?;
                 self.metrics.slice_written(SliceWrite::Create);
                 self.check(&slice, written).await
             }
             Change::Patch { observed, wanted } => {
                 let name = observed.metadata.name.clone().unwrap_or_default();
                 let body = plan::patch(&observed, &wanted);
-                let written = self.slices.patch(&name, &PatchParams::default(), &Patch::Merge(body)).await;
                 let written =
-                    written.map_err(|source| PublishError::Write { name, verb: "patched", source })?;
+                    self.slices.patch(&name, &PatchParams::default(), &Patch::Merge(body)).await;
+                let written = written.map_err(|source| PublishError::Write {
+                    name,
+                    verb: "patched",
+                    source,
+                })?;
                 self.metrics.slice_written(SliceWrite::Patch);
                 self.check(&wanted, written).await
             }
@@ -306,7 +323,11 @@ impl Publisher {
     }
 
     /// An API server with a feature turned off drops its fields without a word.
-    async fn check(&mut self, wanted: &ResourceSlice, written: ResourceSlice) -> Result<(), PublishError> {
+    async fn check(
+        &mut self,
+        wanted: &ResourceSlice,
+        written: ResourceSlice,
+    ) -> Result<(), PublishError> {
         let kept = same_content(wanted, &written);
         let fenced = plan::same_fence(wanted, &written);
         let name = written.metadata.name.clone().unwrap_or_default();
@@ -321,8 +342,10 @@ impl Publisher {
     async fn delete(&self, slice: &ResourceSlice) -> Result<(), PublishError> {
         let meta = slice.meta();
         let name = meta.name.clone().unwrap_or_default();
-        let preconditions =
-            Preconditions { uid: meta.uid.clone(), resource_version: meta.resource_version.clone() };
+        let preconditions = Preconditions {
+            uid: meta.uid.clone(),
+            resource_version: meta.resource_version.clone(),
+        };
         let parameters = DeleteParams::default().preconditions(preconditions);
         match self.slices.delete(&name, &parameters).await {
             Ok(_) => self.metrics.slice_written(SliceWrite::Delete),
@@ -336,8 +359,9 @@ impl Publisher {
 /// GPUs whose devices say so in these slices.
 fn orphaned_as_published<'a>(slices: impl Iterator<Item = &'a ResourceSlice>) -> Orphaned {
     let devices = slices.flat_map(|slice| slice.spec.devices.iter().flatten());
-    let orphaned =
-        devices.filter(|device| device.taints.iter().flatten().any(|taint| taint.key == ORPHANED_TAINT_KEY));
+    let orphaned = devices.filter(|device| {
+        device.taints.iter().flatten().any(|taint| taint.key == ORPHANED_TAINT_KEY)
+    });
     orphaned
         .filter_map(|device| GpuUuid::from_device_name(&DeviceName::new(&device.name).ok()?).ok())
         .collect()
@@ -401,7 +425,8 @@ impl Pace {
         self.again = false;
     }
 
-    /// Changes were made. The first is answered at once and the next one a moment later; only who keeps at it is slowed down.
+    /// Changes were made. The first is answered at once and the next one a moment later; only who
+    /// keeps at it is slowed down.
     fn acted(&mut self) {
         self.slow_down();
         self.again = false;

@@ -19,7 +19,8 @@ use crate::{
 /// Runs the driver until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// What keeps it from starting, or from going on. Missing GPUs and an unreachable API server do not.
+/// What keeps it from starting, or from going on. Missing GPUs and an unreachable API server do
+/// not.
 pub async fn run(args: Args) -> anyhow::Result<()> {
     args.check()?;
     let Args {
@@ -56,7 +57,8 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let gpus = Arc::new(NvmlLibrary::new(options));
     if print_slices {
         let inventory = gpus.inventory().context("the GPUs cannot be looked at")?;
-        let slices = SliceSource::new(node_name, device_order, mode).with_memory_ratio(memory_percent);
+        let slices =
+            SliceSource::new(node_name, device_order, mode).with_memory_ratio(memory_percent);
         let slices = slices.with_mps(mps);
         print!("{}", slices.as_yaml(inventory)?);
         return Ok(());
@@ -83,11 +85,16 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         on_other_allocator: other_allocators,
         proc: "/proc".into(),
     };
-    let edges = Edges { client: client(kubeconfig.as_deref()).await?, gpus, mounts: Arc::new(KernelMounts) };
+    let edges = Edges {
+        client: client(kubeconfig.as_deref()).await?,
+        gpus,
+        mounts: Arc::new(KernelMounts),
+    };
     let mut driver = Driver::start(settings, edges).await?;
     if let Some(address) = metrics_address.0 {
         let bound = http::serve(address, driver.endpoints(), driver.stopping()).await;
-        let bound = bound.with_context(|| format!("--metrics-address {address} cannot be served"))?;
+        let bound =
+            bound.with_context(|| format!("--metrics-address {address} cannot be served"))?;
         tracing::info!(%bound, "serving /metrics and /healthz");
     }
 

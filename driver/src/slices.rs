@@ -22,7 +22,8 @@ pub struct SliceSource {
 }
 
 impl SliceSource {
-    /// The slices of `node`, with devices in this order, fenced as the mode says, and memory as it is.
+    /// The slices of `node`, with devices in this order, fenced as the mode says, and memory as it
+    /// is.
     #[must_use]
     pub fn new(node: NodeName, order: DeviceOrder, mode: Mode) -> Self {
         Self { node, order, mode, memory_ratio: MemoryRatio::WHOLE, mps: false }
@@ -62,8 +63,9 @@ impl SliceSource {
             }
     }
 
-    /// The slices of this hardware; one without devices where nobody can tell what there is. `None` before the hardware was asked: what
-    /// was published before a restart stays until then. `orphaned` are GPUs of claims that the API does not know, `leaving_stock` those that
+    /// The slices of this hardware; one without devices where nobody can tell what there is. `None`
+    /// before the hardware was asked: what was published before a restart stays until then.
+    /// `orphaned` are GPUs of claims that the API does not know, `leaving_stock` those that
     /// kube-scheduler may still be allocating. Generations and
     /// owners are the publisher's to set.
     #[must_use]
@@ -106,7 +108,8 @@ impl SliceSource {
         let slices = self
             .slices(&HardwareState::Known(inventory), None, &Orphaned::new(), BTreeSet::new())
             .unwrap_or_default();
-        let documents: Result<Vec<String>, _> = slices.iter().map(serde_saphyr::to_string).collect();
+        let documents: Result<Vec<String>, _> =
+            slices.iter().map(serde_saphyr::to_string).collect();
         Ok(documents?.into_iter().map(|document| format!("---\n{document}")).collect())
     }
 }

@@ -13,8 +13,8 @@
 //! <state-dir>/host.lock                             held while an instance takes that name
 //! ```
 //!
-//! After a reboot all of it is gone, as are the containers and the CDI specs: the kubelet prepares anew. So
-//! nothing here is synced to a disk, and no boot id is kept.
+//! After a reboot all of it is gone, as are the containers and the CDI specs: the kubelet prepares
+//! anew. So nothing here is synced to a disk, and no boot id is kept.
 
 pub mod attempts;
 pub mod journal;
@@ -52,8 +52,8 @@ impl StatePaths {
         self.root.join("journal.json")
     }
 
-    /// The lock on the journal and on everything that it describes. Never removed: a lock on an unlinked file
-    /// excludes nobody.
+    /// The lock on the journal and on everything that it describes. Never removed: a lock on an
+    /// unlinked file excludes nobody.
     #[must_use]
     pub fn journal_lock(&self) -> PathBuf {
         self.root.join("journal.lock")
@@ -98,7 +98,9 @@ impl StatePaths {
     /// The grant of one share.
     #[must_use]
     pub fn grant(&self, share: &ClaimDeviceName) -> PathBuf {
-        self.claim_grants(share.claim()).join(share.to_string()).join(tessera_intercept_abi::GRANT_FILE)
+        self.claim_grants(share.claim())
+            .join(share.to_string())
+            .join(tessera_intercept_abi::GRANT_FILE)
     }
 
     /// The mount point of one share's ledger.
@@ -125,7 +127,8 @@ impl StatePaths {
         self.root.join("host")
     }
 
-    /// The lock of the instance that takes the socket's name. Outside of what containers see: they could hold it.
+    /// The lock of the instance that takes the socket's name. Outside of what containers see: they
+    /// could hold it.
     #[must_use]
     pub fn host_lock(&self) -> PathBuf {
         self.root.join("host.lock")

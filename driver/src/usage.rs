@@ -6,8 +6,8 @@
 //!           NVML's processes, /proc --[audit]--> metrics, an event on the Node: who takes what no ledger has
 //! ```
 //!
-//! A ledger is its tenant's to write: what it says is reported as such, and nothing here depends on its being true. That is what
-//! the audit is for.
+//! A ledger is its tenant's to write: what it says is reported as such, and nothing here depends on
+//! its being true. That is what the audit is for.
 
 pub mod audit;
 pub mod collector;
@@ -27,7 +27,9 @@ use nix::{
     libc,
 };
 use tessera_api::names::{ClaimDeviceName, ClaimName, GpuUuid, Namespace, RequestName};
-use tessera_intercept_abi::{LEDGER_LEN, LedgerError, LedgerReport, ProcessReport, ledger::LOCK_OFFSET};
+use tessera_intercept_abi::{
+    LEDGER_LEN, LedgerError, LedgerReport, ProcessReport, ledger::LOCK_OFFSET,
+};
 use tokio::sync::watch;
 
 use process::FileIdentity;
@@ -82,7 +84,8 @@ pub struct Taken {
 }
 
 impl Taken {
-    /// Bytes that living processes hold. What a dead one held is free, though it stays in the ledger's total until somebody needs it.
+    /// Bytes that living processes hold. What a dead one held is free, though it stays in the
+    /// ledger's total until somebody needs it.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
         self.processes.iter().fold(0, |sum, process| sum.saturating_add(process.used_bytes))
@@ -114,14 +117,14 @@ impl Ledgers {
         Self { paths, journal }
     }
 
-    /// Every prepared share. Reads 60 KiB for each, from memory; without any lock, so a share that is being taken down may be
-    /// unreadable.
+    /// Every prepared share. Reads 60 KiB for each, from memory; without any lock, so a share that
+    /// is being taken down may be unreadable.
     #[must_use]
     pub fn read(&self) -> Vec<ShareUse> {
         let journal = Arc::clone(&self.journal.borrow());
         let prepared = journal.claims.iter().filter(|(_, record)| record.state == State::Completed);
-        let shares =
-            prepared.flat_map(|(uid, record)| record.shares.iter().map(move |share| (uid, record, share)));
+        let shares = prepared
+            .flat_map(|(uid, record)| record.shares.iter().map(move |share| (uid, record, share)));
         let read = shares.map(|(uid, record, share)| {
             let id = share.id(uid);
             ShareUse {
@@ -144,7 +147,8 @@ impl Ledgers {
 /// # Errors
 /// What the system says. Whether the bytes are those of a ledger is not looked at.
 pub fn read_ledger(path: &Path) -> io::Result<(File, Vec<u8>)> {
-    // Its tenants own the file: whatever it is by now, opening it must neither wait nor lead elsewhere.
+    // Its tenants own the file: whatever it is by now, opening it must neither wait nor lead
+    // elsewhere.
     let careful = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
     let file = OpenOptions::new().read(true).custom_flags(careful.bits()).open(path)?;
     let mut bytes = Vec::with_capacity(LEDGER_LEN + 1);
@@ -170,11 +174,13 @@ fn read(path: &Path) -> Result<Taken, UnreadableLedger> {
     })
 }
 
-/// Whether somebody holds the slot's lock in that ledger, which the kernel lets go of when the process dies.
+/// Whether somebody holds the slot's lock in that ledger, which the kernel lets go of when the
+/// process dies.
 pub fn is_alive(ledger: &File, slot: usize) -> bool {
     let mut lock = lock_on(slot, libc::F_WRLCK);
     // Where the kernel does not say, nobody is declared dead.
-    fcntl(ledger, FcntlArg::F_OFD_GETLK(&mut lock)).is_err() || i32::from(lock.l_type) != libc::F_UNLCK
+    fcntl(ledger, FcntlArg::F_OFD_GETLK(&mut lock)).is_err()
+        || i32::from(lock.l_type) != libc::F_UNLCK
 }
 
 fn lock_on(slot: usize, kind: i32) -> libc::flock {

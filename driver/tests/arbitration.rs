@@ -55,7 +55,8 @@ fn published(node: &Node, name: &str) -> Option<Published> {
 
 /// A process of the claim that has had work since now, and does not stop.
 fn works(node: &Node, name: &str) {
-    let ledger = File::options().write(true).open(node.paths().ledger(&share(name))).expect("a ledger");
+    let ledger =
+        File::options().write(true).open(node.paths().ledger(&share(name))).expect("a ledger");
     let word = |at: usize, value: u64| {
         ledger.write_all_at(&value.to_le_bytes(), (HEADER_LEN + at) as u64).expect("written");
     };
@@ -111,7 +112,8 @@ async fn a_share_that_is_prepared_again_is_told_again() {
         prepare(&node, &kubelet, "a", "Balance", "Normal").await;
     }
     let begun = monotonic_ns();
-    until(&node, "a", |read| read.rate == Rate::FULL && monotonic_ns() > begun + 2_000_000_000).await;
+    until(&node, "a", |read| read.rate == Rate::FULL && monotonic_ns() > begun + 2_000_000_000)
+        .await;
     driver.stop().await;
 }
 
@@ -121,8 +123,11 @@ async fn who_was_killed_while_it_waited_wants_nothing_more() {
     let (driver, kubelet) = begin(&node).await;
     prepare(&node, &kubelet, "a", "Balance", "Normal").await;
     prepare(&node, &kubelet, "b", "Balance", "Normal").await;
-    let ledger =
-        File::options().read(true).write(true).open(node.paths().ledger(&share("b"))).expect("a ledger");
+    let ledger = File::options()
+        .read(true)
+        .write(true)
+        .open(node.paths().ledger(&share("b")))
+        .expect("a ledger");
     let waiting = (HEADER_LEN + offset_of!(SlotPage, compute.waiting_since_ns)) as u64;
     ledger.write_all_at(&monotonic_ns().to_le_bytes(), waiting).expect("written");
     let lock = nix::libc::flock {
@@ -166,7 +171,8 @@ async fn a_driver_that_starts_again_goes_on_from_what_was_published() {
     let stopped = published(&node, "a");
     let driver = node.start().await;
     let after =
-        until(&node, "a", |read| stopped.is_none_or(|stopped| read.stamp_ms != stopped.stamp_ms)).await;
+        until(&node, "a", |read| stopped.is_none_or(|stopped| read.stamp_ms != stopped.stamp_ms))
+            .await;
     assert!(after.others_busy_ns >= before.others_busy_ns, "{before:?} {after:?}");
     driver.stop().await;
 }

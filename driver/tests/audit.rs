@@ -16,8 +16,9 @@ const TAINT: &str = "gpu.tessera.dev/orphaned-claim";
 
 /// Names of the published devices that say that an orphaned claim uses them.
 fn tainted(slices: &[Value]) -> Vec<String> {
-    let devices =
-        slices.iter().flat_map(|slice| slice["spec"]["devices"].as_array().cloned().unwrap_or_default());
+    let devices = slices
+        .iter()
+        .flat_map(|slice| slice["spec"]["devices"].as_array().cloned().unwrap_or_default());
     let orphaned = devices.filter(|device| {
         let taints = device["taints"].as_array().cloned().unwrap_or_default();
         taints.iter().any(|taint| taint["key"] == TAINT && taint["effect"] == "NoSchedule")

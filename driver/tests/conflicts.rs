@@ -1,4 +1,5 @@
-//! Somebody else writes the node's ResourceSlices at the same moments as the driver. The clock is the test's.
+//! Somebody else writes the node's ResourceSlices at the same moments as the driver. The clock is
+//! the test's.
 
 mod stand_in;
 
@@ -36,8 +37,8 @@ const GPUS: u32 = 66;
 
 const STORM: Duration = Duration::from_secs(60);
 
-/// Who tries again after 0.5 s, 1 s, and so on up to 30 s tries eight times in a storm that long; and each time writes up to three
-/// slices. Who answers every event at once writes hundreds.
+/// Who tries again after 0.5 s, 1 s, and so on up to 30 s tries eight times in a storm that long;
+/// and each time writes up to three slices. Who answers every event at once writes hundreds.
 const MOST_WRITES: usize = 30;
 
 /// The longest pause, and a moment.
@@ -68,7 +69,8 @@ fn happening() -> impl Strategy<Value = Happening> {
     ]
 }
 
-/// What happens, with the milliseconds before each; and which of the driver's writes are overtaken, again and again.
+/// What happens, with the milliseconds before each; and which of the driver's writes are overtaken,
+/// again and again.
 #[derive(Clone, Debug)]
 struct Storm {
     happenings: Vec<(u64, Happening)>,
@@ -95,7 +97,8 @@ struct Site {
 impl Site {
     fn begin() -> Self {
         let (api, stop) = (Api::new(), CancellationToken::new());
-        let source = SliceSource::new("node-a".parse().expect("a name"), DeviceOrder::Index, Mode::Managed);
+        let source =
+            SliceSource::new("node-a".parse().expect("a name"), DeviceOrder::Index, Mode::Managed);
         let (hardware, of_hardware) = watch::channel(Arc::default());
         let (_, journal) = watch::channel(Arc::default());
         let (orphaned, of_orphaned) = watch::channel(Some(Arc::default()));
@@ -118,7 +121,8 @@ impl Site {
         let there = (0..GPUS).filter(|number| !self.gone.contains(number)).map(|number| {
             let mut gpu = gpu(number);
             if self.failing.contains(&number) {
-                gpu.health = Health::Unhealthy { code: "Xid79".into(), message: "it fell off".into() };
+                gpu.health =
+                    Health::Unhealthy { code: "Xid79".into(), message: "it fell off".into() };
             }
             gpu
         });
@@ -143,9 +147,14 @@ impl Site {
 
     fn edit(&self) {
         let slices = self.api.slices();
-        let Some(name) = slices.first().and_then(|slice| slice["metadata"]["name"].as_str()) else { return };
+        let Some(name) = slices.first().and_then(|slice| slice["metadata"]["name"].as_str()) else {
+            return;
+        };
         self.api.edit_slice(name, |slice| {
-            slice["spec"]["devices"].as_array_mut().into_iter().for_each(|devices| drop(devices.pop()));
+            slice["spec"]["devices"]
+                .as_array_mut()
+                .into_iter()
+                .for_each(|devices| drop(devices.pop()));
         });
     }
 
@@ -157,7 +166,9 @@ impl Site {
     }
 
     async fn in_line(&self) {
-        self.api.wait_for("the pool of the hardware", |api| self.is_in_line(api).then_some(())).await;
+        self.api
+            .wait_for("the pool of the hardware", |api| self.is_in_line(api).then_some(()))
+            .await;
     }
 }
 
@@ -165,8 +176,8 @@ fn typed(slice: Value) -> ResourceSlice {
     serde_json::from_value(slice).expect("a ResourceSlice")
 }
 
-/// What a reader has seen at each moment: a pool that is complete has every device once, all of them fenced, and no generation
-/// comes after a later one.
+/// What a reader has seen at each moment: a pool that is complete has every device once, all of
+/// them fenced, and no generation comes after a later one.
 fn read_along(mut events: broadcast::Receiver<Value>) {
     let (mut there, mut newest) = (BTreeMap::<String, ResourceSlice>::new(), 0);
     while let Ok(event) = events.try_recv() {
@@ -178,14 +189,17 @@ fn read_along(mut events: broadcast::Receiver<Value>) {
             drop(there.insert(name, slice))
         }
         let generation = there.values().map(|slice| slice.spec.pool.generation).max().unwrap_or(0);
-        let pool: Vec<_> = there.values().filter(|slice| slice.spec.pool.generation == generation).collect();
-        let complete = pool.iter().all(|slice| slice.spec.pool.resource_slice_count == pool.len() as i64);
+        let pool: Vec<_> =
+            there.values().filter(|slice| slice.spec.pool.generation == generation).collect();
+        let complete =
+            pool.iter().all(|slice| slice.spec.pool.resource_slice_count == pool.len() as i64);
         if pool.is_empty() || !complete {
             continue;
         }
         assert!(generation >= newest, "generation {generation} after {newest}");
         newest = generation;
-        let devices: Vec<_> = pool.iter().flat_map(|slice| slice.spec.devices.iter().flatten()).collect();
+        let devices: Vec<_> =
+            pool.iter().flat_map(|slice| slice.spec.devices.iter().flatten()).collect();
         let names: BTreeSet<_> = devices.iter().map(|device| &device.name).collect();
         assert_eq!(names.len(), devices.len(), "a device twice in generation {generation}");
         for device in devices {
@@ -201,7 +215,9 @@ async fn survives(storm: Storm) {
     let events = site.api.slice_events();
     let stormy = Arc::new(AtomicBool::new(true));
     let (blows, mut lots) = (stormy.clone(), storm.overtaken.into_iter().cycle());
-    site.api.overtake_slice_writes(move || blows.load(Ordering::Relaxed) && lots.next().unwrap_or_default());
+    site.api.overtake_slice_writes(move || {
+        blows.load(Ordering::Relaxed) && lots.next().unwrap_or_default()
+    });
     let (begun, before) = (Instant::now(), site.api.slice_writes());
     for (pause, happening) in storm.happenings {
         tokio::time::sleep(Duration::from_millis(pause)).await;

@@ -93,7 +93,11 @@ async fn who_connects_is_told_what_this_namespace_calls_it() {
     assert_eq!(server.told().await, Some(std::process::id()));
     let socket = paths.host().join(SOCKET);
     let mode = |path| std::fs::metadata(path).expect("there").permissions().mode() & 0o777;
-    assert_eq!((mode(socket), mode(paths.host())), (0o666, 0o755), "any user of a container connects");
+    assert_eq!(
+        (mode(socket), mode(paths.host())),
+        (0o666, 0o755),
+        "any user of a container connects"
+    );
     server.stop().await;
 }
 
@@ -112,7 +116,10 @@ async fn a_process_of_another_namespace_is_told_the_number_it_has_here() {
     let output = tokio::task::spawn_blocking(move || unshare.output()).await.expect("no panic");
     let output = output.expect("unshare runs");
     if String::from_utf8_lossy(&output.stderr).starts_with("unshare:") {
-        report_skip(test_name!(), format!("no namespaces here: {}", String::from_utf8_lossy(&output.stderr)));
+        report_skip(
+            test_name!(),
+            format!("no namespaces here: {}", String::from_utf8_lossy(&output.stderr)),
+        );
         return;
     }
     assert!(output.status.success(), "{output:?}");
@@ -126,7 +133,8 @@ fn asked_from_a_namespace() {
     // /proc is still that of the outside, and has both numbers.
     let status = std::fs::read_to_string("/proc/self/status").expect("readable");
     let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:")).expect("a line");
-    let numbers: Vec<u32> = numbers.split_whitespace().map(|number| number.parse().expect("one")).collect();
+    let numbers: Vec<u32> =
+        numbers.split_whitespace().map(|number| number.parse().expect("one")).collect();
     assert!(numbers.len() > 1 && numbers.ends_with(&[std::process::id()]), "{numbers:?}");
     assert_eq!(told, Some(numbers[0]));
 }
@@ -141,7 +149,8 @@ async fn callers_that_keep_silent_or_leave_or_come_in_crowds_keep_nobody_waiting
     let mut left = 0;
     while silent.len() + left < 700 {
         let at = socket.clone();
-        let connected = tokio::task::spawn_blocking(move || UnixStream::connect(at)).await.expect("no panic");
+        let connected =
+            tokio::task::spawn_blocking(move || UnixStream::connect(at)).await.expect("no panic");
         if (silent.len() + left).is_multiple_of(2) {
             silent.push(connected.expect("connected"));
         } else {
@@ -221,7 +230,8 @@ async fn what_a_dead_driver_left_is_in_nobodys_way() {
 /// A TCP socket that takes an hour to close: there is data in it that nobody takes.
 fn lingering() -> (OwnedFd, std::net::TcpStream, std::net::TcpListener) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("bound");
-    let sender = std::net::TcpStream::connect(listener.local_addr().expect("bound")).expect("connected");
+    let sender =
+        std::net::TcpStream::connect(listener.local_addr().expect("bound")).expect("connected");
     let (silent, _) = listener.accept().expect("accepted");
     sender.set_nonblocking(true).expect("set");
     while (&sender).write(&[0; 1 << 16]).is_ok() {}
@@ -231,8 +241,9 @@ fn lingering() -> (OwnedFd, std::net::TcpStream, std::net::TcpListener) {
     (sender.into(), silent, listener)
 }
 
-/// Leaves a file to whoever closes the connection. A thread of its own does it, for which nobody waits: where the driver was faster, that one is
-/// the last to close the file, by its own descriptor or by that of the connection.
+/// Leaves a file to whoever closes the connection. A thread of its own does it, for which nobody
+/// waits: where the driver was faster, that one is the last to close the file, by its own
+/// descriptor or by that of the connection.
 fn pass(socket: &Path, file: OwnedFd) {
     let (done, is_done) = std::sync::mpsc::channel();
     let socket = socket.to_owned();
@@ -256,7 +267,8 @@ async fn a_caller_that_leaves_a_file_that_does_not_close_holds_up_nothing_but_an
     let driver = node.start().await;
     let socket = node.paths().host().join(SOCKET);
     let (mut kept, mut held_up) = (Vec::new(), false);
-    // What is passed while the driver pauses is closed with the connection. When that is cannot be seen from here.
+    // What is passed while the driver pauses is closed with the connection. When that is cannot be
+    // seen from here.
     for _ in 0..2000 {
         let (file, silent, listener) = lingering();
         kept.push((silent, listener));
@@ -272,7 +284,8 @@ async fn a_caller_that_leaves_a_file_that_does_not_close_holds_up_nothing_but_an
     }
     assert!(held_up, "the driver never had to close it");
     let kubelet = stand_in::kubelet::Kubelet::register(&node.path("kubelet")).await;
-    let prepared = tokio::time::timeout(PATIENCE, kubelet.prepare(node.allocate("a", &[(0, 1, 0)]))).await;
+    let prepared =
+        tokio::time::timeout(PATIENCE, kubelet.prepare(node.allocate("a", &[(0, 1, 0)]))).await;
     prepared.expect("the driver works on").expect("prepared");
     tokio::time::timeout(PATIENCE, driver.stop()).await.expect("it ends");
 }
@@ -286,7 +299,9 @@ async fn a_driver_answers_and_starts_where_it_cannot() {
     // Too long for a socket's address.
     let far = node.path(&"state".repeat(30));
     let settings = Settings { state_dir: far, ..node.settings() };
-    let driver =
-        node.start_with(settings, std::sync::Arc::new(node.mounts.clone())).await.expect("it starts");
+    let driver = node
+        .start_with(settings, std::sync::Arc::new(node.mounts.clone()))
+        .await
+        .expect("it starts");
     driver.stop().await;
 }

@@ -1,4 +1,5 @@
-//! Two instances of the driver on one node, as during a rolling update: the kubelet may call either.
+//! Two instances of the driver on one node, as during a rolling update: the kubelet may call
+//! either.
 
 mod stand_in;
 

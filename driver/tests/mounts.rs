@@ -1,4 +1,5 @@
-//! Ledgers on the kernel's own tmpfs. Where the test may not mount, it runs itself again in a user and mount namespace.
+//! Ledgers on the kernel's own tmpfs. Where the test may not mount, it runs itself again in a user
+//! and mount namespace.
 
 mod stand_in;
 
@@ -34,7 +35,8 @@ fn in_namespace(test: &str) -> bool {
         .env("TMPDIR", directory.path())
         .output()
         .expect("unshare is there");
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let (out, err) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     if err.contains("unshare failed") || err.contains("uid_map") {
         report_skip(test, format!("no namespaces here: {err}"));
         return false;
@@ -57,10 +59,12 @@ fn a_ledger_s_file_system_holds_the_ledger_and_not_a_page_more() {
     if !in_namespace("a_ledger_s_file_system_holds_the_ledger_and_not_a_page_more") {
         return;
     }
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
         let node = Node::with_gpus(1);
-        let driver = node.start_with(node.settings(), Arc::new(KernelMounts)).await.expect("it starts");
+        let driver =
+            node.start_with(node.settings(), Arc::new(KernelMounts)).await.expect("it starts");
         let kubelet = Kubelet::register(&node.path("kubelet")).await;
         let claim = node.allocate("a", &[(0, 1, 0), (0, 1, 0)]);
         kubelet.prepare(claim.clone()).await.expect("prepared");
@@ -78,7 +82,8 @@ fn a_ledger_s_file_system_holds_the_ledger_and_not_a_page_more() {
 
         // The driver restarts: the tenant's ledger is as it was.
         driver.stop().await;
-        let _driver = node.start_with(node.settings(), Arc::new(KernelMounts)).await.expect("it starts");
+        let _driver =
+            node.start_with(node.settings(), Arc::new(KernelMounts)).await.expect("it starts");
         assert_eq!(mounted(&node), points);
         assert_eq!(fs::read(&path).expect("the ledger"), vec![1; LEDGER_LEN]);
 
@@ -96,7 +101,8 @@ fn libraries_get_a_file_system_that_they_can_be_loaded_from() {
     if !in_namespace("libraries_get_a_file_system_that_they_can_be_loaded_from") {
         return;
     }
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
         let node = Node::with_gpus(1);
         fs::create_dir(node.path("state")).expect("made");
@@ -104,7 +110,8 @@ fn libraries_get_a_file_system_that_they_can_be_loaded_from() {
         KernelMounts.mount_tmpfs(&node.path("state"), run).expect("mounted");
         assert!(KernelMounts.forbids_execution(&node.path("state")).expect("looked at"));
 
-        let _driver = node.start_with(node.settings(), Arc::new(KernelMounts)).await.expect("it starts");
+        let _driver =
+            node.start_with(node.settings(), Arc::new(KernelMounts)).await.expect("it starts");
         let library = fs::read_dir(node.path("state/lib"))
             .expect("a directory")
             .next()

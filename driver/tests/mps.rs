@@ -1,4 +1,5 @@
-//! Claims that share their GPU by MPS: the driver asks for control daemons and waits for them; who runs them stands in.
+//! Claims that share their GPU by MPS: the driver asks for control daemons and waits for them; who
+//! runs them stands in.
 
 mod stand_in;
 
@@ -49,7 +50,9 @@ fn mps_paths(node: &Node) -> MpsPaths {
 /// The GPUs that want a daemon.
 fn wanted(node: &Node) -> BTreeSet<String> {
     let entries = fs::read_dir(mps_paths(node).wanted()).into_iter().flatten();
-    entries.map(|entry| entry.expect("an entry").file_name().into_string().expect("UTF-8")).collect()
+    entries
+        .map(|entry| entry.expect("an entry").file_name().into_string().expect("UTF-8"))
+        .collect()
 }
 
 fn only(gpu: u32) -> BTreeSet<String> {
@@ -94,9 +97,11 @@ fn container(
         ..dra_v1::Device::default()
     };
     let spec = inject(&node.path("cdi"), &devices.iter().map(device).collect::<Vec<_>>());
-    let variables = spec.process().as_ref().and_then(|process| process.env().clone()).unwrap_or_default();
+    let variables =
+        spec.process().as_ref().and_then(|process| process.env().clone()).unwrap_or_default();
     let mounts = mounts(&spec);
-    let of_mps = variables.into_iter().filter(|variable| variable.starts_with("CUDA_MPS_")).collect();
+    let of_mps =
+        variables.into_iter().filter(|variable| variable.starts_with("CUDA_MPS_")).collect();
     (of_mps, move |path: &str| mounts.get(path).map(|(source, _)| source.into()))
 }
 
@@ -148,8 +153,9 @@ async fn who_has_no_cap_is_told_of_none() {
     for (name, cores, compute) in
         [("none", 50, json!({"policy": "None"})), ("nothing", 0, json!({"policy": "Fixed"}))]
     {
-        let devices =
-            prepare(&driver, by_mps(&node, name, &[(0, 1, cores)], &compute)).await.expect("prepared");
+        let devices = prepare(&driver, by_mps(&node, name, &[(0, 1, cores)], &compute))
+            .await
+            .expect("prepared");
         let (variables, _) = container(&node, &devices);
         assert!(!variables.iter().any(|variable| variable.contains("PERCENTAGE")), "{variables:?}");
         assert!(!variables.iter().any(|variable| variable.contains("PRIORITY")), "{variables:?}");
@@ -176,18 +182,23 @@ async fn a_daemon_is_wanted_until_the_last_claim_of_its_gpu_is_gone() {
 }
 
 #[tokio::test]
-async fn a_claim_whose_daemon_does_not_come_says_why_and_keeps_what_it_is_to_have_until_it_is_unprepared() {
+async fn a_claim_whose_daemon_does_not_come_says_why_and_keeps_what_it_is_to_have_until_it_is_unprepared()
+ {
     let node = Node::with_gpus(1);
     let driver = started(&node).await;
     let claim = by_mps(&node, "a", &[(0, 10, 0)], &json!({}));
     let error = prepare(&driver, claim.clone()).await.expect_err("nobody runs daemons");
-    assert!(error.contains("see why the pod of the DaemonSet tessera-mps is not running here"), "{error}");
+    assert!(
+        error.contains("see why the pod of the DaemonSet tessera-mps is not running here"),
+        "{error}"
+    );
     let keeper = Keeper::of(&node);
     keeper.says(0, &json!({"state": "Failed", "message": "exec: not found", "starts": 9}));
     let error = prepare(&driver, claim.clone()).await.expect_err("the daemon fails");
     assert!(error.contains("is not ready: exec: not found"), "{error}");
     assert_eq!(wanted(&node), only(0), "or it would never come");
-    let error = prepare(&driver, by_mps(&node, "b", &[(0, 10, 0)], &json!({}))).await.expect_err("taken");
+    let error =
+        prepare(&driver, by_mps(&node, "b", &[(0, 10, 0)], &json!({}))).await.expect_err("taken");
     assert!(error.contains("do not fit beside 10Gi"), "{error}");
 
     keeper.is_ready(0);
@@ -205,8 +216,13 @@ async fn who_does_not_share_by_mps_needs_nothing_of_it() {
     unprepare(&driver, "plain").await;
     // What cannot be asked for keeps nothing in the journal.
     fs::write(mps_paths(&node).root(), "in the way").expect("written");
-    let error = prepare(&driver, by_mps(&node, "a", &[(0, 4, 0)], &json!({}))).await.expect_err("in the way");
-    assert!(error.contains("files by which MPS control daemons are asked for cannot be used"), "{error}");
+    let error = prepare(&driver, by_mps(&node, "a", &[(0, 4, 0)], &json!({})))
+        .await
+        .expect_err("in the way");
+    assert!(
+        error.contains("files by which MPS control daemons are asked for cannot be used"),
+        "{error}"
+    );
     fs::remove_file(mps_paths(&node).root()).expect("there");
     prepare(&driver, node.allocate("all", &[(0, 16, 0)])).await.expect("all of the GPU is free");
 }
@@ -234,13 +250,16 @@ async fn what_is_wanted_is_made_anew_from_the_journal_when_the_driver_starts() {
     let before = prepare(&driver, claim.clone()).await.expect("prepared");
     let _never = begin(&driver, by_mps(&node, "begun", &[(1, 4, 0)], &json!({})));
     node.api
-        .wait_for("the wish for a daemon", |_| wanted(&node).contains(uuid(1).as_str()).then_some(()))
+        .wait_for("the wish for a daemon", |_| {
+            wanted(&node).contains(uuid(1).as_str()).then_some(())
+        })
         .await;
     driver.stop().await;
     fs::remove_file(keeper.paths.wanted_of(&uuid(0))).expect("there");
     fs::write(keeper.paths.wanted_of(&uuid(2)), "").expect("written");
 
-    // Its Prepare goes on beside the next driver, as that of an instance that is being replaced does.
+    // Its Prepare goes on beside the next driver, as that of an instance that is being replaced
+    // does.
     tokio::time::resume();
     let driver = node.start().await;
     assert_eq!(
@@ -256,7 +275,8 @@ async fn what_is_wanted_is_made_anew_from_the_journal_when_the_driver_starts() {
     tokio::time::pause();
     assert_eq!(wanted(&node), only(0), "what was only begun is taken back");
     assert_eq!(prepare(&driver, claim).await.expect("prepared"), before);
-    let error = prepare(&driver, by_mps(&node, "b", &[(0, 1, 0)], &json!({}))).await.expect_err("off");
+    let error =
+        prepare(&driver, by_mps(&node, "b", &[(0, 1, 0)], &json!({}))).await.expect_err("off");
     assert!(error.contains("install Tessera with mps.enabled=true"), "{error}");
 }
 

@@ -1,4 +1,5 @@
-//! GPUs that another allocator hands out too are not published as long as it does, and the operator is told why.
+//! GPUs that another allocator hands out too are not published as long as it does, and the operator
+//! is told why.
 
 mod stand_in;
 
@@ -11,8 +12,9 @@ use tessera_driver::{driver::Settings, other_allocators::OnOtherAllocator};
 /// Numbers of the GPUs that are published.
 fn published(node: &Node) -> Vec<String> {
     let slices = node.api.slices();
-    let devices =
-        slices.iter().flat_map(|slice| slice["spec"]["devices"].as_array().cloned().unwrap_or_default());
+    let devices = slices
+        .iter()
+        .flat_map(|slice| slice["spec"]["devices"].as_array().cloned().unwrap_or_default());
     devices.map(|device| device["name"].as_str().expect("a name").to_owned()).collect()
 }
 
@@ -69,7 +71,8 @@ async fn a_device_plugin_takes_all_gpus_and_gives_them_back_and_the_node_says_so
 async fn another_dra_driver_takes_the_gpus_that_it_names_on_this_node() {
     let node = Node::with_gpus(2);
     node.api.put_slice(nvidias("node-a", 1));
-    let _driver = node.start_with(node.settings(), Arc::new(node.mounts.clone())).await.expect("it starts");
+    let _driver =
+        node.start_with(node.settings(), Arc::new(node.mounts.clone())).await.expect("it starts");
     publishes(&node, [0]).await;
     node.api.delete_slice("nvidias");
     publishes(&node, [0, 1]).await;
@@ -88,8 +91,12 @@ async fn a_claim_that_is_prepared_keeps_its_gpu_and_a_new_one_is_told_why_not() 
     node.api.set_capacity("nvidia.com/gpu", "1");
     publishes(&node, []).await;
     assert_eq!(kubelet.prepare(claim).await.expect("as before"), devices);
-    let refused = kubelet.prepare(node.allocate("after", &[(0, 1, 0)])).await.expect_err("not its turn");
-    assert!(refused.contains("another allocator") && refused.contains("nvidia.com/gpu"), "{refused}");
+    let refused =
+        kubelet.prepare(node.allocate("after", &[(0, 1, 0)])).await.expect_err("not its turn");
+    assert!(
+        refused.contains("another allocator") && refused.contains("nvidia.com/gpu"),
+        "{refused}"
+    );
 }
 
 #[tokio::test]
@@ -98,6 +105,7 @@ async fn who_is_told_to_ignore_them_publishes_everything() {
     node.api.set_capacity("nvidia.com/gpu", "2");
     node.api.put_slice(nvidias("node-a", 1));
     let settings = Settings { on_other_allocator: OnOtherAllocator::Ignore, ..node.settings() };
-    let _driver = node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
+    let _driver =
+        node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
     publishes(&node, [0, 1]).await;
 }

@@ -1,4 +1,5 @@
-//! What passes by itself is waited for, within the time that the kubelet gives. The clock is the test's.
+//! What passes by itself is waited for, within the time that the kubelet gives. The clock is the
+//! test's.
 
 mod stand_in;
 
@@ -105,9 +106,14 @@ async fn a_claim_that_was_allocated_anew_does_not_stand_in_the_way_of_its_own_un
     let old = prepare(&driver, claim.clone()).await.expect("prepared");
     node.allocate("a", &[(1, 1, 0)]);
     let begun = Instant::now();
-    let error = prepare(&driver, claim.clone()).await.expect_err("still prepared for the old allocation");
+    let error =
+        prepare(&driver, claim.clone()).await.expect_err("still prepared for the old allocation");
     assert!(error.contains("earlier allocation"), "{error}");
-    assert!(begun.elapsed() < Duration::from_secs(1), "an unprepare would have waited {:?}", begun.elapsed());
+    assert!(
+        begun.elapsed() < Duration::from_secs(1),
+        "an unprepare would have waited {:?}",
+        begun.elapsed()
+    );
     driver.claims().unprepare(AskedClaim::from(claim.clone())).await.expect("unprepared");
     assert_ne!(prepare(&driver, claim).await.expect("prepared anew"), old);
 }

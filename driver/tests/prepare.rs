@@ -49,8 +49,9 @@ async fn a_claim_becomes_a_grant_a_ledger_and_a_cdi_device_and_leaves_nothing() 
         assert_eq!(*found, read_only, "{path}");
         source.clone()
     };
-    let grant = Grant::parse(&fs::read(source(&format!("/dev/tessera/{id}/grant"), true)).expect("a file"))
-        .expect("a grant");
+    let grant =
+        Grant::parse(&fs::read(source(&format!("/dev/tessera/{id}/grant"), true)).expect("a file"))
+            .expect("a grant");
     assert_eq!((grant.memory_limit_bytes, grant.cores_percent), (10 << 30, 25));
     assert_eq!(grant.gpu_uuid.to_string(), uuid(1).to_string());
     let ledger = fs::read(source(&format!("/dev/tessera/{id}/ledger"), false)).expect("a file");
@@ -64,8 +65,11 @@ async fn a_claim_becomes_a_grant_a_ledger_and_a_cdi_device_and_leaves_nothing() 
         fs::read_to_string(preload).expect("a file"),
         "/usr/local/lib/tessera/libtessera_intercept.so\n"
     );
-    let environment =
-        container.process().as_ref().and_then(|process| process.env().clone()).expect("an environment");
+    let environment = container
+        .process()
+        .as_ref()
+        .and_then(|process| process.env().clone())
+        .expect("an environment");
     assert!(environment.contains(&"NVIDIA_VISIBLE_DEVICES=void".to_owned()));
     let tmpfs: Vec<_> = node.claim_mounts().into_values().collect();
     assert_eq!(tmpfs.iter().map(|tmpfs| tmpfs.size_bytes).collect::<Vec<_>>(), [LEDGER_LEN as u64]);
@@ -75,11 +79,16 @@ async fn a_claim_becomes_a_grant_a_ledger_and_a_cdi_device_and_leaves_nothing() 
     driver.stop().await;
 }
 
-/// Which files the container finds where, as far as they are of CUDA, NVML and the interceptor: by the last part of the source.
+/// Which files the container finds where, as far as they are of CUDA, NVML and the interceptor: by
+/// the last part of the source.
 fn libraries(container: &oci::Spec) -> BTreeMap<String, String> {
-    let name = |source: &str| Path::new(source).file_name().expect("a file").to_string_lossy().into_owned();
+    let name = |source: &str| {
+        Path::new(source).file_name().expect("a file").to_string_lossy().into_owned()
+    };
     let is_library = |path: &&String| {
-        path.contains("libcuda.so") || path.contains("tessera/lib") || path.contains("ld.so.preload")
+        path.contains("libcuda.so")
+            || path.contains("tessera/lib")
+            || path.contains("ld.so.preload")
     };
     let all = mounts(container);
     let found = all.keys().filter(is_library).cloned();
@@ -96,7 +105,8 @@ fn with_proxies(node: &Node, intercept: Intercept) -> Settings {
 #[tokio::test]
 async fn the_interceptor_stands_where_the_setting_says() {
     let (usual, cuda) = ("/usr/lib64/libcuda.so.1", "/usr/local/lib/tessera/driver/libcuda.so.1");
-    let (preload, library) = ("/etc/ld.so.preload", "/usr/local/lib/tessera/libtessera_intercept.so");
+    let (preload, library) =
+        ("/etc/ld.so.preload", "/usr/local/lib/tessera/libtessera_intercept.so");
     let proxy = Library::Cuda.proxy();
     let in_every_program =
         [(preload, "ld.so.preload"), (library, "libtessera_intercept.so"), (usual, "libcuda.so.1")];
@@ -114,7 +124,8 @@ async fn the_interceptor_stands_where_the_setting_says() {
     ] {
         let node = Node::with_gpus(1);
         let settings = with_proxies(&node, intercept);
-        let driver = node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
+        let driver =
+            node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
         let kubelet = Kubelet::register(&node.path("kubelet")).await;
         let devices = kubelet.prepare(node.allocate("a", &[(0, 1, 0)])).await.expect("prepared");
         let expected: BTreeMap<_, _> =
@@ -124,7 +135,8 @@ async fn the_interceptor_stands_where_the_setting_says() {
     }
 }
 
-/// The containers of a claim that was prepared with proxies may restart after the setting was changed back.
+/// The containers of a claim that was prepared with proxies may restart after the setting was
+/// changed back.
 #[tokio::test]
 async fn another_setting_leaves_prepared_claims_as_they_are() {
     let node = Node::with_gpus(1);
@@ -147,17 +159,22 @@ async fn another_setting_leaves_prepared_claims_as_they_are() {
 /// The grants that a container with these devices finds.
 fn grants(node: &Node, devices: &[dra_v1::Device]) -> Vec<Grant> {
     let mounts = mounts(&inject(&node.path("cdi"), devices));
-    let sources = mounts.iter().filter(|(path, _)| path.ends_with("/grant")).map(|(_, (source, _))| source);
-    sources.map(|source| Grant::parse(&fs::read(source).expect("a file")).expect("a grant")).collect()
+    let sources =
+        mounts.iter().filter(|(path, _)| path.ends_with("/grant")).map(|(_, (source, _))| source);
+    sources
+        .map(|source| Grant::parse(&fs::read(source).expect("a file")).expect("a grant"))
+        .collect()
 }
 
 #[tokio::test]
 async fn contexts_are_charged_what_the_setting_said_when_the_claim_was_prepared() {
     let node = Node::with_gpus(1);
-    let settings = Settings { context_memory: "512Mi".parse().expect("an amount"), ..node.settings() };
+    let settings =
+        Settings { context_memory: "512Mi".parse().expect("an amount"), ..node.settings() };
     let driver = node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
-    let devices = kubelet.prepare(node.allocate("a", &[(0, 1, 0), (0, 2, 0)])).await.expect("prepared");
+    let devices =
+        kubelet.prepare(node.allocate("a", &[(0, 1, 0), (0, 2, 0)])).await.expect("prepared");
     assert!(grants(&node, &devices).iter().all(|grant| grant.context_bytes == 512 << 20));
     driver.stop().await;
     for claim in fs::read_dir(node.paths().grants()).expect("grants") {
@@ -179,7 +196,8 @@ fn spilling(node: &Node, name: &str, shares: &[Share]) -> dra_v1::Claim {
 }
 
 #[tokio::test]
-async fn a_claim_that_may_spill_is_granted_more_than_the_gpu_has_and_none_that_may_not_comes_beside_it() {
+async fn a_claim_that_may_spill_is_granted_more_than_the_gpu_has_and_none_that_may_not_comes_beside_it()
+ {
     let node = Node::with_gpus(1);
     let memory_ratio = MemoryRatio::from_percent(200).expect("a ratio");
     let settings = Settings { memory_ratio, ..node.settings() };
@@ -192,12 +210,16 @@ async fn a_claim_that_may_spill_is_granted_more_than_the_gpu_has_and_none_that_m
         (grant.memory_limit_bytes >> 30, grant.oversubscribe)
     };
     assert_eq!(granted(&devices), (20, true));
-    let error = kubelet.prepare(node.allocate("b", &[(0, 17, 0)])).await.expect_err("more than 16 GiB");
-    assert!(error.contains("16Gi can be given out"), "{error}");
-    let beside = kubelet.prepare(spilling(&node, "c", &[(0, 12, 0)])).await.expect("20 and 12 of 32 GiB");
-    assert_eq!(granted(&beside), (12, true));
     let error =
-        kubelet.prepare(spilling(&node, "d", &[(0, 33, 0)])).await.expect_err("more than twice 16 GiB");
+        kubelet.prepare(node.allocate("b", &[(0, 17, 0)])).await.expect_err("more than 16 GiB");
+    assert!(error.contains("16Gi can be given out"), "{error}");
+    let beside =
+        kubelet.prepare(spilling(&node, "c", &[(0, 12, 0)])).await.expect("20 and 12 of 32 GiB");
+    assert_eq!(granted(&beside), (12, true));
+    let error = kubelet
+        .prepare(spilling(&node, "d", &[(0, 33, 0)]))
+        .await
+        .expect_err("more than twice 16 GiB");
     assert!(error.contains("32Gi can be given out"), "{error}");
     driver.stop().await;
     for claim in fs::read_dir(node.paths().grants()).expect("grants") {
@@ -214,7 +236,8 @@ async fn one_container_with_two_shares_of_one_gpu_and_one_of_another_gets_all_of
     let node = Node::with_gpus(2);
     let _driver = node.start().await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
-    let one = kubelet.prepare(node.allocate("one", &[(0, 4, 10), (0, 2, 10)])).await.expect("prepared");
+    let one =
+        kubelet.prepare(node.allocate("one", &[(0, 4, 10), (0, 2, 10)])).await.expect("prepared");
     let two = kubelet.prepare(node.allocate("two", &[(1, 1, 0)])).await.expect("prepared");
 
     let all: Vec<_> = one.into_iter().chain(two).collect();
@@ -223,7 +246,8 @@ async fn one_container_with_two_shares_of_one_gpu_and_one_of_another_gets_all_of
         .iter()
         .filter(|(path, _)| path.ends_with("/grant"))
         .map(|(_, (source, _))| {
-            Grant::parse(&fs::read(source).expect("a file")).expect("a grant").memory_limit_bytes >> 30
+            Grant::parse(&fs::read(source).expect("a file")).expect("a grant").memory_limit_bytes
+                >> 30
         })
         .collect();
     assert_eq!(grants.iter().sum::<u64>(), 7, "{mounts:#?}");
@@ -282,7 +306,10 @@ async fn each_claim_of_a_call_has_its_own_answer() {
     assert!(answers[&uid("good")].is_ok());
     let error = |uid: &str| answers[uid].clone().expect_err("an error");
     assert!(error(&uid("huge")).contains("17Gi do not fit"), "{answers:#?}");
-    assert!(error(&uid("missing")).contains("ResourceClaim ns/missing does not exist"), "{answers:#?}");
+    assert!(
+        error(&uid("missing")).contains("ResourceClaim ns/missing does not exist"),
+        "{answers:#?}"
+    );
     assert!(error("../../etc").contains("claim UID"), "{answers:#?}");
     assert_eq!(answers.len(), 4);
 }
@@ -315,7 +342,10 @@ async fn parameters_that_this_version_does_not_enforce_are_refused() {
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
     node.api.put_claim(configured("a", &[(0, 1, 50)], &json!({"sharing": "TimeSlicing"})));
     let error = kubelet.prepare(asked("a")).await.expect_err("refused");
-    assert!(error.contains("sharing") && error.contains("not supported in this version"), "{error}");
+    assert!(
+        error.contains("sharing") && error.contains("not supported in this version"),
+        "{error}"
+    );
 }
 
 /// Begins a Prepare whose read of the claim the API server holds, and cancels the call.
@@ -390,7 +420,10 @@ async fn unpreparing_what_is_not_prepared_succeeds() {
     let _driver = node.start().await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
     kubelet.unprepare(asked("never")).await.expect("no error");
-    kubelet.unprepare(dra_v1::Claim { uid: "../..".into(), ..asked("odd") }).await.expect("no error");
+    kubelet
+        .unprepare(dra_v1::Claim { uid: "../..".into(), ..asked("odd") })
+        .await
+        .expect("no error");
 }
 
 #[tokio::test]
@@ -401,7 +434,8 @@ async fn a_prepared_claim_is_answered_while_the_api_is_down_and_its_files_are_ma
     let claim = node.allocate("a", &[(0, 1, 0)]);
     let first = kubelet.prepare(claim.clone()).await.expect("prepared");
     let before = node.traces();
-    fs::remove_file(node.path(&format!("cdi/k8s.gpu.tessera.dev-claim_{}.json", uid("a")))).expect("removed");
+    fs::remove_file(node.path(&format!("cdi/k8s.gpu.tessera.dev-claim_{}.json", uid("a"))))
+        .expect("removed");
     fs::remove_file(node.path("cdi/k8s.gpu.tessera.dev-driver.json")).expect("removed");
 
     node.api.fail_claim_reads(usize::MAX, 503);
@@ -419,7 +453,8 @@ async fn a_gpu_that_vanishes_in_use_is_withdrawn_and_unhealthy_and_its_claim_sta
     let first = kubelet.prepare(claim.clone()).await.expect("prepared");
     let before = node.traces();
     let request = health_v1::NodeWatchResourcesRequest {};
-    let mut health = kubelet.health().node_watch_resources(request).await.expect("a stream").into_inner();
+    let mut health =
+        kubelet.health().node_watch_resources(request).await.expect("a stream").into_inner();
     let healths = |message: health_v1::NodeWatchResourcesResponse| -> Vec<_> {
         message
             .devices
@@ -445,13 +480,15 @@ async fn a_gpu_that_vanishes_in_use_is_withdrawn_and_unhealthy_and_its_claim_sta
     assert_eq!(changed, [(name(0), healthy), (name(1), health_v1::HealthStatus::Unhealthy)]);
     node.api
         .wait_for("a slice without the GPU", |api| {
-            let devices = api.slices()[0]["spec"]["devices"].as_array().cloned().unwrap_or_default();
+            let devices =
+                api.slices()[0]["spec"]["devices"].as_array().cloned().unwrap_or_default();
             (devices.len() == 1 && devices[0]["name"] == name(0)).then_some(())
         })
         .await;
     assert_eq!(node.traces(), before);
     assert_eq!(kubelet.prepare(claim.clone()).await.expect("what is prepared stays so"), first);
-    let refused = kubelet.prepare(node.allocate("b", &[(1, 1, 0)])).await.expect_err("the GPU is gone");
+    let refused =
+        kubelet.prepare(node.allocate("b", &[(1, 1, 0)])).await.expect_err("the GPU is gone");
     assert!(refused.contains("fallen off the bus"), "{refused}");
     inject(&node.path("cdi"), &first);
     kubelet.unprepare(claim).await.expect("unprepared");

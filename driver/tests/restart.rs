@@ -32,7 +32,8 @@ use tessera_driver::{
     },
 };
 
-/// A driver's hands without its head: takes the steps that a test tells, and dies when the test says.
+/// A driver's hands without its head: takes the steps that a test tells, and dies when the test
+/// says.
 struct Hands {
     journal: JournalStore,
     executor: Executor,
@@ -54,7 +55,8 @@ impl Hands {
             &node.mounts,
         )
         .expect("installed");
-        let object = serde_json::from_value(claim(name, &[(0, 4, 10), (1, 4, 10)])).expect("a claim");
+        let object =
+            serde_json::from_value(claim(name, &[(0, 4, 10), (1, 4, 10)])).expect("a claim");
         let claim = AllocatedClaim::check(
             &object,
             &ClaimUid::new(uid(name)).expect("a UID"),
@@ -65,7 +67,8 @@ impl Hands {
         .expect("allocated");
         let inventory = Inventory::new(vec![gpu(0), gpu(1)], vec![], vec![]);
         let memory = MemoryRatio::WHOLE;
-        let decision = plan(&claim, &inventory, memory, &Journal::default(), &library.hash).expect("it fits");
+        let decision =
+            plan(&claim, &inventory, memory, &Journal::default(), &library.hash).expect("it fits");
         let Decision::Prepare(record) = decision else { panic!("nothing is prepared") };
         let steps = steps(&claim.uid, &record, &paths).expect("steps");
         let specs = SpecStore::new(node.path("cdi"));
@@ -99,7 +102,10 @@ async fn death_after_any_step_of_a_prepare_leaves_nothing() {
         let driver = node.start().await;
         assert!(node.traces().is_empty(), "after {done} steps: {:#?}", node.traces());
         let kubelet = Kubelet::register(&node.path("kubelet")).await;
-        kubelet.prepare(node.allocate("a", &[(0, 4, 10), (1, 4, 10)])).await.expect("prepared anew");
+        kubelet
+            .prepare(node.allocate("a", &[(0, 4, 10), (1, 4, 10)]))
+            .await
+            .expect("prepared anew");
         driver.stop().await;
     }
 }
@@ -126,7 +132,8 @@ async fn a_driver_that_runs_takes_back_what_another_one_left() {
 #[tokio::test]
 async fn death_after_any_step_of_an_unprepare_is_finished_by_the_next_one() {
     let count = {
-        undo_steps(&ClaimUid::new("a").expect("a UID"), &Hands::of(&Node::with_gpus(2), "a").record).len()
+        undo_steps(&ClaimUid::new("a").expect("a UID"), &Hands::of(&Node::with_gpus(2), "a").record)
+            .len()
     };
     for done in 0..=count {
         let node = Node::with_gpus(2);
@@ -225,7 +232,8 @@ async fn the_old_instance_of_an_update_still_prepares_with_its_own_library() {
     let newer = node.path("newer.so");
     fs::write(&newer, "a newer library").expect("written");
     let instance = |uid: &str| Settings { pod_uid: Some(uid.to_owned()), ..node.settings() };
-    let old = node.start_with(instance("old"), Arc::new(node.mounts.clone())).await.expect("it starts");
+    let old =
+        node.start_with(instance("old"), Arc::new(node.mounts.clone())).await.expect("it starts");
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
     let new = Settings { intercept_library: newer, ..instance("new") };
     let new = node.start_with(new, Arc::new(node.mounts.clone())).await.expect("it starts");
@@ -233,7 +241,8 @@ async fn the_old_instance_of_an_update_still_prepares_with_its_own_library() {
     assert_eq!(kubelet.info.endpoint, old.sockets().plugin.display().to_string());
     kubelet.prepare(node.allocate("a", &[(0, 1, 0)])).await.expect("prepared");
     let spec = fs::read(node.path(&format!("cdi/k8s.gpu.tessera.dev-claim_{}.json", uid("a"))));
-    let spec: tessera_cdi::Spec = serde_json::from_slice(&spec.expect("a spec")).expect("a CDI spec");
+    let spec: tessera_cdi::Spec =
+        serde_json::from_slice(&spec.expect("a spec")).expect("a CDI spec");
     for mount in &spec.container_edits.mounts {
         assert!(mount.host_path.exists(), "{} is not there", mount.host_path.display());
     }
@@ -304,7 +313,8 @@ async fn a_newer_driver_s_journal_is_refused() {
     let content = r#"{"version": 99, "claims": {}}"#;
     fs::write(node.paths().journal(), content).expect("written");
 
-    let error = node.start_with(node.settings(), Arc::new(node.mounts.clone())).await.expect_err("refused");
+    let error =
+        node.start_with(node.settings(), Arc::new(node.mounts.clone())).await.expect_err("refused");
     assert!(format!("{error:#}").contains("has version 99, this driver knows 3"), "{error:#}");
     assert_eq!(fs::read_to_string(node.paths().journal()).expect("still there"), content);
     assert!(!node.path("kubelet").exists(), "it never registered");
@@ -314,12 +324,14 @@ async fn a_newer_driver_s_journal_is_refused() {
 async fn two_instances_serve_side_by_side_and_share_the_journal() {
     let node = Node::with_gpus(1);
     let instance = |uid: &str| Settings { pod_uid: Some(uid.to_owned()), ..node.settings() };
-    let old = node.start_with(instance("old"), Arc::new(node.mounts.clone())).await.expect("it starts");
+    let old =
+        node.start_with(instance("old"), Arc::new(node.mounts.clone())).await.expect("it starts");
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
     let first = node.allocate("first", &[(0, 10, 0)]);
     kubelet.prepare(first.clone()).await.expect("prepared");
 
-    let new = node.start_with(instance("new"), Arc::new(node.mounts.clone())).await.expect("it starts");
+    let new =
+        node.start_with(instance("new"), Arc::new(node.mounts.clone())).await.expect("it starts");
     assert!(old.sockets().plugin.exists() && old.sockets().registration.exists());
     old.stop().await;
     let kubelet = Kubelet::register(&node.path("kubelet")).await;
@@ -344,7 +356,8 @@ async fn a_deleted_journal_is_rebuilt_from_the_api_while_claims_are_prepared() {
         node.api.remove_claim("ns", "gone");
         for path in lost {
             let path = node.path(path);
-            let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+            let removed =
+                if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
             removed.expect("removed");
         }
         // Those of directories that are gone.
@@ -354,7 +367,10 @@ async fn a_deleted_journal_is_rebuilt_from_the_api_while_claims_are_prepared() {
 
         let _driver = node.start().await;
         let traces = node.traces();
-        assert!(!traces.iter().any(|trace| trace.contains("gone") || trace.contains("never")), "{traces:#?}");
+        assert!(
+            !traces.iter().any(|trace| trace.contains("gone") || trace.contains("never")),
+            "{traces:#?}"
+        );
         let kubelet = Kubelet::register(&node.path("kubelet")).await;
         let journal = fs::read_to_string(node.paths().journal()).expect("a journal");
         assert!(journal.contains(&uid("kept")), "{journal}");

@@ -19,8 +19,9 @@ use tessera_gpu::{GpuLibrary, GpuMemory, GpuProcess, HealthWatch, LibraryError, 
 
 /// Names of the devices of all slices.
 fn devices(slices: &[Value]) -> Vec<String> {
-    let devices =
-        slices.iter().flat_map(|slice| slice["spec"]["devices"].as_array().cloned().unwrap_or_default());
+    let devices = slices
+        .iter()
+        .flat_map(|slice| slice["spec"]["devices"].as_array().cloned().unwrap_or_default());
     devices.map(|device| device["name"].as_str().expect("a name").to_owned()).collect()
 }
 
@@ -38,7 +39,10 @@ async fn gpus_are_published_fenced_and_owned_by_the_node() {
     let _driver = node.start().await;
     let [slice] = &node.api.slices()[..] else { panic!("{:#?}", node.api.slices()) };
     assert_eq!(slice["spec"]["nodeName"], "node-a");
-    assert_eq!(slice["spec"]["pool"], json!({"name": "node-a", "generation": 1, "resourceSliceCount": 1}));
+    assert_eq!(
+        slice["spec"]["pool"],
+        json!({"name": "node-a", "generation": 1, "resourceSliceCount": 1})
+    );
     assert_eq!(slice["metadata"]["ownerReferences"][0]["uid"], "uid-of-the-node");
     assert_eq!(slice["metadata"]["ownerReferences"][0]["controller"], true);
     for device in slice["spec"]["devices"].as_array().expect("devices") {
@@ -52,9 +56,12 @@ async fn memory_is_published_as_often_as_the_setting_says_with_the_truth_beside_
     let node = Node::with_gpus(1);
     let memory_ratio = MemoryRatio::from_percent(150).expect("a ratio");
     let settings = Settings { memory_ratio, ..node.settings() };
-    let _driver = node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
-    let slices =
-        node.api.wait_for("the slice", |api| Some(api.slices()).filter(|slices| !slices.is_empty())).await;
+    let _driver =
+        node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
+    let slices = node
+        .api
+        .wait_for("the slice", |api| Some(api.slices()).filter(|slices| !slices.is_empty()))
+        .await;
     let device = &slices[0]["spec"]["devices"][0];
     assert_eq!(device["capacity"]["memory"]["value"], "24Gi");
     assert_eq!(device["attributes"]["physicalMemory"]["string"], "16Gi");
@@ -65,7 +72,8 @@ async fn a_gpu_with_a_share_that_may_not_spill_is_published_with_what_it_has() {
     let node = Node::with_gpus(2);
     let memory_ratio = MemoryRatio::from_percent(150).expect("a ratio");
     let settings = Settings { memory_ratio, ..node.settings() };
-    let _driver = node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
+    let _driver =
+        node.start_with(settings, Arc::new(node.mounts.clone())).await.expect("it starts");
     let published = async |what: &str, memory: [&str; 2]| {
         let is_so = |slices: &Vec<Value>| {
             let devices = slices.first().and_then(|slice| slice["spec"]["devices"].as_array());
@@ -92,8 +100,10 @@ async fn what_the_kubelet_wipes_is_back_in_a_later_generation() {
     let node = Node::with_gpus(2);
     let _driver = node.start().await;
     node.api.wipe_slices();
-    let slices =
-        node.api.wait_for("the slice", |api| Some(api.slices()).filter(|slices| !slices.is_empty())).await;
+    let slices = node
+        .api
+        .wait_for("the slice", |api| Some(api.slices()).filter(|slices| !slices.is_empty()))
+        .await;
     assert_eq!(devices(&slices), names(0..2));
     assert_eq!(generation(&slices[0]), 2);
 }
@@ -111,7 +121,8 @@ async fn what_others_change_is_changed_back() {
     let slice = node
         .api
         .wait_for("the fence", |api| {
-            Some(api.slices()[0].clone()).filter(|slice| !slice["spec"]["devices"][0]["taints"].is_null())
+            Some(api.slices()[0].clone())
+                .filter(|slice| !slice["spec"]["devices"][0]["taints"].is_null())
         })
         .await;
     assert_eq!(
@@ -149,10 +160,14 @@ async fn many_gpus_take_several_slices_of_one_generation() {
         );
     }
 
-    // One of them deleted: both are of the next generation, so that no reader takes the old one for complete.
+    // One of them deleted: both are of the next generation, so that no reader takes the old one for
+    // complete.
     node.api.delete_slice(slices[1]["metadata"]["name"].as_str().expect("a name"));
-    let both = |slices: &Vec<Value>| slices.len() == 2 && slices.iter().all(|slice| generation(slice) == 2);
-    let slices = node.api.wait_for("both in generation 2", |api| Some(api.slices()).filter(both)).await;
+    let both = |slices: &Vec<Value>| {
+        slices.len() == 2 && slices.iter().all(|slice| generation(slice) == 2)
+    };
+    let slices =
+        node.api.wait_for("both in generation 2", |api| Some(api.slices()).filter(both)).await;
     assert_eq!(devices(&slices), names(0..70));
 }
 
@@ -183,7 +198,8 @@ async fn an_api_server_that_drops_the_fence_gets_no_devices() {
     let node = Node::with_gpus(1);
     node.api.drop_taints();
     let edges = node.settings();
-    let driver = node.start_with(edges, std::sync::Arc::new(node.mounts.clone())).await.expect("it starts");
+    let driver =
+        node.start_with(edges, std::sync::Arc::new(node.mounts.clone())).await.expect("it starts");
     let failed = |text: String| text.contains("tessera_driver_slice_failures_total 1");
     node.api
         .wait_for("the slice to be withdrawn", |api| {
@@ -196,13 +212,17 @@ async fn an_api_server_that_drops_the_fence_gets_no_devices() {
 async fn the_order_of_devices_can_follow_their_use() {
     let node = Node::with_gpus(3);
     let settings = Settings { device_order: DeviceOrder::FreeLast, ..node.settings() };
-    let _driver =
-        node.start_with(settings, std::sync::Arc::new(node.mounts.clone())).await.expect("it starts");
+    let _driver = node
+        .start_with(settings, std::sync::Arc::new(node.mounts.clone()))
+        .await
+        .expect("it starts");
     node.api.wait_for("a slice", |api| (!api.slices().is_empty()).then_some(())).await;
     let kubelet = stand_in::kubelet::Kubelet::register(&node.path("kubelet")).await;
     kubelet.prepare(node.allocate("a", &[(2, 1, 0)])).await.expect("prepared");
     node.api
-        .wait_for("the GPU in use first", |api| (devices(&api.slices()) == names([2, 0, 1])).then_some(()))
+        .wait_for("the GPU in use first", |api| {
+            (devices(&api.slices()) == names([2, 0, 1])).then_some(())
+        })
         .await;
 }
 

@@ -13,16 +13,20 @@ use tessera_driver::{driver::Settings, mode::Mode};
 
 fn taints(node: &Node) -> Vec<Vec<String>> {
     let slices = node.api.slices();
-    let devices =
-        slices.iter().flat_map(|slice| slice["spec"]["devices"].as_array().cloned().unwrap_or_default());
+    let devices = slices
+        .iter()
+        .flat_map(|slice| slice["spec"]["devices"].as_array().cloned().unwrap_or_default());
     let key = |taint: &Value| taint["key"].as_str().expect("a key").to_owned();
-    devices.map(|device| device["taints"].as_array().into_iter().flatten().map(key).collect()).collect()
+    devices
+        .map(|device| device["taints"].as_array().into_iter().flatten().map(key).collect())
+        .collect()
 }
 
 async fn taints_are(node: &Node, wanted: &[&str]) {
     let wanted: Vec<String> = wanted.iter().map(|key| format!("gpu.tessera.dev/{key}")).collect();
     let what = format!("taints {wanted:?}");
-    let all = |found: Vec<Vec<String>>| !found.is_empty() && found.iter().all(|taints| *taints == wanted);
+    let all =
+        |found: Vec<Vec<String>>| !found.is_empty() && found.iter().all(|taints| *taints == wanted);
     node.api.wait_for(&what, |_| all(taints(node)).then_some(())).await;
 }
 
@@ -32,7 +36,8 @@ async fn sees_slices(node: &Node) {
     node.api.edit_slice(&name, |slice| {
         slice["metadata"]["annotations"]["gpu.tessera.dev/topology"] = json!("nonsense")
     });
-    let is_right = |slice: &Value| slice["metadata"]["annotations"]["gpu.tessera.dev/topology"].is_null();
+    let is_right =
+        |slice: &Value| slice["metadata"]["annotations"]["gpu.tessera.dev/topology"].is_null();
     node.api.wait_for("the slice put right", |api| is_right(&api.slices()[0]).then_some(())).await;
 }
 
@@ -104,7 +109,11 @@ async fn what_only_the_controller_can_do_is_refused_with_the_field_and_the_fix()
     assert!(note.contains("capacity.requests.memory"), "{note}");
     node.api.put_claim(configured("plain", &[(0, 1, 0)], &json!({"sharing": "Intercept"})));
     kubelet.prepare(asked("plain")).await.expect("nothing that needs the controller");
-    node.api.put_claim(configured("spills", &[(0, 1, 0)], &json!({"memory": {"oversubscribe": true}})));
+    node.api.put_claim(configured(
+        "spills",
+        &[(0, 1, 0)],
+        &json!({"memory": {"oversubscribe": true}}),
+    ));
     kubelet.prepare(asked("spills")).await.expect("driver and interceptor do it");
 }
 

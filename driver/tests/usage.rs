@@ -36,7 +36,8 @@ struct Ledger(File);
 
 impl Ledger {
     fn of(node: &Node, claim: &str) -> Self {
-        let file = File::options().read(true).write(true).open(path(node, claim)).expect("a ledger");
+        let file =
+            File::options().read(true).write(true).open(path(node, claim)).expect("a ledger");
         Self(file)
     }
 
@@ -71,7 +72,8 @@ impl Ledger {
 
 fn path(node: &Node, claim: &str) -> PathBuf {
     let claim_uid = ClaimUid::new(uid(claim)).expect("a UID");
-    let share = ClaimDeviceName::of_result(&claim_uid, 0, Some(&share_id(claim, 0))).expect("a name");
+    let share =
+        ClaimDeviceName::of_result(&claim_uid, 0, Some(&share_id(claim, 0))).expect("a name");
     node.paths().ledger(&share)
 }
 
@@ -85,7 +87,10 @@ fn show(node: &Node, pid: u32, cgroup: &str) {
     let start = u64::from(pid) * 10;
     let write = |name: &str, text: String| fs::write(directory.join(name), text).expect("written");
     write("status", format!("Name:\tpython\nNSpid:\t99{pid}\t{pid}\n"));
-    write("stat", format!("99{pid} (python) S 1 1 1 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 {start} 0 0"));
+    write(
+        "stat",
+        format!("99{pid} (python) S 1 1 1 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 {start} 0 0"),
+    );
     write("cgroup", format!("0::{cgroup}\n"));
     symlink(format!("pid:[{NAMESPACE}]"), directory.join("ns/pid")).expect("linked");
 }
@@ -99,15 +104,19 @@ fn holds(pid: u32, mebibytes: u64) -> GpuProcess {
 }
 
 fn lines<'t>(metrics: &'t str, name: &str) -> Vec<&'t str> {
-    let of_family =
-        |line: &&str| line.starts_with(&format!("{name}{{")) || line.starts_with(&format!("{name} "));
+    let of_family = |line: &&str| {
+        line.starts_with(&format!("{name}{{")) || line.starts_with(&format!("{name} "))
+    };
     metrics.lines().filter(of_family).collect()
 }
 
 /// The values of a metric of the only share.
 fn value(driver: &Driver, name: &str) -> Vec<String> {
     let metrics = driver.metrics().render();
-    lines(&metrics, name).iter().map(|line| line.rsplit(' ').next().expect("a value").to_owned()).collect()
+    lines(&metrics, name)
+        .iter()
+        .map(|line| line.rsplit(' ').next().expect("a value").to_owned())
+        .collect()
 }
 
 async fn with_share(node: &Node) -> Driver {
@@ -148,9 +157,11 @@ async fn each_share_says_what_it_may_take_and_what_its_living_processes_hold() {
     assert_eq!(value(&driver, "tessera_share_gpu_seconds_total"), ["2.25"]);
     let metrics = driver.metrics().render();
     let limit = lines(&metrics, "tessera_share_memory_limit_bytes");
-    for label in
-        [r#"namespace="ns""#, r#"resourceclaim="a""#, r#"uuid="GPU-00000000-0000-0000-0000-000000000000""#]
-    {
+    for label in [
+        r#"namespace="ns""#,
+        r#"resourceclaim="a""#,
+        r#"uuid="GPU-00000000-0000-0000-0000-000000000000""#,
+    ] {
         assert!(limit[0].contains(label), "{label} is not in {limit:?}");
     }
     drop(alive);
@@ -205,7 +216,8 @@ async fn audit() {
 fn told(node: &Node) -> Vec<String> {
     let of_memory = |event: &serde_json::Value| event["reason"] == "GpuMemoryUnaccounted";
     let events = node.api.events();
-    let notes = events.iter().filter(|event| of_memory(event)).map(|event| event["note"].to_string());
+    let notes =
+        events.iter().filter(|event| of_memory(event)).map(|event| event["note"].to_string());
     notes.collect()
 }
 
@@ -229,8 +241,10 @@ fn maps(node: &Node, pid: u32, claim: &str) {
     use std::os::unix::fs::MetadataExt;
     let ledger = fs::metadata(path(node, claim)).expect("a ledger");
     let (major, minor) = (rustix::fs::major(ledger.dev()), rustix::fs::minor(ledger.dev()));
-    let line =
-        format!("7f00-7f10 rw-s 00000000 {major:02x}:{minor:02x} {} /dev/tessera/x/ledger\n", ledger.ino());
+    let line = format!(
+        "7f00-7f10 rw-s 00000000 {major:02x}:{minor:02x} {} /dev/tessera/x/ledger\n",
+        ledger.ino()
+    );
     fs::write(node.path("proc").join(pid.to_string()).join("maps"), line).expect("written");
 }
 
@@ -239,7 +253,8 @@ async fn what_the_host_has_told_a_process_finds_its_slot_where_the_process_has_t
     let node = Node::with_gpus(1);
     let driver = with_share(&node).await;
     let ledger = Ledger::of(&node, "a");
-    // Both say who they are as no `/proc` of theirs has it; the second names a process that is another's.
+    // Both say who they are as no `/proc` of theirs has it; the second names a process that is
+    // another's.
     for (slot, pid) in [(0, 100), (1, 101)] {
         ledger.process(slot, pid, 1500 * MIB);
         let at = HEADER_LEN + slot * SLOT_LEN;
@@ -251,7 +266,10 @@ async fn what_the_host_has_told_a_process_finds_its_slot_where_the_process_has_t
     let _alive = [0, 1].map(|slot| Ledger::lives(&node, "a", slot));
     node.machine.hold(0, &[holds(100, 1600), holds(101, 1600)]);
     while value(&driver, "tessera_gpu_unaccounted_memory_bytes") != [(1600 * MIB).to_string()] {
-        assert_ne!(value(&driver, "tessera_gpu_unaccounted_memory_bytes"), [(3200 * MIB).to_string()]);
+        assert_ne!(
+            value(&driver, "tessera_gpu_unaccounted_memory_bytes"),
+            [(3200 * MIB).to_string()]
+        );
         audit().await;
         tokio::task::yield_now().await;
     }
@@ -284,7 +302,8 @@ async fn a_process_of_a_pod_that_no_ledger_has_is_told_of_once() {
         show(&node, pid, &of_pod());
     }
     show(&node, 103, "/system.slice/dcgm.service");
-    // Accounted for, with a context on top; more than that; in no ledger; nobody's; not to be seen from here; only a context.
+    // Accounted for, with a context on top; more than that; in no ledger; nobody's; not to be seen
+    // from here; only a context.
     let holding = [
         holds(100, 900),
         holds(101, 1500),
@@ -301,10 +320,15 @@ async fn a_process_of_a_pod_that_no_ledger_has_is_told_of_once() {
         audit().await;
         tokio::task::yield_now().await;
     }
-    assert_eq!(value(&driver, "tessera_gpu_unaccounted_memory_bytes"), [((1200 + 1064) * MIB).to_string()]);
+    assert_eq!(
+        value(&driver, "tessera_gpu_unaccounted_memory_bytes"),
+        [((1200 + 1064) * MIB).to_string()]
+    );
     node.api.wait_for("two events", |_| (told(&node).len() == 2).then_some(())).await;
     let notes = told(&node).join("\n");
-    for part in ["process 101", "process 102", "1064 MiB", "in no ledger", "300 MiB in its ledgers", POD] {
+    for part in
+        ["process 101", "process 102", "1064 MiB", "in no ledger", "300 MiB in its ledgers", POD]
+    {
         assert!(notes.contains(part), "{part} is not in {notes}");
     }
 
@@ -331,7 +355,9 @@ async fn processes_of_the_pod_that_runs_mps_daemons_are_nobody_s_to_account_for(
     const KEEPER_POD: &str = "2e1d3c4f-0b52-4d4c-9f66-1e7a3c2b5d88";
     let node = Node::with_gpus(1);
     let driver = with_share(&node).await;
-    let _lock = KeeperLock::take(&MpsPaths::new(node.paths().root())).expect("a lock").expect("nobody else");
+    let _lock = KeeperLock::take(&MpsPaths::new(node.paths().root()))
+        .expect("a lock")
+        .expect("nobody else");
     let of_keeper = format!("/kubepods/besteffort/pod{KEEPER_POD}/77aa");
     for (pid, cgroup) in [(std::process::id(), &of_keeper), (101, &of_keeper), (102, &of_pod())] {
         show(&node, pid, cgroup);

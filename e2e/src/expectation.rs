@@ -1,7 +1,7 @@
 //! Comparing what is expected with what was seen.
 //!
-//! An object holds if each of its fields does, others may be there; a list must have the same length. `null` stands for
-//! "not there". A text is compared as such, except
+//! An object holds if each of its fields does, others may be there; a list must have the same
+//! length. `null` stands for "not there". A text is compared as such, except
 //!
 //! - against a number: then it is a quantity (`19Gi`);
 //! - where it starts with `<=`, `>=`, `<`, `>` or `!=`: then the rest is compared in that way;
@@ -48,15 +48,16 @@ fn text_holds(place: &str, text: &str, seen: &Value) -> Result<(), String> {
     for (sign, holds) in SIGNS {
         if let Some(rest) = text.strip_prefix(sign) {
             let seen = amount(seen).ok_or_else(differs)?;
-            let wanted = Quantity::parse(rest.trim()).map_err(|error| format!("`{text}`: {error}"))?;
+            let wanted =
+                Quantity::parse(rest.trim()).map_err(|error| format!("`{text}`: {error}"))?;
             return if holds(seen.cmp(&wanted)) { Ok(()) } else { Err(differs()) };
         }
     }
     let holds = match seen {
         Value::String(seen) => seen == text,
-        Value::Number(_) => {
-            amount(seen).zip(Quantity::parse(text).ok()).is_some_and(|(seen, wanted)| seen == wanted)
-        }
+        Value::Number(_) => amount(seen)
+            .zip(Quantity::parse(text).ok())
+            .is_some_and(|(seen, wanted)| seen == wanted),
         _ => false,
     };
     if holds { Ok(()) } else { Err(differs()) }

@@ -1,4 +1,5 @@
-//! Runs scenarios and trials as a test program does: it lists them, filters them, prints a line for each, and ends with an exit code.
+//! Runs scenarios and trials as a test program does: it lists them, filters them, prints a line for
+//! each, and ends with an exit code.
 
 mod arguments;
 
@@ -80,10 +81,15 @@ pub fn everything(more: Vec<Trial>) -> anyhow::Result<Vec<Trial>> {
     Ok(trials)
 }
 
-/// The `main` of a test program: lists the trials or hands those selected to `run`, as the program's arguments say.
+/// The `main` of a test program: lists the trials or hands those selected to `run`, as the
+/// program's arguments say.
 ///
-/// Nothing is started where the trials are listed, or where a filter matches none of them: that fails with exit code 2.
-pub async fn main<F>(trials: anyhow::Result<Vec<Trial>>, run: impl FnOnce(Vec<Trial>) -> F) -> ExitCode
+/// Nothing is started where the trials are listed, or where a filter matches none of them: that
+/// fails with exit code 2.
+pub async fn main<F>(
+    trials: anyhow::Result<Vec<Trial>>,
+    run: impl FnOnce(Vec<Trial>) -> F,
+) -> ExitCode
 where
     F: Future<Output = anyhow::Result<Report>>,
 {
@@ -118,8 +124,9 @@ impl Report {
         Self { skipped: vec![(name.to_owned(), reason)], ..Self::default() }
     }
 
-    /// Runs trials one after the other and prints a line for each. Once `lost` ends, the trial under way has failed, and the
-    /// others are not run: each would wait for the cluster, for up to a quarter of an hour.
+    /// Runs trials one after the other and prints a line for each. Once `lost` ends, the trial
+    /// under way has failed, and the others are not run: each would wait for the cluster, for
+    /// up to a quarter of an hour.
     pub async fn of(trials: Vec<Trial>, cluster: &Cluster, lost: impl Future<Output = ()>) -> Self {
         let lost = lost.shared();
         let mut report = Self::default();
@@ -172,7 +179,12 @@ impl Report {
         for name in &self.failed {
             println!("FAILED: {name}");
         }
-        println!("{} passed, {} failed, {} skipped", self.passed, self.failed.len(), self.skipped.len());
+        println!(
+            "{} passed, {} failed, {} skipped",
+            self.passed,
+            self.failed.len(),
+            self.skipped.len()
+        );
         if self.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
     }
 }
@@ -230,7 +242,8 @@ mod tests {
 
     #[tokio::test]
     async fn no_trial_waits_for_a_lost_cluster_or_begins_on_it() {
-        let trials = vec![Trial::new("waits", |_| pending()), trial("begins", || panic!("it has begun"))];
+        let trials =
+            vec![Trial::new("waits", |_| pending()), trial("begins", || panic!("it has begun"))];
         let report = Report::of(trials, &cluster(), ready(())).await;
         assert_eq!(report.failed, ["waits", "begins"]);
     }

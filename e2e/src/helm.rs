@@ -1,7 +1,7 @@
 //! Installing, upgrading and removing the chart as an operator does: the program `helm` of $PATH.
 //!
-//! `$TESSERA_E2E_HELM_VALUES` names the values with which the cluster's Tessera was installed; without it the trials that need
-//! it are skipped, since they could not put back what was there.
+//! `$TESSERA_E2E_HELM_VALUES` names the values with which the cluster's Tessera was installed;
+//! without it the trials that need it are skipped, since they could not put back what was there.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -34,7 +34,8 @@ impl Helm {
         self.release("install", &[]).await
     }
 
-    /// Upgrades the release to the chart with these settings and no others, and waits until it is ready.
+    /// Upgrades the release to the chart with these settings and no others, and waits until it is
+    /// ready.
     ///
     /// # Errors
     /// helm's own.

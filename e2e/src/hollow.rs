@@ -1,5 +1,6 @@
-//! Nodes without a kubelet: a Node object, a Lease that keeps it ready, and a slice of GPUs. What is bound there never starts,
-//! so that hundreds of pods cost what the control plane costs, and nothing else.
+//! Nodes without a kubelet: a Node object, a Lease that keeps it ready, and a slice of GPUs. What
+//! is bound there never starts, so that hundreds of pods cost what the control plane costs, and
+//! nothing else.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -31,7 +32,8 @@ const NODE_OF_TOKEN: &str = "impersonate-extra-authentication.kubernetes.io%2Fno
 /// Where the leases of nodes are.
 const LEASES: &str = "kube-node-lease";
 
-/// As a kubelet renews. kube-controller-manager gives a node up that was silent for 50 s (`--node-monitor-grace-period`).
+/// As a kubelet renews. kube-controller-manager gives a node up that was silent for 50 s
+/// (`--node-monitor-grace-period`).
 const HEARTBEAT: Duration = Duration::from_secs(10);
 
 /// The label of all of them; its value says whose they are.
@@ -70,7 +72,8 @@ pub struct HollowNodes {
 }
 
 impl HollowNodes {
-    /// Adds nodes. All that an earlier run has left go first, and their slices, whose GPUs would be counted.
+    /// Adds nodes. All that an earlier run has left go first, and their slices, whose GPUs would be
+    /// counted.
     ///
     /// # Errors
     /// What the API server says; slices of an earlier run stay.
@@ -114,7 +117,8 @@ impl HollowNodes {
         (json!({LABEL: self.whose}), json!([{"operator": "Exists"}]))
     }
 
-    /// Keeps them ready; ends only with an error. The renewals are spread over time, as those of kubelets are.
+    /// Keeps them ready; ends only with an error. The renewals are spread over time, as those of
+    /// kubelets are.
     ///
     /// # Errors
     /// What the API server says.
@@ -157,9 +161,10 @@ impl HollowNodes {
 
     async fn leave_one(&self, name: &str) -> anyhow::Result<()> {
         let params = DeleteParams::default();
-        for gone in
-            [self.nodes.delete(name, &params).await.err(), self.leases.delete(name, &params).await.err()]
-        {
+        for gone in [
+            self.nodes.delete(name, &params).await.err(),
+            self.leases.delete(name, &params).await.err(),
+        ] {
             match gone {
                 None => {}
                 Some(kube::Error::Api(status)) if status.is_not_found() => {}
@@ -179,7 +184,8 @@ impl HollowNodes {
     }
 }
 
-/// Writes a slice as the driver of that node. Its client serves all nodes: hundreds of them would be as many connections.
+/// Writes a slice as the driver of that node. Its client serves all nodes: hundreds of them would
+/// be as many connections.
 async fn publish(client: &Client, node: &str, slice: &ResourceSlice) -> anyhow::Result<()> {
     let request = Request::new(ResourceSlice::url_path(&(), None));
     let mut request = request.create(&PostParams::default(), serde_json::to_vec(slice)?)?;
@@ -209,7 +215,8 @@ fn now_in_microseconds() -> String {
     jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%S%.6fZ").to_string()
 }
 
-/// GPUs of one node, every pair joined by NVLinks, as on a server with eight H100 behind NVSwitches.
+/// GPUs of one node, every pair joined by NVLinks, as on a server with eight H100 behind
+/// NVSwitches.
 fn inventory(node: u32, gpus: u32) -> anyhow::Result<Inventory> {
     let links = (0..gpus).flat_map(|a| (a + 1..gpus).map(move |b| (a, b)));
     let link = |(a, b)| Ok(Link::new(uuid(node, a)?, uuid(node, b)?, LinkKind::NvLink(NVLINKS)));
@@ -223,7 +230,8 @@ fn gpu(node: u32, index: u32) -> anyhow::Result<Gpu> {
         uuid: uuid(node, index)?,
         index,
         minor: index,
-        // Nobody looks for it: trials ask for the GPUs of nodes that have containers by their product.
+        // Nobody looks for it: trials ask for the GPUs of nodes that have containers by their
+        // product.
         product_name: "Hollow".to_owned(),
         architecture: "Hopper".to_owned(),
         memory_bytes: 80 << 30,
@@ -258,12 +266,14 @@ mod tests {
     async fn slices_of_earlier_nodes_are_gone_when_others_join() {
         let cluster = SimCluster::start(ClusterOptions::default()).await.unwrap();
         let (client, fence) = (cluster.client(), Fence::Managed);
-        let earlier =
-            HollowNodes::join(&client, "earlier", Shape { nodes: 20, gpus: 8, fence }).await.unwrap();
+        let earlier = HollowNodes::join(&client, "earlier", Shape { nodes: 20, gpus: 8, fence })
+            .await
+            .unwrap();
         assert_eq!(slices(&client).await, 20);
         // As an interrupted run leaves its nodes; the next has fewer.
         drop(earlier);
-        let later = HollowNodes::join(&client, "later", Shape { nodes: 2, gpus: 4, fence }).await.unwrap();
+        let later =
+            HollowNodes::join(&client, "later", Shape { nodes: 2, gpus: 4, fence }).await.unwrap();
         assert_eq!(slices(&client).await, 2);
         assert_eq!(GpuInventory::read(&client).await.unwrap().len(), 8);
         later.leave().await.unwrap();

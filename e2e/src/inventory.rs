@@ -34,7 +34,8 @@ impl GpuInventory {
     /// What the API server says.
     pub async fn read(client: &Client) -> Result<Self, kube::Error> {
         let api: Api<ResourceSlice> = Api::all(client.clone());
-        let slices = api.list(&ListParams::default().fields(&format!("spec.driver={DRIVER}"))).await?;
+        let slices =
+            api.list(&ListParams::default().fields(&format!("spec.driver={DRIVER}"))).await?;
         Ok(Self::of(slices.items))
     }
 
@@ -59,14 +60,16 @@ impl GpuInventory {
         inventory
     }
 
-    /// The first node with at least `count` GPUs whose product name has that word, in whatever case.
+    /// The first node with at least `count` GPUs whose product name has that word, in whatever
+    /// case.
     pub fn node_with(&self, word: &str, count: usize) -> Option<&str> {
         let word = word.to_lowercase();
         self.nodes.iter().find_map(|(pool, node)| {
             let of_pool = self.devices.iter().filter(|((of, _), _)| of == pool);
             let matching = of_pool.filter(|(_, device)| {
                 let name = attribute(device, "productName");
-                name.as_str().is_some_and(|name| name.to_lowercase().split(' ').any(|part| part == word))
+                name.as_str()
+                    .is_some_and(|name| name.to_lowercase().split(' ').any(|part| part == word))
             });
             (matching.count() >= count).then_some(node.as_str())
         })
@@ -113,8 +116,9 @@ impl GpuInventory {
 pub struct GpuNodes(Arc<OnceCell<BTreeSet<String>>>);
 
 impl GpuNodes {
-    /// Waits until all of them publish every slice of their pool. A kubelet that starts deletes the slices of its node, and the driver
-    /// publishes them anew: a test that reads them in between finds no GPUs there.
+    /// Waits until all of them publish every slice of their pool. A kubelet that starts deletes the
+    /// slices of its node, and the driver publishes them anew: a test that reads them in
+    /// between finds no GPUs there.
     ///
     /// # Errors
     /// [`WaitError`]; at the first look also without a node that publishes.
@@ -126,7 +130,9 @@ impl GpuNodes {
             let publishing: BTreeSet<String> =
                 nodes_with_whole_pool(slices).into_iter().map(str::to_owned).collect();
             let missing = match &first {
-                Some(nodes) => nodes.difference(&publishing).cloned().collect::<Vec<_>>().join(", "),
+                Some(nodes) => {
+                    nodes.difference(&publishing).cloned().collect::<Vec<_>>().join(", ")
+                }
                 None if publishing.is_empty() => "any".to_owned(),
                 None => String::new(),
             };
@@ -146,8 +152,9 @@ impl GpuNodes {
 /// An attribute's value, whatever its type; `null` without one.
 pub fn attribute(device: &Device, name: &str) -> Value {
     let attributes = device.attributes.as_ref();
-    let value = attributes
-        .and_then(|attributes| attributes.get(name).or_else(|| attributes.get(&format!("{DRIVER}/{name}"))));
+    let value = attributes.and_then(|attributes| {
+        attributes.get(name).or_else(|| attributes.get(&format!("{DRIVER}/{name}")))
+    });
     let value = value.and_then(|value| serde_json::to_value(value).ok()).unwrap_or_default();
     value.as_object().and_then(|fields| fields.values().next().cloned()).unwrap_or_default()
 }

@@ -43,18 +43,26 @@ pub enum LeftoverError {
 /// Some still do after minutes.
 pub async fn none_allocated(client: &Client) -> Result<(), LeftoverError> {
     let judge = |claims: &[ResourceClaim]| {
-        let holding: Vec<_> = claims.iter().filter(|claim| holds_device(claim)).map(full_name).collect();
+        let holding: Vec<_> =
+            claims.iter().filter(|claim| holds_device(claim)).map(full_name).collect();
         if holding.is_empty() { Verdict::Done(()) } else { Verdict::NotYet(holding.join(", ")) }
     };
-    Ok(wait::until(Api::all(client.clone()), Default::default(), "no claim to hold a GPU", PATIENCE, judge)
-        .await?)
+    Ok(wait::until(
+        Api::all(client.clone()),
+        Default::default(),
+        "no claim to hold a GPU",
+        PATIENCE,
+        judge,
+    )
+    .await?)
 }
 
 /// Whether a device of the driver under test is allocated to the claim.
 pub fn holds_device(claim: &ResourceClaim) -> bool {
     let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
-    let results =
-        allocation.and_then(|allocation| allocation.devices.as_ref()).and_then(|d| d.results.as_ref());
+    let results = allocation
+        .and_then(|allocation| allocation.devices.as_ref())
+        .and_then(|d| d.results.as_ref());
     results.into_iter().flatten().any(|result| result.driver == DRIVER)
 }
 
@@ -66,7 +74,11 @@ fn full_name<K: kube::Resource>(object: &K) -> String {
 ///
 /// # Errors
 /// The server refuses, or it takes too long.
-pub async fn delete_namespace(client: &Client, name: &str, within: Duration) -> Result<(), LeftoverError> {
+pub async fn delete_namespace(
+    client: &Client,
+    name: &str,
+    within: Duration,
+) -> Result<(), LeftoverError> {
     let namespaces: Api<Namespace> = Api::all(client.clone());
     match namespaces.delete(name, &DeleteParams::default()).await {
         Ok(_) => {}
@@ -80,9 +92,12 @@ pub async fn delete_namespace(client: &Client, name: &str, within: Duration) -> 
     }
     let judge = |namespace: Option<&Namespace>| match namespace {
         None => Verdict::Done(()),
-        Some(namespace) => Verdict::NotYet(serde_json::to_string(&namespace.status).unwrap_or_default()),
+        Some(namespace) => {
+            Verdict::NotYet(serde_json::to_string(&namespace.status).unwrap_or_default())
+        }
     };
-    Ok(wait::until_one(namespaces, name, &format!("namespace {name} to be gone"), within, judge).await?)
+    Ok(wait::until_one(namespaces, name, &format!("namespace {name} to be gone"), within, judge)
+        .await?)
 }
 
 /// Says that a namespace that is gone took its pods and claims along.
@@ -90,14 +105,17 @@ pub async fn delete_namespace(client: &Client, name: &str, within: Duration) -> 
 /// # Errors
 /// Some are left.
 pub async fn none_of_namespace(client: &Client, namespace: &str) -> Result<(), LeftoverError> {
-    let failed =
-        |error| LeftoverError::Api { what: format!("list objects of {namespace}"), source: Box::new(error) };
+    let failed = |error| LeftoverError::Api {
+        what: format!("list objects of {namespace}"),
+        source: Box::new(error),
+    };
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
     let claims: Api<ResourceClaim> = Api::namespaced(client.clone(), namespace);
     let pods = pods.list(&ListParams::default()).await.map_err(failed)?;
     let claims = claims.list(&ListParams::default()).await.map_err(failed)?;
     let names = pods.iter().map(|pod| format!("Pod {}", pod.name_any()));
-    let names = names.chain(claims.iter().map(|claim| format!("ResourceClaim {}", claim.name_any())));
+    let names =
+        names.chain(claims.iter().map(|claim| format!("ResourceClaim {}", claim.name_any())));
     let objects = names.collect::<Vec<_>>().join(", ");
     if objects.is_empty() {
         Ok(())

@@ -9,8 +9,8 @@
 //!                                             +------ operations: $TESSERA_E2E_NODE -----+
 //! ```
 //!
-//! Nothing here sleeps for a fixed time and hopes: every wait is for something that a watch or a log stream tells, with a
-//! deadline, and says what it saw last when that passes.
+//! Nothing here sleeps for a fixed time and hopes: every wait is for something that a watch or a
+//! log stream tells, with a deadline, and says what it saw last when that passes.
 #![forbid(unsafe_code)]
 
 pub mod expectation;

@@ -26,7 +26,11 @@ pub struct UnknownKind {
 ///
 /// # Errors
 /// The kind is not in the list.
-pub fn api(client: &Client, kind: &str, namespace: &str) -> Result<Api<DynamicObject>, UnknownKind> {
+pub fn api(
+    client: &Client,
+    kind: &str,
+    namespace: &str,
+) -> Result<Api<DynamicObject>, UnknownKind> {
     let (api_version, namespaced) = look_up(kind)?;
     let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
     let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
@@ -95,6 +99,9 @@ mod tests {
     #[test]
     fn an_unknown_kind_is_refused_with_the_known_ones() {
         let error = complete(&json!({"kind": "Deployment"}), 1).unwrap_err().to_string();
-        assert!(error.contains("`Deployment`") && error.contains("ResourceClaimTemplate"), "{error}");
+        assert!(
+            error.contains("`Deployment`") && error.contains("ResourceClaimTemplate"),
+            "{error}"
+        );
     }
 }

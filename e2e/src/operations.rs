@@ -1,7 +1,8 @@
 //! Acting on the machines of a cluster: restarting components, breaking GPUs, looking for residue.
 //!
-//! `$TESSERA_E2E_NODE` names the program that does it: `e2e/cluster/node.sh` on the real cluster, what
-//! `tessera-simcluster serve` writes on the stand-ins. Without it, trials that need it are skipped.
+//! `$TESSERA_E2E_NODE` names the program that does it: `e2e/cluster/node.sh` on the real cluster,
+//! what `tessera-simcluster serve` writes on the stand-ins. Without it, trials that need it are
+//! skipped.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -9,7 +10,8 @@ use std::time::Duration;
 
 use tokio::process::Command;
 
-/// Time for one action: more than `e2e/cluster/node.sh` takes until it gives up by itself, and says what it has waited for.
+/// Time for one action: more than `e2e/cluster/node.sh` takes until it gives up by itself, and says
+/// what it has waited for.
 const PATIENCE: Duration = Duration::from_secs(600);
 
 /// An action failed.
@@ -63,8 +65,11 @@ impl Operations {
     pub async fn run(&self, words: &[&str]) -> Result<String, OperationError> {
         let action = words.join(" ");
         let failed = |source| OperationError::Run { program: self.program.clone(), source };
-        let running =
-            Command::new(&self.program).args(words).stdin(Stdio::null()).kill_on_drop(true).output();
+        let running = Command::new(&self.program)
+            .args(words)
+            .stdin(Stdio::null())
+            .kill_on_drop(true)
+            .output();
         let output = tokio::time::timeout(PATIENCE, running)
             .await
             .map_err(|_| OperationError::TooLong { action: action.clone() })?
@@ -88,6 +93,9 @@ mod tests {
         let patience = SETTINGS.lines().find_map(|line| line.strip_prefix("patience=")).unwrap();
         let wait = Duration::from_secs(patience.parse().unwrap());
         // What is done between them is no wait, and takes seconds.
-        assert!(PATIENCE >= 2 * wait + Duration::from_secs(120), "{PATIENCE:?} for two waits of {wait:?}");
+        assert!(
+            PATIENCE >= 2 * wait + Duration::from_secs(120),
+            "{PATIENCE:?} for two waits of {wait:?}"
+        );
     }
 }

@@ -48,7 +48,8 @@ impl Plugin {
             .arg(&self.kubeconfig)
             .kill_on_drop(true);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().with_context(|| format!("cannot run {}", self.program.display()))?;
+        let mut child =
+            command.spawn().with_context(|| format!("cannot run {}", self.program.display()))?;
         let mut stdin = child.stdin.take().context("the input is piped")?;
         stdin.write_all(input.as_bytes()).await?;
         drop(stdin);
@@ -60,6 +61,9 @@ impl Plugin {
             words.join(" "),
             String::from_utf8_lossy(&output.stderr).trim()
         );
-        Ok(Answer { code, result: serde_json::from_slice(&output.stdout).context("its output is no JSON")? })
+        Ok(Answer {
+            code,
+            result: serde_json::from_slice(&output.stdout).context("its output is no JSON")?,
+        })
     }
 }

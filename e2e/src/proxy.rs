@@ -6,8 +6,8 @@
 //!                       a write that matches waits here
 //! ```
 //!
-//! What happens between two moments of somebody else's program can then be made to happen, instead of waiting for it. Answers
-//! pass as they come, so that watches do.
+//! What happens between two moments of somebody else's program can then be made to happen, instead
+//! of waiting for it. Answers pass as they come, so that watches do.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -134,7 +134,11 @@ async fn pass(
     response
 }
 
-async fn forward(client: &Client, mut parts: Parts, body: Bytes) -> Result<Response<Body>, kube::Error> {
+async fn forward(
+    client: &Client,
+    mut parts: Parts,
+    body: Bytes,
+) -> Result<Response<Body>, kube::Error> {
     of_one_connection(&mut parts.headers);
     // Both come anew: another server, another body.
     parts.headers.remove(header::HOST);
@@ -147,8 +151,13 @@ async fn forward(client: &Client, mut parts: Parts, body: Bytes) -> Result<Respo
 
 /// Removes what concerns one connection and not the request (RFC 9110, section 7.6.1).
 fn of_one_connection(headers: &mut HeaderMap) {
-    for name in [header::CONNECTION, header::TRANSFER_ENCODING, header::UPGRADE, header::TE, header::TRAILER]
-    {
+    for name in [
+        header::CONNECTION,
+        header::TRANSFER_ENCODING,
+        header::UPGRADE,
+        header::TE,
+        header::TRAILER,
+    ] {
         headers.remove(name);
     }
 }

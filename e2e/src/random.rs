@@ -1,4 +1,5 @@
-//! Random choices that a seed repeats: SplitMix64 (Steele, Lea, Flood 2014). Good enough to draw lots, and nothing else.
+//! Random choices that a seed repeats: SplitMix64 (Steele, Lea, Flood 2014). Good enough to draw
+//! lots, and nothing else.
 
 /// A sequence of random numbers.
 #[derive(Clone, Debug)]
@@ -12,7 +13,8 @@ impl Random {
 
     /// A seed that nobody has chosen: the nanoseconds of now.
     pub fn fresh_seed() -> u64 {
-        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let since =
+            std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         // Short enough to type.
         u64::from(since.subsec_nanos()) ^ (since.as_secs() & 0xffff)
     }
@@ -59,7 +61,8 @@ mod tests {
     #[test]
     fn numbers_stay_between_their_bounds_and_reach_both() {
         let mut random = Random::new(1);
-        let drawn: std::collections::BTreeSet<u64> = (0..200).map(|_| random.between(3, 6)).collect();
+        let drawn: std::collections::BTreeSet<u64> =
+            (0..200).map(|_| random.between(3, 6)).collect();
         assert_eq!(drawn, [3, 4, 5, 6].into());
     }
 }

@@ -143,8 +143,9 @@ impl Runner {
         let clean_up = |source| ScenarioFailure::CleanUp { source };
         let published = self.gpu_nodes.publish(&self.client).await;
         published.map_err(|error| clean_up(error.into()))?;
-        let inventory =
-            GpuInventory::read(&self.client).await.map_err(|error| clean_up(api("list slices", error)))?;
+        let inventory = GpuInventory::read(&self.client)
+            .await
+            .map_err(|error| clean_up(api("list slices", error)))?;
         let namespace = format!("scn-{}", file.name);
         let mut values = BTreeMap::from([("namespace".to_owned(), namespace.clone())]);
         for (word, count) in &file.needs {
@@ -188,7 +189,9 @@ impl Run<'_> {
 
     async fn steps(&mut self, scenario: &Scenario) -> Result<(), ScenarioFailure> {
         for (index, step) in scenario.steps.iter().enumerate() {
-            self.step(step).await.map_err(|source| ScenarioFailure::Step { number: index + 1, source })?;
+            self.step(step)
+                .await
+                .map_err(|source| ScenarioFailure::Step { number: index + 1, source })?;
         }
         self.still_once().await.map_err(|source| ScenarioFailure::CleanUp { source })
     }
@@ -245,7 +248,10 @@ impl Run<'_> {
     }
 
     async fn delete_one(&self, kind: &str, name: &str) -> Result<(), StepError> {
-        match objects::api(self.client, kind, &self.namespace)?.delete(name, &DeleteParams::default()).await {
+        match objects::api(self.client, kind, &self.namespace)?
+            .delete(name, &DeleteParams::default())
+            .await
+        {
             Ok(_) => Ok(()),
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
             Err(error) => Err(api(&format!("delete {kind} {name}"), error)),

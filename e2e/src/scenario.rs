@@ -7,7 +7,8 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// How long a step may take unless it says otherwise. A real cluster pulls nothing and yet needs some seconds per pod.
+/// How long a step may take unless it says otherwise. A real cluster pulls nothing and yet needs
+/// some seconds per pod.
 const PATIENCE: u64 = 300;
 
 /// A scenario file could not be understood.
@@ -40,7 +41,8 @@ pub struct Scenario {
     pub name: String,
     /// What must hold, in a sentence or two.
     pub about: String,
-    /// GPUs that must be there on one node, by a word of their product name. Steps call that node `${node.WORD}`.
+    /// GPUs that must be there on one node, by a word of their product name. Steps call that node
+    /// `${node.WORD}`.
     #[serde(default)]
     pub needs: BTreeMap<String, usize>,
     /// In order.
@@ -263,7 +265,8 @@ impl TryFrom<String> for ClaimRef {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
-        let (pods, claim) = text.split_once('/').ok_or_else(|| format!("`{text}`: write POD/CLAIM"))?;
+        let (pods, claim) =
+            text.split_once('/').ok_or_else(|| format!("`{text}`: write POD/CLAIM"))?;
         Ok(Self { pods: expand(pods), claim: claim.to_owned() })
     }
 }
@@ -282,7 +285,8 @@ impl TryFrom<String> for ObjectRef {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
-        let (kind, names) = text.split_once('/').ok_or_else(|| format!("`{text}`: write KIND/NAME"))?;
+        let (kind, names) =
+            text.split_once('/').ok_or_else(|| format!("`{text}`: write KIND/NAME"))?;
         Ok(Self { kind: kind.to_owned(), names: expand(names) })
     }
 }
@@ -338,8 +342,9 @@ impl ScenarioFile {
 }
 
 fn parse(path: &Path, name: &str, text: &str) -> Result<Scenario, ScenarioError> {
-    let mut scenario: Scenario = serde_saphyr::from_str(text)
-        .map_err(|source| ScenarioError::Parse { path: path.to_owned(), source: Box::new(source) })?;
+    let mut scenario: Scenario = serde_saphyr::from_str(text).map_err(|source| {
+        ScenarioError::Parse { path: path.to_owned(), source: Box::new(source) }
+    })?;
     scenario.name = name.to_owned();
     Ok(scenario)
 }

@@ -1,4 +1,5 @@
-//! A cluster of stand-ins in a process of its own: `tessera-simcluster serve`, around the real programs.
+//! A cluster of stand-ins in a process of its own: `tessera-simcluster serve`, around the real
+//! programs.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -12,8 +13,8 @@ use tokio::process::{Child, Command};
 const PACKAGES: &str = "-p tessera-simcluster -p tessera-driver -p tessera-controller -p tessera-probe -p tessera-fake-world \
                         -p tessera-fake-nvml -p tessera-fake-cuda -p tessera-fake-clock -p tessera-intercept -p tessera-cli";
 
-/// From nothing to a ready cluster takes two seconds; a debug build on a busy machine needs more. It gives up by itself before this, and
-/// says what it has waited for.
+/// From nothing to a ready cluster takes two seconds; a debug build on a busy machine needs more.
+/// It gives up by itself before this, and says what it has waited for.
 const PATIENCE: Duration = Duration::from_secs(900);
 
 /// Cargo puts the programs of all packages into the parent of the directory that tests are in.
@@ -36,7 +37,8 @@ pub fn program() -> anyhow::Result<PathBuf> {
 /// # Errors
 /// The program does not start.
 pub async fn no_namespaces(program: &Path) -> anyhow::Result<Option<String>> {
-    let output = Command::new(program).arg("namespaces-try-out").stdin(Stdio::null()).output().await?;
+    let output =
+        Command::new(program).arg("namespaces-try-out").stdin(Stdio::null()).output().await?;
     let reason = String::from_utf8_lossy(&output.stderr);
     let reason = reason.trim().trim_start_matches("tessera-simcluster: ");
     Ok((!output.status.success()).then(|| reason.to_owned()))
@@ -48,11 +50,16 @@ pub struct Served {
 }
 
 impl Served {
-    /// Starts it and waits until it is ready; its kubeconfig and `node.sh` are in `run_directory` then.
+    /// Starts it and waits until it is ready; its kubeconfig and `node.sh` are in `run_directory`
+    /// then.
     ///
     /// # Errors
     /// It does not start.
-    pub async fn start(program: &Path, run_directory: &Path, flags: &[&str]) -> anyhow::Result<Self> {
+    pub async fn start(
+        program: &Path,
+        run_directory: &Path,
+        flags: &[&str],
+    ) -> anyhow::Result<Self> {
         let mut child = Command::new(program)
             .arg("serve")
             .arg("--run-directory")
@@ -80,8 +87,9 @@ impl Served {
         let pid = self.child.id().context("the cluster ended by itself")?;
         let asked = Command::new("kill").arg(pid.to_string()).status().await?;
         anyhow::ensure!(asked.success(), "cannot signal the cluster");
-        let status =
-            tokio::time::timeout(PATIENCE, self.child.wait()).await.context("the cluster does not end")??;
+        let status = tokio::time::timeout(PATIENCE, self.child.wait())
+            .await
+            .context("the cluster does not end")??;
         anyhow::ensure!(status.success(), "the cluster ended with {status}");
         Ok(())
     }

@@ -1,4 +1,5 @@
-//! Trials: what scenarios cannot say, since it needs hands on the machines or an eye on every moment.
+//! Trials: what scenarios cannot say, since it needs hands on the machines or an eye on every
+//! moment.
 
 mod admission;
 mod bench;
@@ -119,7 +120,8 @@ impl Cluster {
     /// # Errors
     /// The configuration makes no client.
     pub fn new(config: Config, operations: Option<Operations>) -> Result<Self, kube::Error> {
-        // With several linked in, rustls does not choose. An error means that the process has chosen already.
+        // With several linked in, rustls does not choose. An error means that the process has
+        // chosen already.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let client = Client::try_from(config.clone())?;
         let gpu_nodes = GpuNodes::default();
@@ -148,8 +150,9 @@ impl Cluster {
         &self.gpu_nodes
     }
 
-    /// Ends when so many reads in a row have failed that no trial keeps its API server down for as long: two minutes at least. Counted,
-    /// since a trial that holds this thread up holds a clock up as well.
+    /// Ends when so many reads in a row have failed that no trial keeps its API server down for as
+    /// long: two minutes at least. Counted, since a trial that holds this thread up holds a
+    /// clock up as well.
     pub async fn lost(&self) {
         const READS: u32 = 24;
         const PAUSE: Duration = Duration::from_secs(5);
@@ -167,7 +170,9 @@ impl Cluster {
 /// One trial in a namespace of its own.
 macro_rules! trial {
     ($name:literal, $run:expr) => {
-        Trial::new(concat!("trial/", $name), async move |cluster| Bench::new(&cluster, $name).run($run).await)
+        Trial::new(concat!("trial/", $name), async move |cluster| {
+            Bench::new(&cluster, $name).run($run).await
+        })
     };
 }
 
@@ -231,10 +236,13 @@ pub fn on_real_cluster() -> Vec<Trial> {
     ]
 }
 
-/// Faults of the API server, by a plan from each seed, and clocks that are wrong. Only the stand-ins can do that, when they are
-/// served with `--clocks`.
+/// Faults of the API server, by a plan from each seed, and clocks that are wrong. Only the
+/// stand-ins can do that, when they are served with `--clocks`.
 pub fn on_faulty_cluster(seeds: Vec<u64>) -> Vec<Trial> {
-    vec![trial!("wrong-clock", clock::of_a_node), trial!("chaos", |bench| chaos::survived(bench, seeds))]
+    vec![
+        trial!("wrong-clock", clock::of_a_node),
+        trial!("chaos", |bench| chaos::survived(bench, seeds)),
+    ]
 }
 
 /// What has to come after everything else.

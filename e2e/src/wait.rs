@@ -61,12 +61,16 @@ where
         Self { stream, objects: Vec::new(), listing: true }
     }
 
-    /// A watch that has begun: unless it is interrupted, it shows every state that an object is in after this, also one that is over at
-    /// once.
+    /// A watch that has begun: unless it is interrupted, it shows every state that an object is in
+    /// after this, also one that is over at once.
     ///
     /// # Errors
     /// [`WaitError`].
-    pub async fn begun(api: Api<K>, selector: watcher::Config, within: Duration) -> Result<Self, WaitError> {
+    pub async fn begun(
+        api: Api<K>,
+        selector: watcher::Config,
+        within: Duration,
+    ) -> Result<Self, WaitError> {
         let mut watch = Self::of(api, selector);
         watch.until("a watch to begin", within, |_| Verdict::Done(())).await?;
         Ok(watch)
@@ -123,8 +127,8 @@ where
     }
 }
 
-/// Watches objects until `judge` is content with all of them together. A state that is over before the watch begins is not
-/// seen: for that, see [`Watch::begun`].
+/// Watches objects until `judge` is content with all of them together. A state that is over before
+/// the watch begins is not seen: for that, see [`Watch::begun`].
 ///
 /// # Errors
 /// [`WaitError`]. Errors of the watch itself are retried until the deadline.

@@ -1,6 +1,8 @@
-//! Everything that an API server can do to its clients, by plan, around the real driver, controller and interceptor.
+//! Everything that an API server can do to its clients, by plan, around the real driver, controller
+//! and interceptor.
 //!
-//! `TESSERA_CHAOS_SEED=n` replays a seed; `TESSERA_CHAOS_RUNS=n` tries that many new ones. Otherwise the same few each time.
+//! `TESSERA_CHAOS_SEED=n` replays a seed; `TESSERA_CHAOS_RUNS=n` tries that many new ones.
+//! Otherwise the same few each time.
 
 use std::process::ExitCode;
 
@@ -29,7 +31,8 @@ async fn run(trials: Vec<Trial>) -> anyhow::Result<Report> {
     let mut served = Served::start(&program, directory.path(), &["--clocks"]).await?;
     // By the entrance that no fault touches.
     let kubeconfig = Kubeconfig::read_from(directory.path().join("observer.kubeconfig"))?;
-    let config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+    let config =
+        kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
     let operations = Operations::by(directory.path().join("node.sh"));
     let cluster = Cluster::new(config, Some(operations))?;
     let report = Report::of(trials, &cluster, cluster.lost()).await;
@@ -39,7 +42,9 @@ async fn run(trials: Vec<Trial>) -> anyhow::Result<Report> {
 
 fn seeds() -> anyhow::Result<Vec<u64>> {
     let number = |variable: &str| match std::env::var(variable) {
-        Ok(text) => text.parse().map(Some).with_context(|| format!("{variable} is no number: {text}")),
+        Ok(text) => {
+            text.parse().map(Some).with_context(|| format!("{variable} is no number: {text}"))
+        }
         Err(_) => Ok(None),
     };
     if let Some(seed) = number("TESSERA_CHAOS_SEED")? {

@@ -1,4 +1,5 @@
-//! Scenarios and trials on the cluster of $KUBECONFIG: `make e2e` starts a real one, any other will do.
+//! Scenarios and trials on the cluster of $KUBECONFIG: `make e2e` starts a real one, any other will
+//! do.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -15,7 +16,10 @@ async fn main() -> ExitCode {
 
 async fn run(trials: Vec<Trial>) -> anyhow::Result<Report> {
     let Some(kubeconfig) = std::env::var_os("KUBECONFIG").map(PathBuf::from) else {
-        return Ok(Report::skipped("cluster", "KUBECONFIG is not set; `make e2e` starts a cluster".into()));
+        return Ok(Report::skipped(
+            "cluster",
+            "KUBECONFIG is not set; `make e2e` starts a cluster".into(),
+        ));
     };
     let cluster = Cluster::new(kube::Config::infer().await?, Operations::from_environment())?;
     let cluster = cluster.with_plugin(Plugin::beside_tests(&kubeconfig)?);

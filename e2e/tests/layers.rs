@@ -30,8 +30,11 @@ fn allowed() -> BTreeMap<String, Dependencies> {
         let [name, directory, _what, shipped, tests] = cells[..] else {
             panic!("a row with other cells: {row}")
         };
-        let entry =
-            Dependencies { directory: directory.into(), shipped: words(shipped), tests: words(tests) };
+        let entry = Dependencies {
+            directory: directory.into(),
+            shipped: words(shipped),
+            tests: words(tests),
+        };
         (name.to_owned(), entry)
     })
     .collect()
@@ -52,12 +55,14 @@ fn actual() -> BTreeMap<String, Dependencies> {
 fn package(package: &Value) -> (String, Dependencies) {
     let manifest = Path::new(package["manifest_path"].as_str().unwrap());
     let directory = manifest.parent().unwrap().strip_prefix(repository()).unwrap();
-    let mut found = Dependencies { directory: directory.display().to_string(), ..Dependencies::default() };
+    let mut found =
+        Dependencies { directory: directory.display().to_string(), ..Dependencies::default() };
     for dependency in package["dependencies"].as_array().unwrap() {
         let name = dependency["name"].as_str().unwrap();
         // Ours are those that come by path.
         if dependency["path"].is_string() {
-            let kind = if dependency["kind"] == "dev" { &mut found.tests } else { &mut found.shipped };
+            let kind =
+                if dependency["kind"] == "dev" { &mut found.tests } else { &mut found.shipped };
             kind.insert(name.to_owned());
         }
     }
@@ -66,8 +71,10 @@ fn package(package: &Value) -> (String, Dependencies) {
 
 #[test]
 fn every_crate_has_a_row_at_its_directory() {
-    let rows: BTreeMap<_, _> = allowed().into_iter().map(|(name, row)| (name, row.directory)).collect();
-    let crates: BTreeMap<_, _> = actual().into_iter().map(|(name, row)| (name, row.directory)).collect();
+    let rows: BTreeMap<_, _> =
+        allowed().into_iter().map(|(name, row)| (name, row.directory)).collect();
+    let crates: BTreeMap<_, _> =
+        actual().into_iter().map(|(name, row)| (name, row.directory)).collect();
     assert_eq!(rows, crates);
 }
 

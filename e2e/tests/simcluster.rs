@@ -1,4 +1,5 @@
-//! The same scenarios and trials on the cluster of stand-ins, around the real driver, controller and interceptor.
+//! The same scenarios and trials on the cluster of stand-ins, around the real driver, controller
+//! and interceptor.
 
 use std::process::ExitCode;
 
@@ -33,9 +34,11 @@ async fn run(trials: Vec<Trial>) -> anyhow::Result<Report> {
     let mut served = Served::start(&program, directory.path(), &[]).await?;
     let path = directory.path().join("kubeconfig");
     let kubeconfig = Kubeconfig::read_from(&path)?;
-    let config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+    let config =
+        kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
     let operations = Operations::by(directory.path().join("node.sh"));
-    let cluster = Cluster::new(config, Some(operations))?.with_sizes(Sizes::SIMULATED.or_from_environment()?);
+    let cluster =
+        Cluster::new(config, Some(operations))?.with_sizes(Sizes::SIMULATED.or_from_environment()?);
     let cluster = cluster.with_plugin(Plugin::beside_tests(&path)?);
     let report = Report::of(trials, &cluster, cluster.lost()).await;
     served.stop().await?;

@@ -6,10 +6,12 @@
 //!  sysfs ------------sysfs---+
 //! ```
 //!
-//! [`GpuLibrary`] is the seam: the driver knows hardware by it only. [`NvmlLibrary`] is the implementation; the library that it
-//! loads is NVIDIA's or, in tests and the demo, a fake with the same symbols and layouts. There is no third path.
+//! [`GpuLibrary`] is the seam: the driver knows hardware by it only. [`NvmlLibrary`] is the
+//! implementation; the library that it loads is NVIDIA's or, in tests and the demo, a fake with the
+//! same symbols and layouts. There is no third path.
 //!
-//! This crate has no tasks and no threads: calls block, and [`HealthWatch::wait`] blocks as long as it is told to.
+//! This crate has no tasks and no threads: calls block, and [`HealthWatch::wait`] blocks as long as
+//! it is told to.
 
 pub mod library;
 pub mod nvml;

@@ -9,15 +9,16 @@ use tessera_api::names::GpuUuid;
 use crate::recovery::RecoveryAction;
 use crate::xid::{Verdict, Xid};
 
-/// What the driver asks of a node's GPUs. All calls block; they take microseconds to milliseconds, but for
-/// [`HealthWatch::wait`], and may be made from any thread.
+/// What the driver asks of a node's GPUs. All calls block; they take microseconds to milliseconds,
+/// but for [`HealthWatch::wait`], and may be made from any thread.
 pub trait GpuLibrary: Send + Sync {
-    /// Looks at all GPUs. Called again, it sees what has changed since; where the library could not be loaded before, it
-    /// tries again.
+    /// Looks at all GPUs. Called again, it sees what has changed since; where the library could not
+    /// be loaded before, it tries again.
     ///
     /// # Errors
-    /// There is no usable library or kernel driver. A GPU that cannot be used is no error: it is among
-    /// [`Inventory::unpublished`], with the reason. A GPU that an earlier call saw and that is gone is there too, as lost.
+    /// There is no usable library or kernel driver. A GPU that cannot be used is no error: it is
+    /// among [`Inventory::unpublished`], with the reason. A GPU that an earlier call saw and
+    /// that is gone is there too, as lost.
     fn inventory(&self) -> Result<Inventory, LibraryError>;
 
     /// Memory of a GPU now.
@@ -26,19 +27,22 @@ pub trait GpuLibrary: Send + Sync {
     /// The GPU is lost or unknown, or the library fails.
     fn memory(&self, gpu: &GpuUuid) -> Result<GpuMemory, LibraryError>;
 
-    /// Processes that hold memory on a GPU now, for computing or for graphics, in order of their ids, which are as this process's PID namespace has them.
+    /// Processes that hold memory on a GPU now, for computing or for graphics, in order of their
+    /// ids, which are as this process's PID namespace has them.
     ///
     /// # Errors
     /// The GPU is lost or unknown, or the library fails.
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, LibraryError>;
 
-    /// What NVIDIA's driver asks for before new processes may use the GPU; `None` where the driver does not know that question.
+    /// What NVIDIA's driver asks for before new processes may use the GPU; `None` where the driver
+    /// does not know that question.
     ///
     /// # Errors
     /// The GPU is lost or unknown, or the library fails.
     fn recovery_action(&self, gpu: &GpuUuid) -> Result<Option<RecoveryAction>, LibraryError>;
 
-    /// Starts to watch the health of these GPUs. Events from before are not reported; a GPU that is lost already is.
+    /// Starts to watch the health of these GPUs. Events from before are not reported; a GPU that is
+    /// lost already is.
     ///
     /// # Errors
     /// There is no usable library or kernel driver.
@@ -47,8 +51,9 @@ pub trait GpuLibrary: Send + Sync {
 
 /// Watches the health of some GPUs.
 pub trait HealthWatch: Send {
-    /// Waits until something happens to one of them, at most for so long, and returns everything that has; nothing if
-    /// nothing has. Besides waiting for events it asks every GPU whether it is still there: not every loss is announced.
+    /// Waits until something happens to one of them, at most for so long, and returns everything
+    /// that has; nothing if nothing has. Besides waiting for events it asks every GPU whether
+    /// it is still there: not every loss is announced.
     ///
     /// # Errors
     /// The library fails altogether. What was watched stays watched; call again after a pause.
@@ -88,7 +93,8 @@ impl HealthEventKind {
         }
     }
 
-    /// What it means for the GPU; `None` for [`HealthEventKind::Back`], which undoes a loss and nothing else.
+    /// What it means for the GPU; `None` for [`HealthEventKind::Back`], which undoes a loss and
+    /// nothing else.
     pub fn verdict(self) -> Option<Verdict> {
         match self {
             Self::Lost | Self::DoubleBitEcc => Some(Verdict::Unhealthy),
@@ -103,13 +109,16 @@ impl HealthEventKind {
             return None;
         }
         let (code, message) = match self {
-            Self::Lost => {
-                ("Lost".to_owned(), "the GPU no longer answers; it may have fallen off the bus".to_owned())
-            }
+            Self::Lost => (
+                "Lost".to_owned(),
+                "the GPU no longer answers; it may have fallen off the bus".to_owned(),
+            ),
             Self::DoubleBitEcc => {
                 ("DoubleBitEcc".to_owned(), "a memory error could not be corrected".to_owned())
             }
-            Self::Xid(xid) => (format!("Xid{}", xid.0), format!("XID {}: {}", xid.0, xid.description())),
+            Self::Xid(xid) => {
+                (format!("Xid{}", xid.0), format!("XID {}: {}", xid.0, xid.description()))
+            }
             Self::Back => return None,
         };
         Some(Health::Unhealthy { code, message })

@@ -50,8 +50,9 @@ impl Default for NvmlOptions {
 
 /// The GPUs of this node, by NVML.
 ///
-/// The library is loaded when it is first needed and, if that fails or the kernel driver is replaced under it, again at the next
-/// [look](GpuLibrary::inventory): a driver that is installed later is found without a restart.
+/// The library is loaded when it is first needed and, if that fails or the kernel driver is
+/// replaced under it, again at the next [look](GpuLibrary::inventory): a driver that is installed
+/// later is found without a restart.
 #[derive(Debug)]
 pub struct NvmlLibrary {
     options: NvmlOptions,
@@ -66,7 +67,8 @@ impl NvmlLibrary {
         Self { options, session: Mutex::new(None), known: Mutex::default() }
     }
 
-    /// The file that NVML was loaded from; none before it was, and where the dynamic loader found it.
+    /// The file that NVML was loaded from; none before it was, and where the dynamic loader found
+    /// it.
     pub fn library_path(&self) -> Option<PathBuf> {
         self.session.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.library_path()
     }
@@ -93,16 +95,16 @@ impl NvmlLibrary {
         ask: impl FnOnce(&Device<'_>) -> Result<T, NvmlError>,
     ) -> Result<T, LibraryError> {
         let session = self.session()?;
-        session.nvml().device_by_uuid(gpu.as_str()).and_then(|device| ask(&device)).map_err(|source| {
-            match source {
+        session.nvml().device_by_uuid(gpu.as_str()).and_then(|device| ask(&device)).map_err(
+            |source| match source {
                 NvmlError::GpuLost | NvmlError::NotFound => LibraryError::Lost { gpu: gpu.clone() },
                 source => LibraryError::GpuCall { gpu: gpu.clone(), call, source },
-            }
-        })
+            },
+        )
     }
 
-    /// Remembers the GPUs that are there, and names those that were there before and are gone: NVML counts a lost GPU and does not
-    /// say which it was, or has stopped counting it.
+    /// Remembers the GPUs that are there, and names those that were there before and are gone: NVML
+    /// counts a lost GPU and does not say which it was, or has stopped counting it.
     fn account_for_lost(&self, gpus: &[Gpu], unpublished: &mut Vec<Unpublished>) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let here: BTreeSet<&GpuUuid> = gpus
@@ -122,7 +124,8 @@ impl NvmlLibrary {
                 pci_bus_id: Some(seen.pci_bus_id),
                 reason: UnpublishedReason::Lost,
             };
-            let nameless = |other: &&mut Unpublished| other.uuid.is_none() && other.index == lost.index;
+            let nameless =
+                |other: &&mut Unpublished| other.uuid.is_none() && other.index == lost.index;
             match unpublished.iter_mut().find(nameless) {
                 Some(other) => *other = lost,
                 None => unpublished.push(lost),
@@ -163,7 +166,8 @@ impl GpuLibrary for NvmlLibrary {
     }
 
     fn memory(&self, gpu: &GpuUuid) -> Result<GpuMemory, LibraryError> {
-        let memory = self.with_gpu(gpu, "nvmlDeviceGetMemoryInfo_v2", |device| device.memory_info())?;
+        let memory =
+            self.with_gpu(gpu, "nvmlDeviceGetMemoryInfo_v2", |device| device.memory_info())?;
         Ok(GpuMemory { total: memory.total, used: memory.used, free: memory.free })
     }
 
@@ -171,11 +175,12 @@ impl GpuLibrary for NvmlLibrary {
         let call = "nvmlDeviceGetComputeRunningProcesses_v3";
         let computing = self.with_gpu(gpu, call, |device| device.running_compute_processes())?;
         let call = "nvmlDeviceGetGraphicsRunningProcesses_v3";
-        let drawing = self.with_gpu(gpu, call, |device| match device.running_graphics_processes() {
-            // A GPU that cannot draw, or a driver that does not say.
-            Err(NvmlError::NotSupported | NvmlError::FailedToLoadSymbol(_)) => Ok(Vec::new()),
-            answer => answer,
-        })?;
+        let drawing =
+            self.with_gpu(gpu, call, |device| match device.running_graphics_processes() {
+                // A GPU that cannot draw, or a driver that does not say.
+                Err(NvmlError::NotSupported | NvmlError::FailedToLoadSymbol(_)) => Ok(Vec::new()),
+                answer => answer,
+            })?;
         let bytes = |used| match used {
             UsedGpuMemory::Used(bytes) => Some(bytes),
             UsedGpuMemory::Unavailable => None,
@@ -193,10 +198,11 @@ impl GpuLibrary for NvmlLibrary {
     fn recovery_action(&self, gpu: &GpuUuid) -> Result<Option<RecoveryAction>, LibraryError> {
         self.with_gpu(gpu, "nvmlDeviceGetFieldValues", |device| match recovery_action(device) {
             Ok(action) => Ok(Some(action)),
-            // A driver that does not know the field says one of these, or does not have the function.
-            Err(NvmlError::NotSupported | NvmlError::InvalidArg | NvmlError::FailedToLoadSymbol(_)) => {
-                Ok(None)
-            }
+            // A driver that does not know the field says one of these, or does not have the
+            // function.
+            Err(
+                NvmlError::NotSupported | NvmlError::InvalidArg | NvmlError::FailedToLoadSymbol(_),
+            ) => Ok(None),
             Err(error) => Err(error),
         })
     }

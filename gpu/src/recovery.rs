@@ -1,7 +1,7 @@
 //! What NVIDIA's driver says has to be done before a GPU can be used again.
 //!
-//! The field `NVML_FI_DEV_GET_GPU_RECOVERY_ACTION` of `nvmlDeviceGetFieldValues`, in drivers since 565. "None" means by NVIDIA's
-//! own words that the GPU can be used again at once by a new process
+//! The field `NVML_FI_DEV_GET_GPU_RECOVERY_ACTION` of `nvmlDeviceGetFieldValues`, in drivers since
+//! 565. "None" means by NVIDIA's own words that the GPU can be used again at once by a new process
 //! (<https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/error-recovery-and-response-flags.html>). A row remapping that is
 //! pending is not an action: applications go on, and new ones may be started.
 

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 /// The library's name to the dynamic loader.
 pub const NVML: &str = "libnvidia-ml.so.1";
 
-/// Library directories of the distributions that NVIDIA packages its driver for: Debian's multiarch, Fedora's, the plain ones.
-/// The order is that of NVIDIA's own container toolkit.
+/// Library directories of the distributions that NVIDIA packages its driver for: Debian's
+/// multiarch, Fedora's, the plain ones. The order is that of NVIDIA's own container toolkit.
 const DIRECTORIES: [&str; 8] = [
     "usr/lib64",
     "usr/lib/x86_64-linux-gnu",
@@ -52,15 +52,17 @@ impl std::fmt::Display for Candidate {
 
 /// The places to look at, best first.
 ///
-/// An explicit path is the only candidate: who names a library does not want another. Else the existing files below the
-/// driver root, then below a driver container's root in it, and at last what the loader finds.
+/// An explicit path is the only candidate: who names a library does not want another. Else the
+/// existing files below the driver root, then below a driver container's root in it, and at last
+/// what the loader finds.
 pub fn candidates(explicit: Option<&Path>, driver_root: &Path) -> Vec<Candidate> {
     if let Some(path) = explicit {
         return vec![Candidate::File(path.to_owned())];
     }
     let roots = [driver_root.to_owned(), driver_root.join(DRIVER_CONTAINER)];
-    let files =
-        roots.iter().flat_map(|root| DIRECTORIES.iter().map(|directory| root.join(directory).join(NVML)));
+    let files = roots
+        .iter()
+        .flat_map(|root| DIRECTORIES.iter().map(|directory| root.join(directory).join(NVML)));
     files.filter(|path| path.exists()).map(Candidate::File).chain([Candidate::Loader]).collect()
 }
 

@@ -1,7 +1,8 @@
 //! Where a PCI device is, by the kernel's word.
 //!
-//! NVML knows the distance between two GPUs and not the place of one: PCIe root and NUMA node come from
-//! `<sysfs>/bus/pci/devices/<address>`, a link into `<sysfs>/devices/pci<domain>:<bus>/<bridge>/.../<address>`.
+//! NVML knows the distance between two GPUs and not the place of one: PCIe root and NUMA node come
+//! from `<sysfs>/bus/pci/devices/<address>`, a link into
+//! `<sysfs>/devices/pci<domain>:<bus>/<bridge>/.../<address>`.
 
 use std::fs;
 use std::io;
@@ -55,7 +56,8 @@ pub struct Place {
 /// The device is not there, or sysfs does not look as the kernel's does.
 pub fn place(root: &Path, device: &PciBusId) -> Result<Place, SysfsError> {
     let link = root.join("bus/pci/devices").join(device.to_string());
-    let missing = |source| SysfsError::Missing { device: device.clone(), path: link.clone(), source };
+    let missing =
+        |source| SysfsError::Missing { device: device.clone(), path: link.clone(), source };
     let path = fs::canonicalize(&link).map_err(missing)?;
     let pcie_root = host_bridge(&path)
         .ok_or_else(|| SysfsError::NoRoot { device: device.clone(), path: path.clone() })?;

@@ -2,8 +2,9 @@
 //!
 //! An XID is how NVIDIA's kernel driver reports an error
 //! (<https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html>). Most mean that the GPU must be reset or its node
-//! looked after; some are an application's own doing, or are noted for later, and the GPU goes on serving others. Shared
-//! GPUs make the difference matter: one tenant's bad pointer (31) must not take the GPU away from the rest.
+//! looked after; some are an application's own doing, or are noted for later, and the GPU goes on
+//! serving others. Shared GPUs make the difference matter: one tenant's bad pointer (31) must not
+//! take the GPU away from the rest.
 
 use std::ops::RangeInclusive;
 
@@ -27,9 +28,10 @@ pub enum Verdict {
 /// XIDs with the words for them.
 type Words = [(RangeInclusive<u64>, &'static str)];
 
-/// For these the catalogue says to restart the application, or NVIDIA's device plugin takes them for application errors
-/// (k8s-device-plugin, `internal/rm/health.go`: 13, 31, 43, 45, 68, 109). 94 was contained in the application. Where 109 or 45 is
-/// more than that, the recovery action says so.
+/// For these the catalogue says to restart the application, or NVIDIA's device plugin takes them
+/// for application errors (k8s-device-plugin, `internal/rm/health.go`: 13, 31, 43, 45, 68, 109). 94
+/// was contained in the application. Where 109 or 45 is more than that, the recovery action says
+/// so.
 const APPLICATION: &Words = &[
     (8..=8, "GPU stopped processing a channel"),
     (11..=11, "invalid or corrupted push buffer stream"),
@@ -59,8 +61,8 @@ const APPLICATION: &Words = &[
     (139..=139, "optical flow engine exception"),
 ];
 
-/// The catalogue says to ignore these, or to look at them at a convenient time. After 63 the GPU has repaired itself and wants a
-/// reset some time.
+/// The catalogue says to ignore these, or to look at them at a convenient time. After 63 the GPU
+/// has repaired itself and wants a reset some time.
 const NOTICE: &Words = &[
     (14..=14, "test of the error path"),
     (37..=37, "unknown method"),
@@ -100,13 +102,24 @@ const UNHEALTHY: &Words = &[
 /// The XID that announces another recovery action.
 const RECOVERY_ACTION_CHANGED: u64 = 154;
 
-/// After these, drivers since 565 set the recovery action if one is needed (catalogue, column "Xid 154 linkage"). After others it
-/// may stay "none" although the GPU is broken.
-const SETS_RECOVERY_ACTION: &[RangeInclusive<u64>] =
-    &[48..=48, 62..=64, 74..=74, 79..=79, 94..=95, 110..=110, 120..=120, 136..=136, 144..=150, 155..=156];
+/// After these, drivers since 565 set the recovery action if one is needed (catalogue, column "Xid
+/// 154 linkage"). After others it may stay "none" although the GPU is broken.
+const SETS_RECOVERY_ACTION: &[RangeInclusive<u64>] = &[
+    48..=48,
+    62..=64,
+    74..=74,
+    79..=79,
+    94..=95,
+    110..=110,
+    120..=120,
+    136..=136,
+    144..=150,
+    155..=156,
+];
 
 impl Xid {
-    /// What to conclude. An XID that is not listed is taken seriously: new ones are added for new ways to fail.
+    /// What to conclude. An XID that is not listed is taken seriously: new ones are added for new
+    /// ways to fail.
     pub fn verdict(self) -> Verdict {
         if self.0 == RECOVERY_ACTION_CHANGED {
             Verdict::RecoveryAction

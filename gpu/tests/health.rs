@@ -9,7 +9,8 @@ use tessera_api::names::GpuUuid;
 use tessera_fake_world::control::{self, EventKind, ForeignProcess};
 use tessera_fake_world::{StatePlace, Usage, shipped};
 use tessera_gpu::{
-    GpuLibrary as _, GpuProcess, HealthEvent, HealthEventKind, HealthWatch, LibraryError, RecoveryAction, Xid,
+    GpuLibrary as _, GpuProcess, HealthEvent, HealthEventKind, HealthWatch, LibraryError,
+    RecoveryAction, Xid,
 };
 
 use node::Node;
@@ -30,7 +31,9 @@ fn event(gpu: GpuUuid, kind: HealthEventKind) -> HealthEvent {
 impl Node {
     fn happens(&self, index: usize, kind: EventKind) {
         let uuid = &self.world.gpus[index].uuid;
-        self.control.update(|control| control.push_event(uuid, kind)).expect("the control file is written");
+        self.control
+            .update(|control| control.push_event(uuid, kind))
+            .expect("the control file is written");
     }
 
     fn hangs(&self, index: usize, hung: bool) {

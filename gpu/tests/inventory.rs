@@ -18,15 +18,17 @@ fn cliques(inventory: &Inventory) -> Vec<usize> {
 
 fn nvlinks(inventory: &Inventory, node: &Node, one: usize, other: usize) -> u32 {
     let (one, other) = (node.uuid(one), node.uuid(other));
-    let between =
-        |link: &&tessera_api::Link| [&link.a, &link.b].into_iter().all(|end| *end == one || *end == other);
+    let between = |link: &&tessera_api::Link| {
+        [&link.a, &link.b].into_iter().all(|end| *end == one || *end == other)
+    };
     inventory.links.iter().filter(between).map(tessera_api::Link::nvlinks).sum()
 }
 
 fn pcie(inventory: &Inventory, node: &Node, one: usize, other: usize) -> PcieLevel {
     let (one, other) = (node.uuid(one), node.uuid(other));
-    let between =
-        |link: &&tessera_api::Link| [&link.a, &link.b].into_iter().all(|end| *end == one || *end == other);
+    let between = |link: &&tessera_api::Link| {
+        [&link.a, &link.b].into_iter().all(|end| *end == one || *end == other)
+    };
     let mut levels = inventory.links.iter().filter(between).filter_map(|link| match link.kind {
         LinkKind::Pcie(level) => Some(level),
         LinkKind::NvLink(_) => None,
@@ -40,7 +42,11 @@ fn every_gpu_of_every_shipped_world_is_described_as_the_world_says() {
         let node = Node::new(text);
         let library = node.library();
         let inventory = library.inventory().unwrap();
-        assert_eq!(inventory.gpus.len() + inventory.unpublished.len(), node.world.gpus.len(), "{name}");
+        assert_eq!(
+            inventory.gpus.len() + inventory.unpublished.len(),
+            node.world.gpus.len(),
+            "{name}"
+        );
         for gpu in &inventory.gpus {
             let expected = &node.world.gpus[gpu.index as usize];
             assert_eq!(gpu.uuid.as_str(), expected.uuid);
@@ -69,7 +75,10 @@ fn the_dgx_1v_has_its_mesh_and_two_cliques_of_four() {
         for other in one + 1..8 {
             let expected = node.world.direct_links(one, other) as u32;
             assert_eq!(nvlinks(&inventory, &node, one, other), expected, "{one}-{other}");
-            assert_eq!(pcie(&inventory, &node, one, other).word(), node.world.pcie_level(one, other).word());
+            assert_eq!(
+                pcie(&inventory, &node, one, other).word(),
+                node.world.pcie_level(one, other).word()
+            );
         }
     }
     assert_eq!(cliques(&inventory), [4, 4]);
@@ -104,13 +113,17 @@ fn a_gpu_in_mig_mode_is_not_published_and_the_reason_says_why() {
     let library = node.library();
     let inventory = library.inventory().unwrap();
     assert_eq!(inventory.gpus.len(), 4);
-    let [unpublished] = inventory.unpublished.as_slice() else { panic!("{:?}", inventory.unpublished) };
+    let [unpublished] = inventory.unpublished.as_slice() else {
+        panic!("{:?}", inventory.unpublished)
+    };
     assert_eq!(
         (unpublished.uuid.clone(), &unpublished.reason),
         (Some(node.uuid(3)), &UnpublishedReason::MigEnabled)
     );
     assert_eq!(cliques(&inventory), [2]);
-    node.control.update(|control| control.gpu_mut(&node.world.gpus[3].uuid).mig = Some(false)).unwrap();
+    node.control
+        .update(|control| control.gpu_mut(&node.world.gpus[3].uuid).mig = Some(false))
+        .unwrap();
     assert_eq!(library.inventory().unwrap().gpus.len(), 5, "seen when it is turned off");
 }
 
@@ -133,7 +146,9 @@ fn a_gpu_that_falls_off_the_bus_becomes_unpublished_by_name_and_comes_back() {
     node.lose(6);
     for _ in 0..2 {
         let inventory = library.inventory().unwrap();
-        let [lost] = inventory.unpublished.as_slice() else { panic!("{:?}", inventory.unpublished) };
+        let [lost] = inventory.unpublished.as_slice() else {
+            panic!("{:?}", inventory.unpublished)
+        };
         assert_eq!((lost.uuid.clone(), lost.index), (Some(node.uuid(6)), Some(6)));
         assert_eq!(lost.reason, UnpublishedReason::Lost);
         assert_eq!((inventory.gpus.len(), cliques(&inventory)), (7, vec![7]));
@@ -175,7 +190,10 @@ fn a_missing_library_is_an_error_that_says_where_it_was_looked_for_and_is_found_
     let error = library.inventory().unwrap_err();
     assert!(matches!(error, LibraryError::NotFound { .. }));
     let message = error.to_string();
-    assert!(message.contains(path.to_str().unwrap()) && message.contains("--nvml-library"), "{message}");
+    assert!(
+        message.contains(path.to_str().unwrap()) && message.contains("--nvml-library"),
+        "{message}"
+    );
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     fs::copy(node.nvml(), &path).unwrap();
     assert_eq!(library.inventory().unwrap().gpus.len(), 1, "tried again");

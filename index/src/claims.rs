@@ -4,7 +4,9 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim, ResourceClaimConsumerReference};
+use k8s_openapi::api::resource::v1::{
+    AllocationResult, ResourceClaim, ResourceClaimConsumerReference,
+};
 use tessera_allocator::model::{Claim, DeviceId, DeviceResult, NodeSelector, PodUid, Usage};
 use tessera_api::names::{ClaimUid, DRIVER_NAME, NodeName};
 
@@ -82,7 +84,8 @@ impl ClaimEntry {
     /// Takes over a newer state of the object. `false` = it is no newer than what is known.
     pub(crate) fn observe(&mut self, object: &Arc<ResourceClaim>) -> Result<bool, ConvertError> {
         let version = resource_version(object);
-        if version < self.version || (version == self.version && version != u64::MAX && self.object.is_some())
+        if version < self.version
+            || (version == self.version && version != u64::MAX && self.object.is_some())
         {
             return Ok(false);
         }
@@ -142,7 +145,8 @@ impl ClaimEntry {
         allocation.and_then(|a| a.allocation_timestamp.as_ref()).map_or(0, |t| t.0.as_second())
     }
 
-    /// Whether it is allocated, nobody has reserved it or is bound with it, and nobody is writing or deleting it.
+    /// Whether it is allocated, nobody has reserved it or is bound with it, and nobody is writing
+    /// or deleting it.
     pub(crate) fn is_idle(&self) -> bool {
         self.observed.is_some()
             && self.assumed.is_none()
@@ -155,12 +159,14 @@ impl ClaimEntry {
         self.object.as_ref().is_none_or(|o| o.metadata.deletion_timestamp.is_some())
     }
 
-    /// What has to count as taken now: both the state that is seen and the one that is assumed, and while a bound pod uses
-    /// the claim also what was booked on its node when it came. (Our pools are named after their nodes.)
+    /// What has to count as taken now: both the state that is seen and the one that is assumed, and
+    /// while a bound pod uses the claim also what was booked on its node when it came. (Our
+    /// pools are named after their nodes.)
     fn due(&self) -> Vec<DeviceResult> {
         let mut due: Vec<DeviceResult> = Vec::new();
-        let is_held =
-            |r: &&DeviceResult| self.users.values().any(|n| n.as_str() == r.device.pool.pool.as_str());
+        let is_held = |r: &&DeviceResult| {
+            self.users.values().any(|n| n.as_str() == r.device.pool.pool.as_str())
+        };
         for stated in [&self.observed, &self.assumed].into_iter().flatten() {
             include(&mut due, stated.results.iter());
         }
@@ -188,7 +194,8 @@ impl ClaimEntry {
     }
 }
 
-/// Our driver has no access for administrators yet: a claim that asks for it is told so before anything is allocated.
+/// Our driver has no access for administrators yet: a claim that asks for it is told so before
+/// anything is allocated.
 fn without_admin_access(mut claim: Claim) -> Claim {
     let alternatives = claim.requests.iter_mut().flat_map(|request| &mut request.alternatives);
     for alternative in alternatives.filter(|a| a.admin == Some(true)) {
@@ -197,8 +204,9 @@ fn without_admin_access(mut claim: Claim) -> Claim {
     claim
 }
 
-/// The most bytes of selectors that a claim may have. The API server takes 32 requests of 32 selectors of 10 KiB, and compiling
-/// 10 KiB takes 25 ms of the one thread that plans for everybody.
+/// The most bytes of selectors that a claim may have. The API server takes 32 requests of 32
+/// selectors of 10 KiB, and compiling 10 KiB takes 25 ms of the one thread that plans for
+/// everybody.
 const MAX_SELECTOR_BYTES: usize = 64 << 10;
 
 /// Refuses a claim with too many bytes of selectors, and drops them: they are never compiled.
@@ -212,8 +220,9 @@ fn within_limits(mut claim: Claim) -> Claim {
     claim
 }
 
-/// Adds what is stated of our devices to what is due. The same device for the same request is the same grant, told twice; but
-/// told twice in one statement it is two: kube-scheduler gives a request several shares of one device.
+/// Adds what is stated of our devices to what is due. The same device for the same request is the
+/// same grant, told twice; but told twice in one statement it is two: kube-scheduler gives a
+/// request several shares of one device.
 fn include<'r>(due: &mut Vec<DeviceResult>, stated: impl Iterator<Item = &'r DeviceResult>) {
     let mut told: Vec<bool> = vec![false; due.len()];
     for result in stated.filter(|r| r.device.pool.driver.as_str() == DRIVER_NAME) {
@@ -230,7 +239,8 @@ fn include<'r>(due: &mut Vec<DeviceResult>, stated: impl Iterator<Item = &'r Dev
     }
 }
 
-/// The version as a number: since 1.35 the API promises that they can be compared. Text that is no number is taken for new.
+/// The version as a number: since 1.35 the API promises that they can be compared. Text that is no
+/// number is taken for new.
 pub(crate) fn resource_version(object: &ResourceClaim) -> u64 {
     object.metadata.resource_version.as_deref().and_then(|v| v.parse().ok()).unwrap_or(u64::MAX)
 }

@@ -16,7 +16,8 @@ pub use pod::{requests as pod_requests, scheduling};
 pub(crate) use slice::taint;
 pub use slice::{Fence, slice};
 
-/// Why an object cannot be used. The object is left out and the error logged; an API server would not have accepted it.
+/// Why an object cannot be used. The object is left out and the error logged; an API server would
+/// not have accepted it.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum ConvertError {
     /// A field that must be there is not.

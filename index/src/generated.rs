@@ -1,11 +1,13 @@
 //! Claims made from templates, known as a pod's before the pod's status names them.
 //!
-//! kube-controller-manager makes all claims of a pod and then writes their names into its status; until then kube-scheduler
-//! leaves the pod alone. What is planned in between keeps nobody waiting. Which entry of which pod a claim was made for is told
-//! as kube-controller-manager tells it: by the owner that controls it and an annotation. Where there are two for one entry,
-//! it may name either, so neither counts before it has.
+//! kube-controller-manager makes all claims of a pod and then writes their names into its status;
+//! until then kube-scheduler leaves the pod alone. What is planned in between keeps nobody waiting.
+//! Which entry of which pod a claim was made for is told as kube-controller-manager tells it: by
+//! the owner that controls it and an annotation. Where there are two for one entry, it may name
+//! either, so neither counts before it has.
 //!
-//! This holds for pods without a node only. A bound pod is tied to its claims for good, so there only its status counts.
+//! This holds for pods without a node only. A bound pod is tied to its claims for good, so there
+//! only its status counts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,7 +30,8 @@ pub(crate) type Generated = BTreeMap<MadeFor, BTreeSet<ClaimUid>>;
 /// What the claim was made for, if for a pod.
 pub(crate) fn made_for(claim: &ResourceClaim) -> Option<MadeFor> {
     let entry = claim.metadata.annotations.as_ref()?.get(POD_CLAIM_NAME_ANNOTATION)?;
-    let owner = claim.metadata.owner_references.iter().flatten().find(|owner| is_controlling_pod(owner))?;
+    let owner =
+        claim.metadata.owner_references.iter().flatten().find(|owner| is_controlling_pod(owner))?;
     Some((PodUid::new(&owner.uid), entry.clone()))
 }
 
@@ -37,8 +40,14 @@ fn is_controlling_pod(owner: &OwnerReference) -> bool {
 }
 
 impl Index {
-    /// A claim that was made for `before` is now known to be made for `after`; none = it is not there.
-    pub(crate) fn regenerate(&mut self, claim: &ClaimUid, before: Option<MadeFor>, after: Option<MadeFor>) {
+    /// A claim that was made for `before` is now known to be made for `after`; none = it is not
+    /// there.
+    pub(crate) fn regenerate(
+        &mut self,
+        claim: &ClaimUid,
+        before: Option<MadeFor>,
+        after: Option<MadeFor>,
+    ) {
         if before == after {
             return;
         }
@@ -73,12 +82,14 @@ impl Index {
         }
     }
 
-    /// Pods of which [`is_unlisted`](Self::is_unlisted) holds. As a rule that is so for moments only.
+    /// Pods of which [`is_unlisted`](Self::is_unlisted) holds. As a rule that is so for moments
+    /// only.
     pub fn unlisted(&self) -> BTreeSet<PodUid> {
         self.unbound.iter().filter(|pod| self.is_unlisted(pod)).cloned().collect()
     }
 
-    /// Whether a pod waits for a node and for devices of ours, and one of its claims is there that its status does not name.
+    /// Whether a pod waits for a node and for devices of ours, and one of its claims is there that
+    /// its status does not name.
     pub fn is_unlisted(&self, pod: &PodUid) -> bool {
         let Some(pod) = self.pods.get(pod).filter(|pod| pod.is_waiting()) else { return false };
         let is_ours = |name| {
@@ -89,11 +100,18 @@ impl Index {
             && pod.claims.iter().filter_map(|reference| reference.name.as_ref()).any(is_ours)
     }
 
-    fn only_claim_for(&self, pod: &PodUid, namespace: &Namespace, entry: &str) -> Option<ClaimName> {
+    fn only_claim_for(
+        &self,
+        pod: &PodUid,
+        namespace: &Namespace,
+        entry: &str,
+    ) -> Option<ClaimName> {
         let claims = self.generated.get(&(pod.clone(), entry.to_owned()))?;
         let claims = claims.iter().filter_map(|uid| self.claims.get(uid)).map(|entry| &entry.claim);
-        // Owners are in the namespace of what they own: a claim elsewhere with such an owner is somebody's mistake, or attempt.
-        let mut names = claims.filter(|claim| claim.namespace == *namespace).map(|claim| &claim.name);
+        // Owners are in the namespace of what they own: a claim elsewhere with such an owner is
+        // somebody's mistake, or attempt.
+        let mut names =
+            claims.filter(|claim| claim.namespace == *namespace).map(|claim| &claim.name);
         let name = names.next()?;
         names.next().is_none().then(|| name.clone())
     }

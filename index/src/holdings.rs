@@ -29,7 +29,8 @@ impl Index {
         holding.map(|entry| {
             // Once the object is gone, its name means another one to those that still wait.
             let named = self.pods_of(entry).filter(|_| entry.object.is_some());
-            let waiting = named.filter(|uid| self.pods.get(*uid).is_some_and(|pod| pod.is_waiting()));
+            let waiting =
+                named.filter(|uid| self.pods.get(*uid).is_some_and(|pod| pod.is_waiting()));
             let pods = entry.users.keys().chain(waiting).filter_map(|uid| self.pods.get(uid));
             let mut pods: Vec<&PodName> = pods.map(|pod| &pod.name).collect();
             pods.sort();

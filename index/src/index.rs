@@ -11,7 +11,9 @@ use tessera_allocator::model::{
     Device, DeviceClass, DeviceId, Node, PendingPod, PodUid, PoolId, Slice, Snapshot,
 };
 use tessera_allocator::{Allotment, Plan, Planner, Settings};
-use tessera_api::names::{ClaimName, ClaimUid, DRIVER_NAME, DeviceClassName, Namespace, NodeName, PodName};
+use tessera_api::names::{
+    ClaimName, ClaimUid, DRIVER_NAME, DeviceClassName, Namespace, NodeName, PodName,
+};
 use tessera_api::quantity::Quantity;
 
 use crate::claims::{Books, ClaimEntry};
@@ -56,7 +58,8 @@ pub struct Index {
     /// As of then: claims that hold devices and that no pod needs.
     pub(crate) abandoned: BTreeSet<ClaimUid>,
     pub(crate) books: Books,
-    /// Devices of which more is allocated than there is, as of the last check, each with the claims to take back.
+    /// Devices of which more is allocated than there is, as of the last check, each with the
+    /// claims to take back.
     pub(crate) exceeded: BTreeMap<DeviceId, Vec<ClaimUid>>,
     planner: Planner,
     unplanned: Unplanned,
@@ -88,8 +91,8 @@ impl Index {
     /// A ResourceSlice was made or changed. Slices of other drivers are ignored.
     ///
     /// # Errors
-    /// It cannot be read; its pool is then short of a slice and nothing is taken from it. Where only its links cannot be read,
-    /// it counts, without them.
+    /// It cannot be read; its pool is then short of a slice and nothing is taken from it. Where
+    /// only its links cannot be read, it counts, without them.
     pub fn apply_slice(&mut self, object: &ResourceSlice) -> Result<(), ConvertError> {
         let Some(name) = object.metadata.name.clone() else { return Ok(()) };
         if object.spec.driver != DRIVER_NAME {
@@ -139,7 +142,9 @@ impl Index {
     }
 
     fn taint_slices(&mut self) {
-        let taint = |(name, slice): (&String, _)| (name.clone(), taints::tainted(slice, self.rules.values()));
+        let taint = |(name, slice): (&String, _)| {
+            (name.clone(), taints::tainted(slice, self.rules.values()))
+        };
         self.slices = self.published.iter().map(taint).collect();
         self.unplanned.slices.extend(self.published.keys().cloned());
     }
@@ -164,7 +169,8 @@ impl Index {
     /// The devices of the slice may have become more or less than they were.
     fn touch_slice(&mut self, name: &str) {
         let Some(slice) = self.published.get(name) else { return };
-        let device = |d: &Arc<Device>| DeviceId { pool: slice.pool.clone(), device: d.name.clone() };
+        let device =
+            |d: &Arc<Device>| DeviceId { pool: slice.pool.clone(), device: d.name.clone() };
         self.books.touched.extend(slice.devices.iter().map(device));
     }
 
@@ -190,15 +196,17 @@ impl Index {
 
     /// A DeviceClass is gone.
     pub fn remove_class(&mut self, object: &ApiClass) {
-        if let Some(name) = object.metadata.name.as_deref().and_then(|n| DeviceClassName::new(n).ok()) {
+        if let Some(name) =
+            object.metadata.name.as_deref().and_then(|n| DeviceClassName::new(n).ok())
+        {
             self.classes.remove(&name);
             self.classes_version += 1;
             self.unplanned.classes.insert(name);
         }
     }
 
-    /// A Node was made or changed. Gives whether in something that planning looks at: most changes of nodes are their
-    /// heartbeats.
+    /// A Node was made or changed. Gives whether in something that planning looks at: most changes
+    /// of nodes are their heartbeats.
     ///
     /// # Errors
     /// It cannot be read.
@@ -216,7 +224,9 @@ impl Index {
 
     /// A Node is gone.
     pub fn remove_node(&mut self, object: &ApiNode) {
-        let Some(name) = object.metadata.name.as_deref().and_then(|n| NodeName::new(n).ok()) else { return };
+        let Some(name) = object.metadata.name.as_deref().and_then(|n| NodeName::new(n).ok()) else {
+            return;
+        };
         if let Some(entry) = self.nodes.get_mut(&name) {
             entry.node = None;
             if entry.used.is_empty() {
@@ -231,8 +241,8 @@ impl Index {
         self.nodes.get(node).is_some_and(|entry| entry.node.is_some())
     }
 
-    /// A Pod was made or changed. Returns `true` if anything changed that planning reads: most changes of pods are those of
-    /// their containers' statuses.
+    /// A Pod was made or changed. Returns `true` if anything changed that planning reads: most
+    /// changes of pods are those of their containers' statuses.
     pub fn apply_pod(&mut self, object: &Pod) -> bool {
         let Some(mut pod) = PodEntry::new(object) else { return false };
         let old = self.pods.get(&pod.uid);
@@ -310,8 +320,8 @@ impl Index {
         std::mem::take(&mut self.deallocated)
     }
 
-    /// Takes in what the API server answered to a write of ours. It only counts for a claim that is there: the news that it
-    /// was deleted may have come before the answer.
+    /// Takes in what the API server answered to a write of ours. It only counts for a claim that is
+    /// there: the news that it was deleted may have come before the answer.
     ///
     /// # Errors
     /// As [`apply_claim`](Self::apply_claim).
@@ -326,7 +336,9 @@ impl Index {
 
     /// A ResourceClaim is gone.
     pub fn remove_claim(&mut self, object: &ResourceClaim) {
-        let Some(uid) = object.metadata.uid.as_deref().and_then(|u| ClaimUid::new(u).ok()) else { return };
+        let Some(uid) = object.metadata.uid.as_deref().and_then(|u| ClaimUid::new(u).ok()) else {
+            return;
+        };
         let Some(entry) = self.claims.get_mut(&uid) else { return };
         let was_made_for = entry.object.take().as_deref().and_then(made_for);
         entry.observed = None;
@@ -342,13 +354,16 @@ impl Index {
     /// Counts a decision as taken from now on, before the API server knows of it.
     pub fn assume(&mut self, allotment: &Allotment) {
         let Some(entry) = self.claims.get_mut(&allotment.claim) else { return };
-        entry.assumed =
-            Some(AllocatedClaim { results: allotment.results.clone(), nodes: allotment.nodes.clone() });
+        entry.assumed = Some(AllocatedClaim {
+            results: allotment.results.clone(),
+            nodes: allotment.nodes.clone(),
+        });
         let key = (entry.claim.namespace.clone(), entry.claim.name.clone());
         self.settle_claim(&allotment.claim, &key);
     }
 
-    /// Ends an assumption: the decision was dropped, or [`apply_claim`](Self::apply_claim) has shown its result.
+    /// Ends an assumption: the decision was dropped, or [`apply_claim`](Self::apply_claim) has
+    /// shown its result.
     pub fn forget(&mut self, claim: &ClaimUid) {
         let Some(entry) = self.claims.get_mut(claim) else { return };
         entry.assumed = None;
@@ -356,14 +371,15 @@ impl Index {
         self.settle_claim(claim, &key);
     }
 
-    /// Plans the pods on the cluster as it is now. Nothing counts as taken before it is [assumed](Self::assume).
+    /// Plans the pods on the cluster as it is now. Nothing counts as taken before it is
+    /// [assumed](Self::assume).
     pub fn plan(&mut self, pods: &[PendingPod], settings: Settings) -> Plan {
         self.tell_planner();
         self.planner.plan(pods, settings)
     }
 
-    /// Decides on devices for the pending claims of a pod that is bound to `node`, there and nowhere else. Nothing counts as taken
-    /// before it is [assumed](Self::assume).
+    /// Decides on devices for the pending claims of a pod that is bound to `node`, there and
+    /// nowhere else. Nothing counts as taken before it is [assumed](Self::assume).
     pub fn plan_on(&mut self, node: &NodeName, pod: &PendingPod, settings: Settings) -> Plan {
         self.tell_planner();
         self.planner.plan_on(node, pod, settings)
@@ -400,7 +416,8 @@ impl Index {
 
     /// The picture for the allocator.
     pub fn snapshot(&self) -> Snapshot {
-        let nodes = self.nodes.iter().filter_map(|(name, entry)| Some((name.clone(), entry.node.clone()?)));
+        let nodes =
+            self.nodes.iter().filter_map(|(name, entry)| Some((name.clone(), entry.node.clone()?)));
         Snapshot {
             nodes: nodes.collect(),
             slices: self.slices.clone(),
@@ -421,7 +438,8 @@ impl Index {
         if let Some((_, scope)) = known {
             return Some(scope);
         }
-        let class = |name: &DeviceClassName| self.classes.get(name).map(|(class, _)| class.as_ref());
+        let class =
+            |name: &DeviceClassName| self.classes.get(name).map(|(class, _)| class.as_ref());
         let scope = scope::of_claim(&entry.claim, class);
         entry.scope.set(Some((self.classes_version, scope)));
         Some(scope)
@@ -452,10 +470,12 @@ impl Index {
         self.classes.iter().map(|(name, (_, object))| (name.to_string(), object.as_ref())).collect()
     }
 
-    /// After a change of a claim: links it to bound pods, books it, and moves the pods that wait for it.
+    /// After a change of a claim: links it to bound pods, books it, and moves the pods that wait
+    /// for it.
     fn settle_claim(&mut self, uid: &ClaimUid, key: &ClaimKey) {
         self.unchecked.insert(uid.clone());
-        let pods: Vec<PodUid> = self.pods_by_claim.get(key).into_iter().flatten().cloned().collect();
+        let pods: Vec<PodUid> =
+            self.pods_by_claim.get(key).into_iter().flatten().cloned().collect();
         for pod in &pods {
             self.link(pod);
         }
@@ -486,7 +506,8 @@ impl Index {
         self.rebook(uid);
     }
 
-    /// Ties a bound pod to the claims that its names mean now. A tie once made stays until the pod has ended.
+    /// Ties a bound pod to the claims that its names mean now. A tie once made stays until the pod
+    /// has ended.
     fn link(&mut self, uid: &PodUid) {
         let Some(pod) = self.pods.get_mut(uid).filter(|p| p.is_running()) else { return };
         for name in pod.claims.iter().filter_map(|c| c.name.as_ref()) {
@@ -553,7 +574,8 @@ impl Index {
 
     fn expected_node(&self, pod: &PodEntry) -> Option<NodeName> {
         let names = pod.claims.iter().filter_map(|c| c.name.clone());
-        let mut claims = names.filter_map(|name| self.claim_names.get(&(pod.namespace.clone(), name)));
+        let mut claims =
+            names.filter_map(|name| self.claim_names.get(&(pod.namespace.clone(), name)));
         claims.find_map(|claim| {
             self.claims.get(claim)?.nodes()?.single_node().and_then(|n| NodeName::new(n).ok())
         })
@@ -568,7 +590,8 @@ impl Index {
 
     fn book_requests(&mut self, pod: &mut PodEntry, node: Option<NodeName>) {
         let as_holder = node.is_some() && self.holds_devices(pod);
-        let is_same = pod.booked_requests == pod.scheduling.requests && pod.booked_as_holder == as_holder;
+        let is_same =
+            pod.booked_requests == pod.scheduling.requests && pod.booked_as_holder == as_holder;
         if pod.booked_on == node && (node.is_none() || is_same) {
             return;
         }

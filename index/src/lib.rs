@@ -7,12 +7,13 @@
 //!                         decision --assume/confirm/forget-----------------> |
 //! ```
 //!
-//! One [`Index`] is owned by one task, which is the only one to change it. It keeps what allocated claims consume and what
-//! bound pods request up to date with every object, and never adds everything up again; [`Index::audit`] does, to prove the
-//! running sums right.
+//! One [`Index`] is owned by one task, which is the only one to change it. It keeps what allocated
+//! claims consume and what bound pods request up to date with every object, and never adds
+//! everything up again; [`Index::audit`] does, to prove the running sums right.
 //!
-//! A claim's devices count as taken from the moment a decision is assumed until the claim is deallocated or gone *and* no
-//! bound pod refers to it: an editor can strip a finalizer, a container keeps running.
+//! A claim's devices count as taken from the moment a decision is assumed until the claim is
+//! deallocated or gone *and* no bound pod refers to it: an editor can strip a finalizer, a
+//! container keeps running.
 
 #![forbid(unsafe_code)]
 

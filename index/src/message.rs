@@ -1,6 +1,8 @@
-//! What is said about pods and claims that wait: the reasons and texts of events, and of the command line.
+//! What is said about pods and claims that wait: the reasons and texts of events, and of the
+//! command line.
 //!
-//! Events, `kubectl tessera explain` and metrics take their words from here, so that whoever reads two of them reads the same.
+//! Events, `kubectl tessera explain` and metrics take their words from here, so that whoever reads
+//! two of them reads the same.
 
 use k8s_openapi::jiff::Timestamp;
 use tessera_allocator::{Cause, Kept};
@@ -21,8 +23,8 @@ pub fn reason(cause: &Cause) -> &'static str {
     }
 }
 
-/// The text of that event, for the claim of that name: at most [`MAX_EVENT_BYTES`]. `kept` is the node that is kept free for
-/// the pod.
+/// The text of that event, for the claim of that name: at most [`MAX_EVENT_BYTES`]. `kept` is the
+/// node that is kept free for the pod.
 pub fn note(claim: &str, cause: &Cause, kept: Option<&Kept>) -> String {
     match cause {
         Cause::UnknownClass { request, class } => format!(
@@ -34,7 +36,9 @@ pub fn note(claim: &str, cause: &Cause, kept: Option<&Kept>) -> String {
                 "ResourceClaim {claim}: request `{request}` uses {what}, which is not supported in this version"
             )
         }
-        Cause::Config { request, error } => format!("ResourceClaim {claim}: request `{request}`: {error}"),
+        Cause::Config { request, error } => {
+            format!("ResourceClaim {claim}: request `{request}`: {error}")
+        }
         Cause::NotDecided => format!(
             "ResourceClaim {claim}: too many combinations of devices to decide in time; ask for fewer devices or \
              constraints in one claim"
@@ -58,14 +62,16 @@ pub fn kept_free(kept: &Kept) -> String {
     }
 }
 
-/// A short name of the cause for metrics: few values, none from users. Of several reasons that of the most devices.
+/// A short name of the cause for metrics: few values, none from users. Of several reasons that of
+/// the most devices.
 pub fn label(cause: &Cause) -> &'static str {
     let Cause::NoFit(explanation) = cause else { return reason(cause) };
     let most = explanation.tallies().max_by_key(|(_, tally)| tally.devices());
     most.map_or("NoDevicePublished", |(reason, _)| reason.code())
 }
 
-/// Reason and text of the event about a pod that cannot be planned because of the claim of that name.
+/// Reason and text of the event about a pod that cannot be planned because of the claim of that
+/// name.
 pub fn obstacle(claim: &str, obstacle: Obstacle) -> (&'static str, String) {
     match obstacle {
         Obstacle::MixedDrivers => (
@@ -85,7 +91,8 @@ pub fn obstacle(claim: &str, obstacle: Obstacle) -> (&'static str, String) {
     }
 }
 
-/// Reason of the event about a pod of which [`Index::is_unlisted`](crate::Index::is_unlisted) holds for long.
+/// Reason of the event about a pod of which [`Index::is_unlisted`](crate::Index::is_unlisted) holds
+/// for long.
 pub const NOT_LISTED: &str = "ClaimNotListed";
 
 /// Its text, and what explains such a pod before that.
@@ -112,6 +119,8 @@ fn outlook(remedy: &Remedy) -> &'static str {
         Remedy::None(Hindrance::Started) => {
             "containers of the pod have run, and it is not known with which devices; delete the pod to start over"
         }
-        Remedy::None(Hindrance::InUse) => "another pod may be using it; delete the pod to start over",
+        Remedy::None(Hindrance::InUse) => {
+            "another pod may be using it; delete the pod to start over"
+        }
     }
 }

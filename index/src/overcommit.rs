@@ -23,7 +23,8 @@ pub struct Audit {
 pub struct Overcommitted {
     /// The device.
     pub device: DeviceId,
-    /// The claims to take back until it holds, the youngest first. Empty if all that could be taken back is reserved.
+    /// The claims to take back until it holds, the youngest first. Empty if all that could be
+    /// taken back is reserved.
     pub losers: Vec<ClaimUid>,
 }
 
@@ -47,8 +48,9 @@ impl Index {
         Audit { overcommitted, drifted }
     }
 
-    /// Devices of which more is allocated than there is. Only those are checked that have changed, or whose holders have,
-    /// since the last call; each costs what its pool and its holders are.
+    /// Devices of which more is allocated than there is. Only those are checked that have changed,
+    /// or whose holders have, since the last call; each costs what its pool and its holders
+    /// are.
     pub fn overcommitted(&mut self) -> Vec<Overcommitted> {
         self.check_claims();
         for device in std::mem::take(&mut self.books.touched) {
@@ -70,7 +72,8 @@ impl Index {
         used.zip(self.published_device(id)).is_some_and(|(used, device)| used.exceeds(device))
     }
 
-    /// The device as published; in the slice of the highest generation, where several slices list it.
+    /// The device as published; in the slice of the highest generation, where several slices list
+    /// it.
     fn published_device(&self, id: &DeviceId) -> Option<&Device> {
         let slices = self.slices_of.get(&id.pool)?.iter().filter_map(|name| self.slices.get(name));
         let listing = slices.filter_map(|slice| {
@@ -105,7 +108,10 @@ impl Index {
     fn is_releasable(&self, entry: &ClaimEntry) -> bool {
         entry.is_idle()
             && entry.observed.as_ref().is_some_and(is_ours)
-            && !self.pods_of(entry).filter_map(|uid| self.pods.get(uid)).any(|pod| pod.nominated.is_some())
+            && !self
+                .pods_of(entry)
+                .filter_map(|uid| self.pods.get(uid))
+                .any(|pod| pod.nominated.is_some())
     }
 
     /// The pods that name the claim.

@@ -29,11 +29,14 @@ pub(crate) struct PodEntry {
     /// Its claims in pod order.
     pub(crate) claims: Vec<ClaimRef>,
     pub(crate) scheduling: Arc<Scheduling>,
-    /// A container of it has been there, so its devices may be in use. What kubelet has not reported yet is not seen.
+    /// A container of it has been there, so its devices may be in use. What kubelet has not
+    /// reported yet is not seen.
     pub(crate) started: bool,
-    /// While it waits: condition `PodScheduled` is `False` with reason `Unschedulable`; its message.
+    /// While it waits: condition `PodScheduled` is `False` with reason `Unschedulable`; its
+    /// message.
     pub(crate) unschedulable: Option<String>,
-    /// Which claim a name meant when the pod was bound: an object made anew under the name is another one.
+    /// Which claim a name meant when the pod was bound: an object made anew under the name is
+    /// another one.
     pub(crate) links: BTreeMap<ClaimName, ClaimUid>,
     /// What is booked for it on a node, as it was when it was booked.
     pub(crate) booked_requests: BTreeMap<String, Quantity>,
@@ -50,7 +53,8 @@ pub(crate) struct ClaimRef {
     pub(crate) entry: String,
     /// The claim's name; none = not generated yet.
     pub(crate) name: Option<ClaimName>,
-    /// The pod itself says what the claim is called, or would if it were a name; otherwise see [`crate::generated`].
+    /// The pod itself says what the claim is called, or would if it were a name; otherwise see
+    /// [`crate::generated`].
     pub(crate) stated: bool,
     /// It is made from a template, so it has to be owned by the pod.
     pub(crate) generated: bool,
@@ -79,7 +83,9 @@ impl PodEntry {
             scheduling: Arc::new(match spec.node_name {
                 None => convert::scheduling(spec),
                 // Of bound pods only what they take of the node is needed.
-                Some(_) => Scheduling { requests: convert::pod_requests(spec), ..Scheduling::default() },
+                Some(_) => {
+                    Scheduling { requests: convert::pod_requests(spec), ..Scheduling::default() }
+                }
             }),
             started: status.is_some_and(|s| phase == Some("Running") || has_started(s)),
             unschedulable: status.and_then(unschedulable).filter(|_| spec.node_name.is_none()),
@@ -117,8 +123,11 @@ impl PodEntry {
 }
 
 fn has_started(status: &PodStatus) -> bool {
-    let lists =
-        [&status.init_container_statuses, &status.container_statuses, &status.ephemeral_container_statuses];
+    let lists = [
+        &status.init_container_statuses,
+        &status.container_statuses,
+        &status.ephemeral_container_statuses,
+    ];
     lists.into_iter().flatten().flatten().any(|container| {
         let state = container.state.as_ref();
         container.container_id.as_deref().is_some_and(|id| !id.is_empty())
@@ -160,7 +169,12 @@ fn claims(object: &Pod) -> Vec<ClaimRef> {
                 });
             }
         } else {
-            claims.push(ClaimRef { entry: entry.name.clone(), name: None, stated: false, generated: true });
+            claims.push(ClaimRef {
+                entry: entry.name.clone(),
+                name: None,
+                stated: false,
+                generated: true,
+            });
         }
     }
     claims

@@ -1,4 +1,5 @@
-//! Bound pods whose claims are not where they are, and what can be done about it: a bound pod's node wins.
+//! Bound pods whose claims are not where they are, and what can be done about it: a bound pod's
+//! node wins.
 
 use std::sync::Arc;
 
@@ -12,9 +13,9 @@ use crate::index::Index;
 use crate::pods::PodEntry;
 use crate::scope::Scope;
 
-/// A bound pod with a claim of ours that is not where the pod is. kube-scheduler makes one when its PreBind meets a conflict:
-/// it adds its pod to whatever allocation is there then. Others can, by clearing a claim in use or by binding a pod past
-/// kube-scheduler.
+/// A bound pod with a claim of ours that is not where the pod is. kube-scheduler makes one when its
+/// PreBind meets a conflict: it adds its pod to whatever allocation is there then. Others can, by
+/// clearing a claim in use or by binding a pod past kube-scheduler.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Misplaced {
     /// The pod.
@@ -32,7 +33,8 @@ pub struct Misplaced {
 /// How a claim comes to the node of the pod that is bound with it.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Remedy {
-    /// Nobody can be using it where it is. An allocation cannot be changed, so it is ended there, reservations included.
+    /// Nobody can be using it where it is. An allocation cannot be changed, so it is ended there,
+    /// reservations included.
     TakeBack,
     /// The pod's containers may be using what was allocated before: just that is written again.
     Restore(Box<AllocationResult>),
@@ -76,7 +78,9 @@ impl Index {
         let entry = self.claims.get(claim).filter(|e| !e.is_deleting() && e.assumed.is_none())?;
         let node = pod.node.clone()?;
         let allocated = match &entry.observed {
-            Some(allocation) => Some(is_elsewhere(allocation, &node).filter(|_| is_ours(allocation))?),
+            Some(allocation) => {
+                Some(is_elsewhere(allocation, &node).filter(|_| is_ours(allocation))?)
+            }
             None if self.scope(claim) != Some(Scope::Ours) => return None,
             None => None,
         };
@@ -97,7 +101,8 @@ impl Index {
             return Remedy::None(Hindrance::InUse);
         }
         let before = entry.lost_allocation().filter(|(known, _)| {
-            is_ours(known) && known.nodes.as_ref().and_then(NodeSelector::single_node) == Some(node.as_str())
+            is_ours(known)
+                && known.nodes.as_ref().and_then(NodeSelector::single_node) == Some(node.as_str())
         });
         match (before, allocated) {
             (None, _) if pod.started => Remedy::None(Hindrance::Started),
@@ -107,17 +112,19 @@ impl Index {
         }
     }
 
-    /// The bound pod that a claim follows: one whose containers have run before the others, then the older.
+    /// The bound pod that a claim follows: one whose containers have run before the others, then
+    /// the older.
     fn first_user<'e>(&self, entry: &'e ClaimEntry) -> Option<&'e PodUid> {
         let users = entry.users.keys().filter_map(|uid| Some((uid, self.pods.get(uid)?)));
         users.min_by_key(|(uid, pod)| (!pod.started, pod.created, *uid)).map(|(uid, _)| uid)
     }
 
-    /// Whether nobody can be using the claim on `node`: whoever has reserved it is a pod that is known to be bound elsewhere,
-    /// and kubelet lets nobody else use it.
+    /// Whether nobody can be using the claim on `node`: whoever has reserved it is a pod that is
+    /// known to be bound elsewhere, and kubelet lets nobody else use it.
     fn is_unused(&self, entry: &ClaimEntry, node: &NodeName) -> bool {
         let is_pod = |consumer: &ResourceClaimConsumerReference| {
-            consumer.resource == "pods" && consumer.api_group.as_deref().unwrap_or_default().is_empty()
+            consumer.resource == "pods"
+                && consumer.api_group.as_deref().unwrap_or_default().is_empty()
         };
         let is_bound_elsewhere = |pod: &PodUid| {
             let bound = self.pods.get(pod).and_then(|pod| pod.node.as_ref());
@@ -127,7 +134,8 @@ impl Index {
             && entry.users.values().all(|bound| bound != node)
     }
 
-    /// A bound pod as [`plan_on`](Self::plan_on) is to see it. None while one of its claims is still elsewhere.
+    /// A bound pod as [`plan_on`](Self::plan_on) is to see it. None while one of its claims is
+    /// still elsewhere.
     pub fn bound_pending(&self, pod: &PodUid) -> Option<PendingPod> {
         let pod = self.pods.get(pod)?;
         let node = pod.node.as_ref()?;
@@ -147,8 +155,8 @@ impl Index {
         Some(PendingPod { scheduling: Arc::new(Scheduling::default()), ..pod.pending(claims) })
     }
 
-    /// Claims that are gone although a bound pod uses them, each with such a pod and its node: somebody has stripped the
-    /// finalizer.
+    /// Claims that are gone although a bound pod uses them, each with such a pod and its node:
+    /// somebody has stripped the finalizer.
     pub fn orphaned(&self) -> Vec<(PodUid, ClaimUid, NodeName)> {
         let gone = self.claims.values().filter(|entry| entry.object.is_none());
         let used = gone.filter_map(|entry| {

@@ -1,7 +1,8 @@
 //! Whose devices a claim asks for.
 //!
-//! Nothing in a claim names a driver, so this is read off the selectors of its classes and requests. It must be known before
-//! anything is allocated, because a claim that asks several drivers can be allocated by nobody as a whole.
+//! Nothing in a claim names a driver, so this is read off the selectors of its classes and
+//! requests. It must be known before anything is allocated, because a claim that asks several
+//! drivers can be allocated by nobody as a whole.
 
 use tessera_allocator::model::{Alternative, Claim, DeviceClass, Selector};
 use tessera_allocator::selector::Drivers;
@@ -20,7 +21,8 @@ pub enum Scope {
     Mixed,
 }
 
-/// The scope of a claim, given how to look up a class. A class that is not there is taken for ours: it is us then who say so.
+/// The scope of a claim, given how to look up a class. A class that is not there is taken for ours:
+/// it is us then who say so.
 pub(crate) fn of_claim<'c>(
     claim: &Claim,
     class: impl Fn(&DeviceClassName) -> Option<&'c DeviceClass>,
@@ -31,8 +33,8 @@ pub(crate) fn of_claim<'c>(
     scopes.fold(first, join)
 }
 
-/// The class is asked first: an administrator writes it, and where it names our driver and no other, the request's own selectors,
-/// which any tenant writes, do not have to be compiled.
+/// The class is asked first: an administrator writes it, and where it names our driver and no
+/// other, the request's own selectors, which any tenant writes, do not have to be compiled.
 fn of_alternative(request: &Alternative, class: Option<&DeviceClass>) -> Scope {
     if request.class.is_some() && class.is_none() {
         return Scope::Any;

@@ -1,4 +1,5 @@
-//! Where one pod is on its way to its devices, and what each of its claims waits for: for people who ask.
+//! Where one pod is on its way to its devices, and what each of its claims waits for: for people
+//! who ask.
 
 use std::sync::Arc;
 
@@ -61,7 +62,8 @@ pub enum ClaimState {
 impl Index {
     /// The pod of that name.
     pub fn pod_called(&self, namespace: &Namespace, name: &PodName) -> Option<&PodUid> {
-        let mut pods = self.pods.values().filter(|pod| pod.namespace == *namespace && pod.name == *name);
+        let mut pods =
+            self.pods.values().filter(|pod| pod.namespace == *namespace && pod.name == *name);
         pods.next().map(|pod| &pod.uid)
     }
 
@@ -96,11 +98,18 @@ impl Index {
     fn claim_standing(&self, pod: &PodEntry, reference: &ClaimRef) -> ClaimStanding {
         let entry = reference.entry.clone();
         let Some(name) = &reference.name else {
-            return ClaimStanding { entry, name: None, claim: None, state: ClaimState::NotGenerated };
+            return ClaimStanding {
+                entry,
+                name: None,
+                claim: None,
+                state: ClaimState::NotGenerated,
+            };
         };
         let named = self.claim_named(pod, name);
         let state = match named {
-            Some(entry) if reference.generated && !entry.is_deleting() && !is_owned_by(entry, pod) => {
+            Some(entry)
+                if reference.generated && !entry.is_deleting() && !is_owned_by(entry, pod) =>
+            {
                 ClaimState::NotThePods
             }
             Some(entry) => self.claim_state(&entry.claim.uid),
@@ -121,8 +130,8 @@ impl Index {
         }
     }
 
-    /// The pod as the allocator is to see it, whether its turn has come or not; none if it is not complete yet or has nothing
-    /// to be decided.
+    /// The pod as the allocator is to see it, whether its turn has come or not; none if it is not
+    /// complete yet or has nothing to be decided.
     ///
     /// # Errors
     /// It cannot be planned.

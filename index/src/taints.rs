@@ -1,6 +1,7 @@
 //! DeviceTaintRules: taints that somebody puts on devices from outside of their slices.
 //!
-//! Upstream's allocator sees slices with the rules merged in (`resourceslice/tracker`), so ours does as well.
+//! Upstream's allocator sees slices with the rules merged in (`resourceslice/tracker`), so ours
+//! does as well.
 
 use std::sync::Arc;
 
@@ -20,8 +21,8 @@ pub(crate) struct TaintRule {
 }
 
 impl TaintRule {
-    /// Reads a rule; `None` for one that taints nothing: without a selector, or with our own fence, which means nothing to
-    /// our claims wherever it comes from.
+    /// Reads a rule; `None` for one that taints nothing: without a selector, or with our own fence,
+    /// which means nothing to our claims wherever it comes from.
     pub(crate) fn new(object: &DeviceTaintRule) -> Option<Self> {
         let selector = object.spec.device_selector.as_ref()?;
         let taint = convert::taint(&object.spec.taint);
@@ -34,13 +35,18 @@ impl TaintRule {
     }
 
     fn selects_pool(&self, slice: &Slice) -> bool {
-        let is = |asked: &Option<String>, name: &str| asked.as_deref().is_none_or(|asked| asked == name);
+        let is =
+            |asked: &Option<String>, name: &str| asked.as_deref().is_none_or(|asked| asked == name);
         is(&self.driver, slice.pool.driver.as_str()) && is(&self.pool, slice.pool.pool.as_str())
     }
 }
 
-/// The slice with the taints of all rules that select its devices. Without any it is the same slice.
-pub(crate) fn tainted<'r>(slice: &Arc<Slice>, rules: impl Iterator<Item = &'r TaintRule>) -> Arc<Slice> {
+/// The slice with the taints of all rules that select its devices. Without any it is the same
+/// slice.
+pub(crate) fn tainted<'r>(
+    slice: &Arc<Slice>,
+    rules: impl Iterator<Item = &'r TaintRule>,
+) -> Arc<Slice> {
     let mut tainted = Arc::clone(slice);
     for rule in rules.filter(|rule| rule.selects_pool(slice)) {
         for device in &mut Arc::make_mut(&mut tainted).devices {

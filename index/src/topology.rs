@@ -44,8 +44,13 @@ impl Topologies {
     /// A slice was made or changed.
     ///
     /// # Errors
-    /// Its annotation cannot be read; its devices then count as joined by nothing but the farthest PCIe level.
-    pub(crate) fn apply(&mut self, slice: &Arc<Slice>, object: &ResourceSlice) -> Result<(), TopologyError> {
+    /// Its annotation cannot be read; its devices then count as joined by nothing but the farthest
+    /// PCIe level.
+    pub(crate) fn apply(
+        &mut self,
+        slice: &Arc<Slice>,
+        object: &ResourceSlice,
+    ) -> Result<(), TopologyError> {
         let topology = Topology::of_slices([object]);
         let links = topology.as_ref().map(|topology| topology.links().to_vec()).unwrap_or_default();
         let part = Part { slice: Arc::clone(slice), links };
@@ -93,8 +98,8 @@ impl Topologies {
     }
 }
 
-/// Positions of devices, and how they are joined; `None` for a pool that tells nothing of it, or of more devices than a matrix
-/// can hold.
+/// Positions of devices, and how they are joined; `None` for a pool that tells nothing of it, or of
+/// more devices than a matrix can hold.
 fn topology(parts: &BTreeMap<String, Part>) -> Option<(BTreeMap<DeviceName, usize>, LinkMatrix)> {
     let newest = parts.values().map(|part| part.slice.generation).max()?;
     let current = || parts.values().filter(|part| part.slice.generation == newest);
@@ -109,7 +114,8 @@ fn topology(parts: &BTreeMap<String, Part>) -> Option<(BTreeMap<DeviceName, usiz
     if links.links().is_empty() && !devices.iter().any(placed) {
         return None;
     }
-    // By NVML's index, whatever order they are published in, so that machines that are built alike have equal matrices.
+    // By NVML's index, whatever order they are published in, so that machines that are built alike
+    // have equal matrices.
     devices.sort_by_key(|device| (device.attributes.get(attribute::INDEX), &device.name));
     let uuids: Vec<Option<GpuUuid>> =
         devices.iter().map(|device| GpuUuid::from_device_name(&device.name).ok()).collect();
@@ -126,10 +132,15 @@ fn topology(parts: &BTreeMap<String, Part>) -> Option<(BTreeMap<DeviceName, usiz
 fn places(devices: &[&Device]) -> Vec<Place> {
     let roots = numbered(devices, attribute::PCIE_ROOT);
     let nodes = numbered(devices, attribute::NUMA_NODE);
-    roots.into_iter().zip(nodes).map(|(pcie_root, numa_node)| Place { pcie_root, numa_node }).collect()
+    roots
+        .into_iter()
+        .zip(nodes)
+        .map(|(pcie_root, numa_node)| Place { pcie_root, numa_node })
+        .collect()
 }
 
-/// A number for each value of an attribute, in the order in which they are met; `None` where a device has none.
+/// A number for each value of an attribute, in the order in which they are met; `None` where a
+/// device has none.
 fn numbered(devices: &[&Device], name: &str) -> Vec<Option<u32>> {
     let mut numbers: BTreeMap<&Attribute, u32> = BTreeMap::new();
     let values = devices.iter().map(|device| device.attributes.get(name));

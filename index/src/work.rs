@@ -34,9 +34,11 @@ pub struct Blocked {
 /// Why a pod cannot be planned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Obstacle {
-    /// One claim asks our driver and another for devices, and a claim is allocated as a whole or not at all.
+    /// One claim asks our driver and another for devices, and a claim is allocated as a whole or
+    /// not at all.
     MixedDrivers,
-    /// A pod that is bound already has the claim without an allocation, and it has to be allocated on that pod's node.
+    /// A pod that is bound already has the claim without an allocation, and it has to be allocated
+    /// on that pod's node.
     BoundPod,
 }
 
@@ -45,7 +47,8 @@ pub enum Obstacle {
 pub struct Waiting {
     /// The pod.
     pub pod: PodUid,
-    /// Its claims that hold devices of ours, that nobody has reserved, and that no other pod needs where they are.
+    /// Its claims that hold devices of ours, that nobody has reserved, and that no other pod needs
+    /// where they are.
     pub movable: Vec<ClaimUid>,
     /// The node that the claims are on.
     pub node: Option<NodeName>,
@@ -71,7 +74,8 @@ impl Index {
         work
     }
 
-    /// The pod as the allocator is to see it; none if it is not complete yet or has nothing to be decided.
+    /// The pod as the allocator is to see it; none if it is not complete yet or has nothing to be
+    /// decided.
     pub(crate) fn plan_of(&self, pod: &PodEntry) -> Result<Option<PendingPod>, Blocked> {
         let Some(entries) = self.claims_of(pod) else { return Ok(None) };
         let mut claims = Vec::with_capacity(entries.len());
@@ -88,7 +92,11 @@ impl Index {
             }
             match self.scope(&uid) {
                 Some(Scope::Ours | Scope::Any) if !entry.users.is_empty() => {
-                    return Err(Blocked { pod: pod.uid.clone(), claim: uid, obstacle: Obstacle::BoundPod });
+                    return Err(Blocked {
+                        pod: pod.uid.clone(),
+                        claim: uid,
+                        obstacle: Obstacle::BoundPod,
+                    });
                 }
                 Some(Scope::Ours | Scope::Any) => {
                     ours = true;
@@ -131,7 +139,8 @@ impl Index {
         self.unbound_entries().filter_map(|pod| self.waiting_of(pod)).collect()
     }
 
-    /// Pods that wait for a node, without those that somebody else's scheduling gate still holds back.
+    /// Pods that wait for a node, without those that somebody else's scheduling gate still holds
+    /// back.
     fn unbound_entries(&self) -> impl Iterator<Item = &PodEntry> {
         self.unbound.iter().filter_map(|uid| self.pods.get(uid)).filter(|pod| !pod.gated)
     }
@@ -155,22 +164,29 @@ impl Index {
         })
     }
 
-    /// Whether the allocation may be taken back for the sake of `pod`: nobody has reserved it, it is not in the middle of
-    /// being written, no other pod is bound to it, and of the pods that wait for it `pod` is the first.
+    /// Whether the allocation may be taken back for the sake of `pod`: nobody has reserved it, it
+    /// is not in the middle of being written, no other pod is bound to it, and of the pods that
+    /// wait for it `pod` is the first.
     fn is_movable(&self, entry: &ClaimEntry, pod: &PodEntry) -> bool {
         let others = self.pods_of(entry).filter(|uid| **uid != pod.uid);
-        let mut others = others.filter_map(|uid| self.pods.get(uid)).filter(|other| other.is_waiting());
+        let mut others =
+            others.filter_map(|uid| self.pods.get(uid)).filter(|other| other.is_waiting());
         entry.is_idle() && !others.any(|other| self.turn(other) < self.turn(pod))
     }
 
-    /// Whose failure counts among pods that wait for the same claim. The older comes first, but after all those that could be
-    /// bound where the claim is: a pod that lacks something else would otherwise take the claim from them again and again.
+    /// Whose failure counts among pods that wait for the same claim. The older comes first, but
+    /// after all those that could be bound where the claim is: a pod that lacks something else
+    /// would otherwise take the claim from them again and again.
     fn turn<'p>(&self, pod: &'p PodEntry) -> (bool, i64, &'p PodUid) {
         let lacks = |entry: &&ClaimEntry| {
             entry.allocation().is_none()
-                && matches!(self.scope(&entry.claim.uid), Some(Scope::Ours | Scope::Any | Scope::Mixed))
+                && matches!(
+                    self.scope(&entry.claim.uid),
+                    Some(Scope::Ours | Scope::Any | Scope::Mixed)
+                )
         };
-        let complete = !pod.gated && self.claims_of(pod).is_some_and(|entries| !entries.iter().any(lacks));
+        let complete =
+            !pod.gated && self.claims_of(pod).is_some_and(|entries| !entries.iter().any(lacks));
         (!complete, pod.created, &pod.uid)
     }
 
@@ -184,8 +200,9 @@ impl Index {
         self.pods.get(pod)?.unschedulable.clone()
     }
 
-    /// Claims that hold devices of ours although no living pod needs them and nobody ever reserved them. Nobody else gives
-    /// them back: kube-controller-manager acts when the last reservation goes, and there was none.
+    /// Claims that hold devices of ours although no living pod needs them and nobody ever reserved
+    /// them. Nobody else gives them back: kube-controller-manager acts when the last
+    /// reservation goes, and there was none.
     ///
     /// Costs what has changed since the last call, and what is found.
     pub fn abandoned(&mut self) -> Vec<ClaimUid> {
@@ -198,8 +215,11 @@ impl Index {
         for claim in std::mem::take(&mut self.unchecked) {
             let entry = self.claims.get(&claim);
             if let Some(entry) = entry {
-                let exceeded =
-                    entry.booked().iter().map(|r| &r.device).filter(|d| self.exceeded.contains_key(d));
+                let exceeded = entry
+                    .booked()
+                    .iter()
+                    .map(|r| &r.device)
+                    .filter(|d| self.exceeded.contains_key(d));
                 self.books.touched.extend(exceeded.cloned());
             }
             if entry.is_some_and(|entry| self.is_abandoned(entry)) {
@@ -212,7 +232,9 @@ impl Index {
 
     fn is_abandoned(&self, entry: &ClaimEntry) -> bool {
         let mut pods = self.pods_of(entry).filter_map(|uid| self.pods.get(uid));
-        entry.is_idle() && !entry.booked().is_empty() && !pods.any(|p| p.is_waiting() || p.is_running())
+        entry.is_idle()
+            && !entry.booked().is_empty()
+            && !pods.any(|p| p.is_waiting() || p.is_running())
     }
 }
 

@@ -57,8 +57,7 @@ impl Fed {
     }
 
     fn class(&mut self, name: &str, expression: &str) {
-        let class =
-            json!({"metadata": {"name": name}, "spec": {"selectors": [{"cel": {"expression": expression}}]}});
+        let class = json!({"metadata": {"name": name}, "spec": {"selectors": [{"cel": {"expression": expression}}]}});
         self.index.apply_class(read::<DeviceClass>(class)).unwrap();
     }
 
@@ -151,7 +150,8 @@ fn allocated(mut claim: Value, gib: u32) -> Value {
 }
 
 fn reserved(mut claim: Value, pod: &str) -> Value {
-    claim["status"]["reservedFor"] = json!([{"resource": "pods", "name": pod, "uid": format!("uid-{pod}")}]);
+    claim["status"]["reservedFor"] =
+        json!([{"resource": "pods", "name": pod, "uid": format!("uid-{pod}")}]);
     claim
 }
 
@@ -193,13 +193,13 @@ fn a_generated_claim_counts_only_for_the_pod_that_owns_it() {
     waiting["spec"]["resourceClaims"] = json!([{"name": "gpu", "resourceClaimTemplateName": "t"}]);
     fed.pod(waiting.clone());
     assert_eq!(fed.pending(), [""; 0], "the claim is not generated yet");
-    waiting["status"] = json!({"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "p-gpu-x"}]});
+    waiting["status"] =
+        json!({"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "p-gpu-x"}]});
     fed.pod(waiting);
     let mut generated = claim("p-gpu-x", "gpu.tessera.dev");
     fed.claim(generated.clone());
     assert_eq!(fed.pending(), [""; 0], "somebody else's claim of that name");
-    generated["metadata"]["ownerReferences"] =
-        json!([{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "uid-p", "controller": true}]);
+    generated["metadata"]["ownerReferences"] = json!([{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "uid-p", "controller": true}]);
     fed.claim(generated);
     assert_eq!(fed.pending(), ["p"]);
 }
@@ -269,7 +269,8 @@ fn claims_of_other_pods_entries_and_namespaces_are_not_taken_for_the_pods() {
 
 #[test]
 fn a_pod_is_unlisted_while_a_claim_is_there_that_its_status_does_not_name() {
-    let unlisted = |fed: &Fed| fed.index.unlisted().iter().map(ToString::to_string).collect::<Vec<_>>();
+    let unlisted =
+        |fed: &Fed| fed.index.unlisted().iter().map(ToString::to_string).collect::<Vec<_>>();
     let mut fed = Fed::with_gpu();
     fed.pod(pod_from_template("p"));
     assert_eq!(unlisted(&fed), [""; 0], "there is none that could be named");
@@ -392,7 +393,8 @@ fn capacity_stays_taken_until_no_bound_pod_refers_to_the_claim() {
 
 #[test]
 fn two_shares_of_one_device_for_one_request_count_twice() {
-    // kube-scheduler allocates so in stock mode, where the request counts two and no constraint keeps them apart.
+    // kube-scheduler allocates so in stock mode, where the request counts two and no constraint
+    // keeps them apart.
     let mut fed = Fed::with_gpu();
     let mut twice = allocated(claim("c", "gpu.tessera.dev"), 19);
     let results = twice["status"]["allocation"]["devices"]["results"].as_array_mut().unwrap();
@@ -507,7 +509,10 @@ fn only_what_planning_looks_at_is_news_of_a_node() {
 #[test]
 fn the_scope_of_a_claim_is_read_off_its_selectors() {
     let mut fed = Fed::with_gpu();
-    fed.class("nic", "device.driver == 'nic.example.com' && device.attributes['nic.example.com'].fast");
+    fed.class(
+        "nic",
+        "device.driver == 'nic.example.com' && device.attributes['nic.example.com'].fast",
+    );
     fed.class("any", "device.attributes['x.example.com'].?y.orValue(0) == 0");
     let scope = |fed: &mut Fed, classes: &[&str]| {
         let requests: Vec<Value> = classes
@@ -575,7 +580,11 @@ fn slices_of_other_drivers_and_devices_outside_the_fence_are_not_given_out() {
     fed.slice("node-a", 1, 1, json!([unfenced]));
     fed.claim(claim("c", "gpu.tessera.dev"));
     fed.pod(pod("p", &["c"]));
-    assert!(plan(&fed.index.snapshot(), &fed.index.work().pending, Settings::default()).decisions.is_empty());
+    assert!(
+        plan(&fed.index.snapshot(), &fed.index.work().pending, Settings::default())
+            .decisions
+            .is_empty()
+    );
 }
 
 #[test]
@@ -588,10 +597,15 @@ fn a_device_that_leaves_stock_mode_is_not_given_out_whatever_a_claim_tolerates()
     taints.push(json!({"key": "gpu.tessera.dev/leaving-stock", "effect": "NoSchedule"}));
     fed.slice("node-a", 1, 1, json!([leaving]));
     let mut tolerant = claim("c", "gpu.tessera.dev");
-    tolerant["spec"]["devices"]["requests"][0]["exactly"]["tolerations"] = json!([{"operator": "Exists"}]);
+    tolerant["spec"]["devices"]["requests"][0]["exactly"]["tolerations"] =
+        json!([{"operator": "Exists"}]);
     fed.claim(tolerant);
     fed.pod(pod("p", &["c"]));
-    assert!(plan(&fed.index.snapshot(), &fed.index.work().pending, Settings::default()).decisions.is_empty());
+    assert!(
+        plan(&fed.index.snapshot(), &fed.index.work().pending, Settings::default())
+            .decisions
+            .is_empty()
+    );
     // Once that is over, the toleration changes nothing.
     fed.slice("node-a", 2, 1, json!([gpu("gpu-0")]));
     assert_eq!(
@@ -624,11 +638,16 @@ fn a_device_that_publishes_more_memory_than_it_has_goes_only_to_claims_that_may_
         json!({"physicalMemory": {"string": "half of it"}}),
         json!({"physicalMemory": {"int": 40}}),
     ] {
-        assert_eq!((plans(oversubscribed.clone(), &plain), plans(oversubscribed, &may_spill)), (0, 1));
+        assert_eq!(
+            (plans(oversubscribed.clone(), &plain), plans(oversubscribed, &may_spill)),
+            (0, 1)
+        );
     }
-    for whole in
-        [json!({}), json!({"physicalMemory": {"string": "80Gi"}}), json!({"physical": {"string": "1"}})]
-    {
+    for whole in [
+        json!({}),
+        json!({"physicalMemory": {"string": "80Gi"}}),
+        json!({"physical": {"string": "1"}}),
+    ] {
         assert_eq!((plans(whole.clone(), &plain), plans(whole, &may_spill)), (1, 1));
     }
 }
@@ -651,7 +670,8 @@ fn an_allocation_tells_how_its_gpu_is_shared_by_the_configs_for_its_request() {
     let foreign = json!({"source": "FromClaim", "opaque": {"driver": "other.example.com", "parameters": {"sharing": "MPS"}}});
     let other_pool = || {
         let mut claim = allocated(claim("c", "gpu.tessera.dev"), 1);
-        claim["status"]["allocation"]["devices"]["results"][0]["driver"] = "other.example.com".into();
+        claim["status"]["allocation"]["devices"]["results"][0]["driver"] =
+            "other.example.com".into();
         claim
     };
     let sharing = |mut claim: Value, configs: Value| {
@@ -672,7 +692,10 @@ fn an_allocation_tells_how_its_gpu_is_shared_by_the_configs_for_its_request() {
         json!([config("FromClaim", json!({"sharing": "Mps"}))]),
         json!([config("FromClaim", json!({"sharing": "TimeSlicing"}))]),
         json!([by_mps("FromClaim"), config("FromClaim", json!({"speed": 1}))]),
-        json!([by_mps("FromClass"), config("FromClaim", json!({"memory": {"oversubscribe": true}}))]),
+        json!([
+            by_mps("FromClass"),
+            config("FromClaim", json!({"memory": {"oversubscribe": true}}))
+        ]),
     ] {
         assert_eq!(of(by_intercept.clone()), Sharing::Intercept, "{by_intercept}");
     }
@@ -708,8 +731,9 @@ fn a_gpu_that_is_shared_by_mps_is_left_to_claims_that_share_it_so_until_the_last
         json!([config("FromClaim", json!({"sharing": "MPS"}))]);
     let placed = |fed: &mut Fed| {
         let pending = fed.index.work().pending;
-        let one_by_one =
-            pending.iter().map(|pod| fed.index.plan(std::slice::from_ref(pod), Settings::default()));
+        let one_by_one = pending
+            .iter()
+            .map(|pod| fed.index.plan(std::slice::from_ref(pod), Settings::default()));
         let decisions: Vec<_> = one_by_one.flat_map(|plan| plan.decisions).collect();
         assert!(!fed.index.audit().drifted);
         decisions.iter().map(|decision| decision.pod.as_str().to_owned()).collect::<Vec<_>>()
@@ -731,10 +755,18 @@ fn a_decision_by_mps_is_seen_as_it_was_made() {
     let pending = fed.index.work().pending;
     let plan = fed.index.plan(&pending, Settings::default());
     let allotment = &plan.decisions[0].claims[0];
-    let at = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(k8s_openapi::jiff::Timestamp::UNIX_EPOCH);
-    let share = || tessera_api::names::ShareId::new("1f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77").unwrap();
-    let written =
-        tessera_index::convert::allocation(allotment, &object, &fed.index.class_objects(), at, share);
+    let at = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
+        k8s_openapi::jiff::Timestamp::UNIX_EPOCH,
+    );
+    let share =
+        || tessera_api::names::ShareId::new("1f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77").unwrap();
+    let written = tessera_index::convert::allocation(
+        allotment,
+        &object,
+        &fed.index.class_objects(),
+        at,
+        share,
+    );
     let read_back = tessera_index::convert::allocated("c", &written).unwrap();
     // Or both would be booked, what was assumed beside what is seen.
     assert_eq!(read_back.results, allotment.results);
@@ -792,7 +824,8 @@ fn nothing_is_planned_from_a_slice_that_cannot_be_read() {
     let mut fed = Fed::with_gpu();
     let mut broken = gpu("gpu-0");
     broken["capacity"]["memory"]["value"] = "much".into();
-    let error = fed.index.apply_slice(&slice("node-a-1", "node-a", 1, 1, json!([broken]))).unwrap_err();
+    let error =
+        fed.index.apply_slice(&slice("node-a-1", "node-a", 1, 1, json!([broken]))).unwrap_err();
     assert!(error.to_string().contains("capacity[memory].value"), "{error}");
     assert!(fed.index.snapshot().slices.is_empty());
 }
@@ -853,7 +886,10 @@ fn a_claim_for_administrators_is_refused_before_anything_is_allocated() {
     let plan = fed.index.plan(&pending, Settings::default());
     let [refusal] = plan.refusals.as_slice() else { panic!("{plan:?}") };
     let what = NotSupported::Field("adminAccess");
-    assert!(matches!(&*refusal.cause, Cause::NotSupported { what: w, .. } if *w == what), "{refusal:?}");
+    assert!(
+        matches!(&*refusal.cause, Cause::NotSupported { what: w, .. } if *w == what),
+        "{refusal:?}"
+    );
 }
 
 #[test]
@@ -888,8 +924,7 @@ fn claim_with_more_than_64_kib_of_selectors_is_refused() {
         let pending = fed.index.work().pending;
         let plan = fed.index.plan(&pending, Settings::default());
         let what = NotSupported::Field("a claim with more than 64 KiB of selectors");
-        let is_it =
-            |refusal: &Refusal| matches!(&*refusal.cause, Cause::NotSupported { what: w, .. } if *w == what);
+        let is_it = |refusal: &Refusal| matches!(&*refusal.cause, Cause::NotSupported { what: w, .. } if *w == what);
         assert_eq!(plan.refusals.iter().any(is_it), refused, "{plan:?}");
     }
 }

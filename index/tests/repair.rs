@@ -39,7 +39,8 @@ impl Fed {
         Self { index, version: 0 }
     }
 
-    /// The claim, allocated on `node` at that second and reserved for pods; not allocated without a node.
+    /// The claim, allocated on `node` at that second and reserved for pods; not allocated without a
+    /// node.
     fn claim(&mut self, name: &str, node: Option<&str>, reserved_for: &[&str]) {
         self.version += 1;
         let results = |node| {

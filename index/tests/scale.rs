@@ -1,5 +1,6 @@
-//! What a step costs as the cluster grows: CPU time of this thread on a cluster beside that on one of a quarter of its size, in
-//! the same run. What costs the same for each node takes four times as much, what is quadratic sixteen times.
+//! What a step costs as the cluster grows: CPU time of this thread on a cluster beside that on one
+//! of a quarter of its size, in the same run. What costs the same for each node takes four times as
+//! much, what is quadratic sixteen times.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! What selectors cost that no pod waits for. A program of its own with one test: CPU time is that of the whole process, since
-//! selectors are compiled on threads of their own.
+//! What selectors cost that no pod waits for. A program of its own with one test: CPU time is that
+//! of the whole process, since selectors are compiled on threads of their own.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::sync::Arc;
@@ -50,5 +50,8 @@ fn claim_that_no_pod_waits_for_is_not_compiled() {
     index.abandoned();
     assert!(index.work().pending.is_empty());
     let applied = cpu_time() - start;
-    assert!(applied < one_selector, "12 selectors applied: {applied:?}, one compiled: {one_selector:?}");
+    assert!(
+        applied < one_selector,
+        "12 selectors applied: {applied:?}, one compiled: {one_selector:?}"
+    );
 }

@@ -18,7 +18,9 @@ fn index() -> Index {
     for (name, driver) in [("gpu.tessera.dev", "gpu.tessera.dev"), ("foreign", "example.com")] {
         let selector = json!({"cel": {"expression": format!("device.driver == '{driver}'")}});
         index
-            .apply_class(read(json!({"metadata": {"name": name}, "spec": {"selectors": [selector]}})))
+            .apply_class(read(
+                json!({"metadata": {"name": name}, "spec": {"selectors": [selector]}}),
+            ))
             .unwrap();
     }
     index
@@ -71,7 +73,9 @@ fn each_claim_of_a_pod_is_told_by_what_it_waits_for() {
     let pod = pod(&mut index, "p", &["ours", "theirs", "going", "held", "none"], |_| {});
     let states = states(&index, &pod);
     assert_eq!(states[..3], [ClaimState::Pending, ClaimState::Foreign, ClaimState::Deleting]);
-    assert!(matches!(&states[3], ClaimState::Allocated(held) if held.results[0].device.device == "gpu-0"));
+    assert!(
+        matches!(&states[3], ClaimState::Allocated(held) if held.results[0].device.device == "gpu-0")
+    );
     assert_eq!(states[4], ClaimState::Missing);
     let entries: Vec<String> =
         index.claims_standing(&pod).into_iter().map(|standing| standing.entry).collect();
@@ -85,17 +89,19 @@ fn a_claim_from_a_template_has_to_be_made_and_has_to_be_the_pods() {
         pod["spec"]["resourceClaims"] = json!([
             {"name": "late", "resourceClaimTemplateName": "t"}, {"name": "gpu", "resourceClaimTemplateName": "t"},
         ]);
-        pod["status"] = json!({"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "p-gpu"}]});
+        pod["status"] =
+            json!({"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "p-gpu"}]});
     };
     claim(&mut index, "p-gpu", "gpu.tessera.dev", |_| {});
     let uid = pod(&mut index, "p", &[], from_template);
     assert_eq!(states(&index, &uid), [ClaimState::NotGenerated, ClaimState::NotThePods]);
     let owned = |claim: &mut Value| {
         claim["metadata"]["resourceVersion"] = "1".into();
-        claim["metadata"]["ownerReferences"] =
-            json!([{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "uid-p", "controller": true}]);
+        claim["metadata"]["ownerReferences"] = json!([{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "uid-p", "controller": true}]);
     };
-    index.remove_claim(&read(json!({"metadata": {"namespace": "n", "name": "p-gpu", "uid": "p-gpu"}})));
+    index.remove_claim(&read(
+        json!({"metadata": {"namespace": "n", "name": "p-gpu", "uid": "p-gpu"}}),
+    ));
     claim(&mut index, "p-gpu", "gpu.tessera.dev", owned);
     assert_eq!(states(&index, &uid), [ClaimState::NotGenerated, ClaimState::Pending]);
 }
@@ -108,7 +114,10 @@ fn a_pod_is_on_one_stage_of_its_way() {
         index.stage(&uid).unwrap()
     };
     assert_eq!(at("waits", |_| {}), Stage::Waiting);
-    assert_eq!(at("gated", |pod| pod["spec"]["schedulingGates"] = json!([{"name": "g"}])), Stage::Gated);
+    assert_eq!(
+        at("gated", |pod| pod["spec"]["schedulingGates"] = json!([{"name": "g"}])),
+        Stage::Gated
+    );
     assert_eq!(
         at("going", |pod| pod["metadata"]["deletionTimestamp"] = "2026-01-10T12:00:00Z".into()),
         Stage::Deleting
@@ -123,7 +132,8 @@ fn a_pod_is_on_one_stage_of_its_way() {
 fn a_gated_pod_is_not_work_but_can_be_asked_for() {
     let mut index = index();
     claim(&mut index, "c", "gpu.tessera.dev", |_| {});
-    let gated = pod(&mut index, "p", &["c"], |pod| pod["spec"]["schedulingGates"] = json!([{"name": "g"}]));
+    let gated =
+        pod(&mut index, "p", &["c"], |pod| pod["spec"]["schedulingGates"] = json!([{"name": "g"}]));
     assert!(index.work().pending.is_empty());
     assert_eq!(index.pending(&gated).unwrap().unwrap().claims.len(), 1);
 }
@@ -143,7 +153,10 @@ fn what_a_claim_holds_is_told_with_its_pods_also_when_the_claim_is_gone() {
             .collect();
         told
     };
-    assert_eq!(held(&index), [("c".to_owned(), vec!["runs".to_owned(), "waits".to_owned()], false)]);
+    assert_eq!(
+        held(&index),
+        [("c".to_owned(), vec!["runs".to_owned(), "waits".to_owned()], false)]
+    );
     index.remove_claim(&read(json!({"metadata": {"namespace": "n", "name": "c", "uid": "c"}})));
     assert_eq!(held(&index), [("c".to_owned(), vec!["runs".to_owned()], true)]);
 }

@@ -14,7 +14,11 @@ use tessera_index::Index;
 /// The device of GPU number `gpu` of a node; the tail of its UUID is random on real ones.
 fn device_name(node: &str, gpu: u32) -> String {
     let node: String = node.bytes().map(|byte| format!("{byte:02x}")).collect();
-    format!("gpu-{:0>8}-0000-4000-8000-{:012x}", &node[node.len() - 2..], 0xffff - gpu * 7 % 5 + gpu / 5 * 5)
+    format!(
+        "gpu-{:0>8}-0000-4000-8000-{:012x}",
+        &node[node.len() - 2..],
+        0xffff - gpu * 7 % 5 + gpu / 5 * 5
+    )
 }
 
 fn gpu(node: &str, gpu: u32, numa: i64) -> Value {
@@ -57,7 +61,8 @@ fn link(node: &str, one: u32, other: u32, kind: &str, count: u32) -> Value {
 
 /// Three GPUs, 0 and 2 joined by two NVLinks, 0 and 1 on one switch and one NUMA node.
 fn machine(node: &str, order: [u32; 3]) -> ResourceSlice {
-    let gpus: Vec<Value> = order.iter().map(|number| gpu(node, *number, i64::from(*number == 2))).collect();
+    let gpus: Vec<Value> =
+        order.iter().map(|number| gpu(node, *number, i64::from(*number == 2))).collect();
     let links = json!({"links": [link(node, 0, 2, "NVLink", 2), link(node, 1, 0, "PIX", 1)]});
     slice(node, 0, 1, 1, &gpus, Some(links))
 }
@@ -81,8 +86,14 @@ fn links_and_places_become_the_matrix_of_the_pool() {
     assert_eq!(matrix.pair(at(0), at(2)), 210);
     assert_eq!(matrix.pair(at(0), at(1)), 50);
     assert_eq!(matrix.pair(at(1), at(2)), 10);
-    for (scope, shared) in [(TopologyScope::NvLink, 2), (TopologyScope::Numa, 1), (TopologyScope::Pcie, 1)] {
-        assert_eq!(matrix.sharing(scope, at(0)).iter().collect::<Vec<_>>(), [at(shared)], "{scope}");
+    for (scope, shared) in
+        [(TopologyScope::NvLink, 2), (TopologyScope::Numa, 1), (TopologyScope::Pcie, 1)]
+    {
+        assert_eq!(
+            matrix.sharing(scope, at(0)).iter().collect::<Vec<_>>(),
+            [at(shared)],
+            "{scope}"
+        );
     }
     assert_eq!(topology.position(&DeviceName::new("gpu-7").unwrap()), None);
 }
@@ -93,7 +104,8 @@ fn machines_that_are_built_alike_share_one_matrix_whatever_their_order() {
     index.apply_slice(&machine("node-a", [0, 1, 2])).unwrap();
     index.apply_slice(&machine("node-b", [2, 1, 0])).unwrap();
     index.apply_slice(&slice("node-c", 0, 1, 1, &[gpu("node-c", 0, 0)], None)).unwrap();
-    let (a, b, c) = (topology(&index, "node-a"), topology(&index, "node-b"), topology(&index, "node-c"));
+    let (a, b, c) =
+        (topology(&index, "node-a"), topology(&index, "node-b"), topology(&index, "node-c"));
     let (a, b, c) = (a.unwrap(), b.unwrap(), c.unwrap());
     assert!(Arc::ptr_eq(a.matrix(), b.matrix()));
     assert_eq!(c.matrix().len(), 1);
@@ -115,7 +127,11 @@ fn the_slices_of_the_newest_generation_make_the_pool() {
     index.remove_slice(&first);
     assert_eq!(topology(&index, "node-a").unwrap().matrix().len(), 1);
     index.remove_slice(&second);
-    assert_eq!(topology(&index, "node-a").unwrap().matrix().len(), 3, "what is left of the old generation");
+    assert_eq!(
+        topology(&index, "node-a").unwrap().matrix().len(),
+        3,
+        "what is left of the old generation"
+    );
     index.remove_slice(&machine("node-a", [0, 1, 2]));
     assert_eq!(topology(&index, "node-a"), None);
 }
@@ -132,7 +148,10 @@ fn an_annotation_that_cannot_be_read_costs_the_links_and_not_the_gpus() {
         json!({"links": [["x", "y", "NVLink", 1]]}),
     ] {
         let error = index.apply_slice(&slice("node-a", 0, 1, 1, &gpus, Some(bad))).unwrap_err();
-        assert_eq!(error.to_string(), "ResourceSlice `node-a-1-0` does not tell how its GPUs are joined");
+        assert_eq!(
+            error.to_string(),
+            "ResourceSlice `node-a-1-0` does not tell how its GPUs are joined"
+        );
         assert!(
             error.source().unwrap().to_string().starts_with("annotation gpu.tessera.dev/topology"),
             "{error:?}"
@@ -140,14 +159,19 @@ fn an_annotation_that_cannot_be_read_costs_the_links_and_not_the_gpus() {
         assert_eq!(index.snapshot().slices["node-a-1-0"].devices.len(), 2);
         let topology = topology(&index, "node-a").unwrap();
         assert_eq!((topology.matrix().len(), topology.matrix().pair(0, 1)), (2, 10));
-        assert_eq!(topology.matrix().sharing(TopologyScope::Numa, 0).len(), 1, "attributes still tell");
+        assert_eq!(
+            topology.matrix().sharing(TopologyScope::Numa, 0).len(),
+            1,
+            "attributes still tell"
+        );
     }
 }
 
 #[test]
 fn a_pool_with_more_devices_than_a_matrix_holds_or_that_tells_nothing_has_no_topology() {
     let mut index = Index::new();
-    let bare = slice("node-b", 0, 1, 1, &[json!({"name": "gpu-0"}), json!({"name": "gpu-1"})], None);
+    let bare =
+        slice("node-b", 0, 1, 1, &[json!({"name": "gpu-0"}), json!({"name": "gpu-1"})], None);
     index.apply_slice(&bare).unwrap();
     assert_eq!(topology(&index, "node-b"), None);
     let gpus = |count| (0..count).map(|number| gpu("node-a", number, 0)).collect::<Vec<Value>>();
@@ -165,9 +189,20 @@ fn what_is_not_a_gpu_of_the_pool_has_no_link_in_it() {
         link("node-a", 0, 4, "NVLink", 4), link("node-a", 0, 0, "NVLink", 4), link("node-a", 0, 1, "NVLink", u32::MAX),
     ]});
     index
-        .apply_slice(&slice("node-a", 0, 1, 1, &[gpu("node-a", 0, 0), gpu("node-a", 1, 0)], Some(links)))
+        .apply_slice(&slice(
+            "node-a",
+            0,
+            1,
+            1,
+            &[gpu("node-a", 0, 0), gpu("node-a", 1, 0)],
+            Some(links),
+        ))
         .unwrap();
     let topology = topology(&index, "node-a").unwrap();
     assert_eq!(topology.matrix().pair(0, 0), 0);
-    assert_eq!(topology.matrix().pair(0, 1), 100_010, "more links than any GPU has count as a thousand");
+    assert_eq!(
+        topology.matrix().pair(0, 1),
+        100_010,
+        "more links than any GPU has count as a thousand"
+    );
 }

@@ -1,7 +1,9 @@
-//! Which of the three libraries this is: the sources are the same, and a package for each has them built in its own way.
+//! Which of the three libraries this is: the sources are the same, and a package for each has them
+//! built in its own way.
 //!
-//! Names the library, leaves out the C start-up code where it is built as it ships, and gives a proxy what makes it one: an
-//! export for every function of the library that it stands in for, and the need for the real one at its private path.
+//! Names the library, leaves out the C start-up code where it is built as it ships, and gives a
+//! proxy what makes it one: an export for every function of the library that it stands in for, and
+//! the need for the real one at its private path.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -21,7 +23,8 @@ fn main() {
     // What it calls in itself is its own, whatever else is preloaded.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-Bsymbolic");
     println!("cargo::rustc-cdylib-link-arg=-nostartfiles");
-    // A proxy writes to its table of symbols, on whose pages no code may lie. On aarch64 that is not what a linker does by itself.
+    // A proxy writes to its table of symbols, on whose pages no code may lie. On aarch64 that is
+    // not what a linker does by itself.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,separate-code");
     let package = env::var("CARGO_PKG_NAME").expect("cargo sets CARGO_PKG_NAME");
     match package.as_str() {
@@ -44,8 +47,11 @@ fn proxy(artefact: &str, soname: &str, library: Library) {
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
     println!("cargo::rustc-cdylib-link-arg=-Wl,--no-as-needed");
     println!("cargo::rustc-cdylib-link-arg={}", stand_in_for_the_real(soname, out).display());
-    let names: Vec<_> =
-        TABLE.iter().filter(|symbol| symbol.library() == library).map(|symbol| symbol.symbol).collect();
+    let names: Vec<_> = TABLE
+        .iter()
+        .filter(|symbol| symbol.library() == library)
+        .map(|symbol| symbol.symbol)
+        .collect();
     let mut code = format!("exports! {{ {}:\n", names.len());
     for (index, name) in names.iter().enumerate() {
         writeln!(code, "    {index} {name} c\"{name}\",").expect("writing to a string cannot fail");
@@ -54,7 +60,8 @@ fn proxy(artefact: &str, soname: &str, library: Library) {
     fs::write(out.join("exports.rs"), code).expect("OUT_DIR is writable");
 }
 
-/// A library without content whose name is the path of the real one: the linker writes down that this is needed.
+/// A library without content whose name is the path of the real one: the linker writes down that
+/// this is needed.
 fn stand_in_for_the_real(soname: &str, out: &Path) -> std::path::PathBuf {
     let file = out.join("libreal.so");
     let linker = env::var_os("RUSTC_LINKER").unwrap_or_else(|| OsString::from("cc"));

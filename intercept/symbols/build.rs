@@ -1,4 +1,5 @@
-//! Makes tables of Rust of `symbols.txt` and `classes.txt`, and refuses a line that their heads do not allow.
+//! Makes tables of Rust of `symbols.txt` and `classes.txt`, and refuses a line that their heads do
+//! not allow.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -17,7 +18,8 @@ fn main() {
     let mut releases = Vec::new();
     let mut names = Vec::new();
     for (at, line) in text.lines().enumerate().filter(|(_, line)| !line.starts_with('#')) {
-        let row = Row::parse(line).unwrap_or_else(|wrong| panic!("symbols.txt:{}: {wrong}", at + 1));
+        let row =
+            Row::parse(line).unwrap_or_else(|wrong| panic!("symbols.txt:{}: {wrong}", at + 1));
         releases.extend([row.first, row.last]);
         names.extend([row.symbol, row.base].map(|name| hash(name.as_bytes())));
         row.write(&mut code);
@@ -28,10 +30,12 @@ fn main() {
     let releases: String = releases.iter().map(|release| format!("Version({release}), ")).collect();
     let out = env::var_os("OUT_DIR").expect("cargo sets OUT_DIR");
     fs::write(Path::new(&out).join("table.rs"), code).expect("OUT_DIR is writable");
-    fs::write(Path::new(&out).join("releases.rs"), format!("&[{releases}]")).expect("OUT_DIR is writable");
+    fs::write(Path::new(&out).join("releases.rs"), format!("&[{releases}]"))
+        .expect("OUT_DIR is writable");
     names.sort_unstable();
     names.dedup();
-    fs::write(Path::new(&out).join("names.rs"), format!("&{names:?}")).expect("OUT_DIR is writable");
+    fs::write(Path::new(&out).join("names.rs"), format!("&{names:?}"))
+        .expect("OUT_DIR is writable");
     let text = fs::read_to_string("classes.txt").expect("classes.txt is readable");
     fs::write(Path::new(&out).join("classes.rs"), classes(&text)).expect("OUT_DIR is writable");
 }
@@ -40,7 +44,8 @@ fn main() {
 fn classes(text: &str) -> String {
     let mut code = String::from("&[\n");
     let mut group = None;
-    let lines = text.lines().enumerate().filter(|(_, line)| !line.starts_with('#') && !line.is_empty());
+    let lines =
+        text.lines().enumerate().filter(|(_, line)| !line.starts_with('#') && !line.is_empty());
     for (at, line) in lines {
         if let Some((class, why)) = line.strip_prefix('[').and_then(|line| line.split_once("] ")) {
             let class = match class {
@@ -55,10 +60,13 @@ fn classes(text: &str) -> String {
             group = Some((class, why));
             continue;
         }
-        let (class, why) =
-            group.unwrap_or_else(|| panic!("classes.txt:{}: a name before the first group", at + 1));
-        writeln!(code, "    Classified {{ base: \"{line}\", class: Class::{class}, why: \"{why}\" }},")
-            .expect("writing to a string cannot fail");
+        let (class, why) = group
+            .unwrap_or_else(|| panic!("classes.txt:{}: a name before the first group", at + 1));
+        writeln!(
+            code,
+            "    Classified {{ base: \"{line}\", class: Class::{class}, why: \"{why}\" }},"
+        )
+        .expect("writing to a string cannot fail");
     }
     code + "]\n"
 }
@@ -93,13 +101,21 @@ impl<'a> Row<'a> {
         if let Some(wrong) = parameters.chars().find(|letter| !"philfs".contains(*letter)) {
             return Err(format!("parameter `{wrong}` is none of p, h, i, l, f, s"));
         }
-        Ok(Self { symbol, base, version, variant, first: number(first)?, last: number(last)?, parameters })
+        Ok(Self {
+            symbol,
+            base,
+            version,
+            variant,
+            first: number(first)?,
+            last: number(last)?,
+            parameters,
+        })
     }
 
     fn write(&self, code: &mut String) {
         let Self { version, variant, first, last, parameters, .. } = self;
-        let [symbol, base] =
-            [self.symbol, self.base].map(|name| format!("Name {{ text: \"{name}\", c: c\"{name}\" }}"));
+        let [symbol, base] = [self.symbol, self.base]
+            .map(|name| format!("Name {{ text: \"{name}\", c: c\"{name}\" }}"));
         writeln!(
             code,
             "    Symbol {{ symbol: {symbol}, base: {base}, version: Version({version}), variant: {variant}, \

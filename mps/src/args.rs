@@ -8,25 +8,28 @@ use tessera_runtime::log::LogFormat;
 
 use crate::{enter::Enter, shm::ShmSize};
 
-/// Keeps the MPS control daemons of one node: starts one for each GPU that tessera-driver wants one for, restarts those that fail, and
-/// stops those that nobody wants any more. Runs as root, in the host's PID namespace, with the right to mount (privileged: true).
+/// Keeps the MPS control daemons of one node: starts one for each GPU that tessera-driver wants one
+/// for, restarts those that fail, and stops those that nobody wants any more. Runs as root, in the
+/// host's PID namespace, with the right to mount (privileged: true).
 ///
-/// Stopping this program stops the daemons, and so what runs on their GPUs: update it only where no claim shares by MPS.
+/// Stopping this program stops the daemons, and so what runs on their GPUs: update it only where no
+/// claim shares by MPS.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "tessera-mps", version, disable_help_subcommand = true)]
 pub struct Args {
-    /// Where tessera-driver says what is wanted (its --state-dir), and where the daemons' files are: on a tmpfs, at the same path on the
-    /// host, mounts propagating both ways.
+    /// Where tessera-driver says what is wanted (its --state-dir), and where the daemons' files
+    /// are: on a tmpfs, at the same path on the host, mounts propagating both ways.
     #[arg(long, env = "TESSERA_STATE_DIR", default_value = "/run/tessera")]
     pub state_dir: PathBuf,
 
-    /// Root of the NVIDIA driver's files: daemons run in it by chroot, and --mps-control is searched for there. Needs /tmp and
-    /// /dev/shm, over which each daemon has its own mounts; it may be mounted after this program has started.
+    /// Root of the NVIDIA driver's files: daemons run in it by chroot, and --mps-control is
+    /// searched for there. Needs /tmp and /dev/shm, over which each daemon has its own mounts;
+    /// it may be mounted after this program has started.
     #[arg(long, env = "TESSERA_DRIVER_ROOT", default_value = "/")]
     pub driver_root: PathBuf,
 
-    /// The daemon's program, NVIDIA's: a path below --driver-root, or a name that is in PATH there. Not below /tmp or /dev/shm: each
-    /// daemon's own mounts hide what is there.
+    /// The daemon's program, NVIDIA's: a path below --driver-root, or a name that is in PATH
+    /// there. Not below /tmp or /dev/shm: each daemon's own mounts hide what is there.
     #[arg(
         long,
         env = "TESSERA_MPS_CONTROL",
@@ -35,13 +38,14 @@ pub struct Args {
     )]
     pub mps_control: OsString,
 
-    /// Serve the processes of all users at once (-M of nvidia-cuda-mps-control). With false, processes of a second user wait until those of
-    /// the first are gone.
+    /// Serve the processes of all users at once (-M of nvidia-cuda-mps-control). With false,
+    /// processes of a second user wait until those of the first are gone.
     #[arg(long, env = "TESSERA_MPS_MULTI_USER", value_name = "BOOL", default_value_t = true, action = ArgAction::Set)]
     pub multi_user: bool,
 
-    /// How much the tenants of one GPU may have in /dev/shm together, which they share with their daemon: an amount such as 8Gi, bytes,
-    /// or a share of the machine's memory. Nothing is set aside. Daemons that are there keep what they have.
+    /// How much the tenants of one GPU may have in /dev/shm together, which they share with their
+    /// daemon: an amount such as 8Gi, bytes, or a share of the machine's memory. Nothing is
+    /// set aside. Daemons that are there keep what they have.
     #[arg(long, env = "TESSERA_MPS_SHM_SIZE", value_name = "SIZE", default_value_t)]
     pub shm_size: ShmSize,
 
@@ -49,8 +53,8 @@ pub struct Args {
     #[arg(long, env = "TESSERA_MPS_POLL_INTERVAL", value_name = "DURATION", default_value = "200ms", value_parser = duration)]
     pub poll_interval: Duration,
 
-    /// How often a daemon that is ready is asked whether it still answers. After three times in a row without an answer it is killed and
-    /// started again.
+    /// How often a daemon that is ready is asked whether it still answers. After three times in a
+    /// row without an answer it is killed and started again.
     #[arg(long, env = "TESSERA_MPS_HEALTH_INTERVAL", value_name = "DURATION", default_value = "10s", value_parser = duration)]
     pub health_interval: Duration,
 
@@ -84,7 +88,8 @@ pub enum Stage {
 }
 
 fn duration(text: &str) -> Result<Duration, &'static str> {
-    let duration = text.parse::<SignedDuration>().ok().and_then(|duration| Duration::try_from(duration).ok());
+    let duration =
+        text.parse::<SignedDuration>().ok().and_then(|duration| Duration::try_from(duration).ok());
     duration.filter(|duration| !duration.is_zero()).ok_or("write a time such as 200ms, 10s or 1m")
 }
 
@@ -111,7 +116,9 @@ mod tests {
 
     #[test]
     fn daemons_serve_all_users_unless_told_otherwise() {
-        let parse = |flags: &[&str]| Args::try_parse_from([&["tessera-mps"], flags].concat()).expect("flags");
+        let parse = |flags: &[&str]| {
+            Args::try_parse_from([&["tessera-mps"], flags].concat()).expect("flags")
+        };
         assert!(parse(&[]).multi_user);
         assert!(!parse(&["--multi-user=false"]).multi_user);
         assert_eq!(parse(&[]).shm_size, ShmSize::Percent(50));

@@ -21,8 +21,9 @@ use crate::{
 };
 use tessera_mps_protocol::layout::MpsPaths;
 
-/// Answered by a daemon that serves; changes nothing. NVIDIA's device plugin takes the exit code of the same question for its daemon's
-/// health (`AssertHealthy` in cmd/mps-control-daemon/mps/daemon.go of NVIDIA/k8s-device-plugin).
+/// Answered by a daemon that serves; changes nothing. NVIDIA's device plugin takes the exit code of
+/// the same question for its daemon's health (`AssertHealthy` in
+/// cmd/mps-control-daemon/mps/daemon.go of NVIDIA/k8s-device-plugin).
 pub(crate) const QUESTION: &str = "get_default_active_thread_percentage\n";
 /// Ends the daemon and its servers.
 pub(crate) const QUIT: &str = "quit\n";
@@ -75,7 +76,8 @@ impl Control {
         command.kill_on_drop(true);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let output = timeout(self.patience, converse(command.spawn()?, words)).await;
-        let Output { status, stdout, stderr } = output.map_err(|_| ControlError::Silent(self.patience))??;
+        let Output { status, stdout, stderr } =
+            output.map_err(|_| ControlError::Silent(self.patience))??;
         if status.success() {
             return Ok(());
         }

@@ -40,9 +40,12 @@ pub(crate) struct End {
 impl Daemon {
     /// Starts it, and has `ended` told of its end.
     ///
-    /// To be called on a thread that lives as long as the keeper: the daemon gets its signal when the thread ends that started it
-    /// (`PR_SET_PDEATHSIG` in prctl(2)).
-    pub(crate) fn start(mut command: Command, ended: impl FnOnce(End) + Send + 'static) -> io::Result<Self> {
+    /// To be called on a thread that lives as long as the keeper: the daemon gets its signal when
+    /// the thread ends that started it (`PR_SET_PDEATHSIG` in prctl(2)).
+    pub(crate) fn start(
+        mut command: Command,
+        ended: impl FnOnce(End) + Send + 'static,
+    ) -> io::Result<Self> {
         let (output, input) = io::pipe()?;
         let output = pipe::Receiver::from_owned_fd(output.into())?;
         command.stdout(Stdio::from(input.try_clone()?)).stderr(Stdio::from(input));
@@ -61,7 +64,8 @@ impl Daemon {
 }
 
 impl End {
-    /// Why it ended, in words: `killed` says why if the keeper has killed it. With its last words and the end of its log.
+    /// Why it ended, in words: `killed` says why if the keeper has killed it. With its last words
+    /// and the end of its log.
     pub(crate) fn reason(&self, killed: Option<String>, log: &str) -> String {
         let by_itself = match &self.status {
             Ok(status) if status.code() == Some(NOT_ENTERED.into()) && !self.said.is_empty() => {
@@ -147,7 +151,8 @@ mod tests {
         let early = timeout(Duration::from_millis(50), ends.recv()).await;
         assert!(early.is_err(), "it goes on: {early:?}");
         daemon.kill();
-        let end = timeout(Duration::from_secs(300), ends.recv()).await.expect("it ends").expect("told");
+        let end =
+            timeout(Duration::from_secs(300), ends.recv()).await.expect("it ends").expect("told");
         assert_eq!(end.status.expect("waited for").signal(), Some(9));
         assert_eq!(end.said, "beginning");
     }
@@ -156,6 +161,9 @@ mod tests {
     fn one_that_was_killed_or_never_began_ends_for_that_reason() {
         let killed = || Some("it was silent".to_owned());
         assert_eq!(end(0, "").reason(killed(), ""), "it was silent");
-        assert_eq!(end(NOT_ENTERED.into(), "no such program").reason(None, "of before"), "no such program");
+        assert_eq!(
+            end(NOT_ENTERED.into(), "no such program").reason(None, "of before"),
+            "no such program"
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! The directory of a daemon: made before it starts, tidied up before it starts again, removed when nobody wants it.
+//! The directory of a daemon: made before it starts, tidied up before it starts again, removed when
+//! nobody wants it.
 
 use std::{
     fs::{self, DirEntry, Permissions},
@@ -17,7 +18,8 @@ use crate::{
 };
 use tessera_mps_protocol::layout::{MpsPaths, gpu_named};
 
-/// A handful of sockets and files. Tenants have it to write to, and may be root in their containers: more than this they cannot make.
+/// A handful of sockets and files. Tenants have it to write to, and may be root in their
+/// containers: more than this they cannot make.
 const PIPE: &str = "size=1m,nr_inodes=256,mode=0755";
 
 /// Of a daemon that has much to say, the end is lost.
@@ -47,8 +49,13 @@ pub enum DirectoryError {
 }
 
 /// Makes what is missing of a GPU's; what is there keeps its inodes.
-pub(crate) fn make(paths: &MpsPaths, gpu: &GpuUuid, shm_size: ShmSize) -> Result<(), DirectoryError> {
-    // A server runs as the user of its clients, if told so, and goes through all of them: bottlerocket-os/bottlerocket#4673.
+pub(crate) fn make(
+    paths: &MpsPaths,
+    gpu: &GpuUuid,
+    shm_size: ShmSize,
+) -> Result<(), DirectoryError> {
+    // A server runs as the user of its clients, if told so, and goes through all of them:
+    // bottlerocket-os/bottlerocket#4673.
     pass_through(paths.root().parent().unwrap_or(Path::new("/")))?;
     let (pipe, log, shm) = (paths.pipe(gpu), paths.log(gpu), paths.shm(gpu));
     for directory in [paths.root(), &paths.daemons(), &paths.daemon(gpu)] {
@@ -77,20 +84,24 @@ fn make_one(directory: &Path) -> Result<(), DirectoryError> {
 
 /// The umask may have taken bits away, or a tenant that is root.
 fn open_up(directory: &Path) -> Result<(), DirectoryError> {
-    fs::set_permissions(directory, Permissions::from_mode(0o755)).map_err(failed("open up", directory))
+    fs::set_permissions(directory, Permissions::from_mode(0o755))
+        .map_err(failed("open up", directory))
 }
 
-/// Lets everybody through the state directory, which is tessera-driver's; nothing else of it changes.
+/// Lets everybody through the state directory, which is tessera-driver's; nothing else of it
+/// changes.
 fn pass_through(state_dir: &Path) -> Result<(), DirectoryError> {
     let mode = fs::metadata(state_dir).map_err(failed("look at", state_dir))?.permissions().mode();
     if mode & 0o111 == 0o111 {
         return Ok(());
     }
-    fs::set_permissions(state_dir, Permissions::from_mode(mode | 0o111)).map_err(failed("open up", state_dir))
+    fs::set_permissions(state_dir, Permissions::from_mode(mode | 0o111))
+        .map_err(failed("open up", state_dir))
 }
 
-/// Removes what a daemon that is dead has left in its pipe directory: it would keep the next from starting, or others waiting for it.
-/// What cannot be removed stays, for it may be a tenant's: whether it matters is the daemon's to say.
+/// Removes what a daemon that is dead has left in its pipe directory: it would keep the next from
+/// starting, or others waiting for it. What cannot be removed stays, for it may be a tenant's:
+/// whether it matters is the daemon's to say.
 pub(crate) fn tidy(paths: &MpsPaths, gpu: &GpuUuid) -> Result<(), DirectoryError> {
     let pipe = paths.pipe(gpu);
     for entry in fs::read_dir(&pipe).map_err(failed("list", &pipe))? {
@@ -102,7 +113,8 @@ pub(crate) fn tidy(paths: &MpsPaths, gpu: &GpuUuid) -> Result<(), DirectoryError
     Ok(())
 }
 
-/// Nobody serves sockets, FIFOs and files any more. The daemon makes no directories: those are a tenant's, and may be as deep as it likes.
+/// Nobody serves sockets, FIFOs and files any more. The daemon makes no directories: those are a
+/// tenant's, and may be as deep as it likes.
 fn remove_stale(entry: &DirEntry) -> Result<(), DirectoryError> {
     let path = entry.path();
     if entry.file_type().map_err(failed("look at", &path))?.is_dir() {
@@ -113,7 +125,8 @@ fn remove_stale(entry: &DirEntry) -> Result<(), DirectoryError> {
 
 /// Unmounts and removes all of a GPU's.
 pub(crate) fn remove(paths: &MpsPaths, gpu: &GpuUuid) -> Result<(), DirectoryError> {
-    // First, and with certainty: what is in them is the tenants'. What is left after that is the keeper's own.
+    // First, and with certainty: what is in them is the tenants'. What is left after that is the
+    // keeper's own.
     for target in [paths.pipe(gpu), paths.log(gpu), paths.shm(gpu)] {
         tmpfs::unmount(&target).map_err(failed("unmount", &target))?;
     }
@@ -131,11 +144,15 @@ pub(crate) fn list(paths: &MpsPaths) -> Result<Vec<GpuUuid>, DirectoryError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries.map_err(failed("list", &daemons))?,
     };
-    let names: Result<Vec<_>, _> = entries.map(|entry| entry.map(|entry| entry.file_name())).collect();
+    let names: Result<Vec<_>, _> =
+        entries.map(|entry| entry.map(|entry| entry.file_name())).collect();
     Ok(names.map_err(failed("list", &daemons))?.iter().filter_map(|name| gpu_named(name)).collect())
 }
 
-fn failed(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> DirectoryError + use<> {
+fn failed(
+    operation: &'static str,
+    path: &Path,
+) -> impl FnOnce(io::Error) -> DirectoryError + use<> {
     let path = path.to_owned();
     move |source| DirectoryError::Io { operation, path, source }
 }
@@ -157,8 +174,10 @@ mod tests {
         fs::write(pipe.join("nvidia-cuda-mps-control.pid"), "1").expect("written");
         symlink("x.pid", pipe.join("link")).expect("made");
         tidy(&paths, &gpu).expect("tidy");
-        let left: Vec<_> =
-            fs::read_dir(&pipe).expect("there").map(|entry| entry.expect("readable").file_name()).collect();
+        let left: Vec<_> = fs::read_dir(&pipe)
+            .expect("there")
+            .map(|entry| entry.expect("readable").file_name())
+            .collect();
         assert_eq!(left, ["x.pid"]);
         assert!(pipe.join("x.pid/y/z").exists());
     }

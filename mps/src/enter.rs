@@ -1,5 +1,5 @@
-//! The step between keeper and NVIDIA's program: the keeper runs itself again, as this, and this becomes the daemon, or the command that
-//! speaks to it.
+//! The step between keeper and NVIDIA's program: the keeper runs itself again, as this, and this
+//! becomes the daemon, or the command that speaks to it.
 //!
 //! ```text
 //!  tessera-mps  -- spawns -->  /proc/self/exe enter  -- executes -->  nvidia-cuda-mps-control
@@ -9,10 +9,11 @@
 //!                              a tmpfs at /tmp, in it pipe/ and log/; shm/ at /dev/shm
 //! ```
 //!
-//! So the driver root needs nothing of the keeper's, and may be mounted after the keeper has started: what is mounted there is only in this
-//! namespace, and goes with the program.
+//! So the driver root needs nothing of the keeper's, and may be mounted after the keeper has
+//! started: what is mounted there is only in this namespace, and goes with the program.
 //!
-//! A program of its own, since there is a single thread in it, and nothing between `fork` and `exec` that would be unsafe.
+//! A program of its own, since there is a single thread in it, and nothing between `fork` and
+//! `exec` that would be unsafe.
 
 use std::{
     convert::Infallible,
@@ -26,8 +27,8 @@ use std::{
 use rustix::{
     fs::CWD,
     mount::{
-        MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, mount, mount_change, move_mount,
-        open_tree,
+        MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, mount, mount_change,
+        move_mount, open_tree,
     },
     process::{Signal, chdir, chroot, getppid, set_parent_process_death_signal},
     thread::UnshareFlags,
@@ -37,7 +38,8 @@ use tessera_runtime::error_chain::chain;
 /// The subcommand.
 pub(crate) const ENTER: &str = "enter";
 
-/// The exit code of a daemon that never was one, as of `chroot` and `env`; why is on standard error.
+/// The exit code of a daemon that never was one, as of `chroot` and `env`; why is on standard
+/// error.
 pub(crate) const NOT_ENTERED: u8 = 125;
 
 /// Where the program finds what is its GPU's.
@@ -75,7 +77,9 @@ pub enum EnterError {
     #[error("the keeper is gone")]
     Orphaned,
     /// The keeper lacks privileges.
-    #[error("not allowed to {operation}: the keeper needs `privileged: true` in its securityContext")]
+    #[error(
+        "not allowed to {operation}: the keeper needs `privileged: true` in its securityContext"
+    )]
     NotAllowed {
         /// What was tried.
         operation: &'static str,
@@ -117,7 +121,8 @@ impl Enter {
         self.die_with_the_keeper()?;
         self.leave_the_mount_namespace()?;
         // Behind the new root, and below the tmpfs at /tmp, they may have no path.
-        let [pipe, log, shm] = [self.take(&self.pipe)?, self.take(&self.log)?, self.take(&self.shm)?];
+        let [pipe, log, shm] =
+            [self.take(&self.pipe)?, self.take(&self.log)?, self.take(&self.shm)?];
         if self.root != Path::new("/") {
             chroot(&self.root).map_err(self.failed("change the root"))?;
         }
@@ -131,7 +136,8 @@ impl Enter {
         Err(EnterError::Program { program: program.clone(), root: self.root, source })
     }
 
-    /// A keeper that is killed says `quit` to nobody, and the next could not watch what is not its child.
+    /// A keeper that is killed says `quit` to nobody, and the next could not watch what is not its
+    /// child.
     fn die_with_the_keeper(&self) -> Result<(), EnterError> {
         let asked = set_parent_process_death_signal(Some(Signal::KILL));
         asked.map_err(self.failed("be told of the keeper's end"))?;

@@ -7,7 +7,8 @@
 //!                                            +--- tasks that wait +
 //! ```
 //!
-//! All of it runs on the main thread: daemons die with the thread that has started them ([`crate::enter`]).
+//! All of it runs on the main thread: daemons die with the thread that has started them
+//! ([`crate::enter`]).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -42,7 +43,8 @@ use tessera_mps_protocol::{
     wanted,
 };
 
-/// Between questions to a daemon that has not answered yet, and between looks at what does not go away.
+/// Between questions to a daemon that has not answered yet, and between looks at what does not go
+/// away.
 const RETRY: Duration = Duration::from_millis(200);
 
 /// How long a keeper that stops waits for what its daemons leave.
@@ -118,7 +120,8 @@ pub async fn keep(settings: Settings, stop: CancellationToken) -> Result<(), Kee
     Ok(())
 }
 
-/// Waits for the lock: there may be a keeper that stops, or somebody who looks whether there is one. `None` after `stop`.
+/// Waits for the lock: there may be a keeper that stops, or somebody who looks whether there is
+/// one. `None` after `stop`.
 async fn lock(
     paths: &MpsPaths,
     pause: Duration,
@@ -160,7 +163,8 @@ struct Kept {
     phase: Phase,
     /// How often it was started.
     starts: u64,
-    /// Its last start, by its number among all of the keeper's. What belongs to another comes too late.
+    /// Its last start, by its number among all of the keeper's. What belongs to another comes too
+    /// late.
     start: u64,
     backoff: Backoff,
     ready_since: Option<Instant>,
@@ -191,7 +195,8 @@ impl Kept {
 }
 
 impl Kept {
-    /// Writes a status. Where it cannot be, there is none: one of before would be taken for this one.
+    /// Writes a status. Where it cannot be, there is none: one of before would be taken for this
+    /// one.
     fn say(&mut self, paths: &MpsPaths, gpu: &GpuUuid, status: Status) {
         let Err(error) = status.write(paths, gpu) else {
             (self.said, self.unsaid) = (Some(status), None);
@@ -246,8 +251,9 @@ impl Keeper {
             multi_user: settings.multi_user,
             patience: settings.answer_timeout,
         };
-        let starts =
-            |gpu: &GpuUuid| Status::read(&paths, gpu).ok().flatten().map_or(0, |status| status.starts);
+        let starts = |gpu: &GpuUuid| {
+            Status::read(&paths, gpu).ok().flatten().map_or(0, |status| status.starts)
+        };
         let left = directory::list(&paths)?;
         let kept = left.into_iter().map(|gpu| (gpu.clone(), Kept::down(starts(&gpu)))).collect();
         let (wanted, foreign) = Default::default();
@@ -303,8 +309,10 @@ impl Keeper {
                 tracing::info!(%gpu, pid = daemon.pid, start = kept.starts, "an MPS daemon starts");
                 kept.daemon = Some(daemon);
                 kept.ready_since = None;
-                kept.phase =
-                    Phase::Starting { kill_at: now + self.settings.start_timeout, ask_at: Some(now) };
+                kept.phase = Phase::Starting {
+                    kill_at: now + self.settings.start_timeout,
+                    ask_at: Some(now),
+                };
                 let failure = kept.failure.clone();
                 self.say(gpu, State::Starting, failure);
             }
@@ -324,7 +332,8 @@ impl Keeper {
         }
         directory::tidy(&self.paths, gpu)?;
         let (events, of) = (self.events.clone(), gpu.clone());
-        let ended = move |end| drop(events.send(Event { gpu: of, start, what: Happened::Ended(end) }));
+        let ended =
+            move |end| drop(events.send(Event { gpu: of, start, what: Happened::Ended(end) }));
         Ok(Daemon::start(self.control.daemon(gpu, &mark), ended)?)
     }
 
@@ -339,10 +348,17 @@ impl Keeper {
 
     fn quit(&mut self, gpu: &GpuUuid, then: Then) {
         let before = self.kept.get(gpu).and_then(|kept| kept.said.clone());
-        self.say(gpu, State::Failed, if then == Then::Leave { STOPPED } else { UNWANTED }.to_owned());
-        // tessera-driver wants first and reads the status then; here it is the other way round. So one of the two sees the other, and
-        // nobody is given a daemon that is about to quit.
-        if let (Then::Remove, true, Some(before)) = (then, self.paths.wanted_of(gpu).exists(), before) {
+        self.say(
+            gpu,
+            State::Failed,
+            if then == Then::Leave { STOPPED } else { UNWANTED }.to_owned(),
+        );
+        // tessera-driver wants first and reads the status then; here it is the other way round. So
+        // one of the two sees the other, and nobody is given a daemon that is about to
+        // quit.
+        if let (Then::Remove, true, Some(before)) =
+            (then, self.paths.wanted_of(gpu).exists(), before)
+        {
             return self.say(gpu, before.state, before.message);
         }
         let Some(kept) = self.kept.get_mut(gpu) else { return };
@@ -372,7 +388,9 @@ impl Keeper {
                 format!("the daemon did not answer within {:?}", self.settings.start_timeout)
             }
             Why::Silent => "the daemon did not answer several times in a row".to_owned(),
-            Why::DoesNotQuit => format!("the daemon did not quit within {:?}", self.settings.stop_timeout),
+            Why::DoesNotQuit => {
+                format!("the daemon did not quit within {:?}", self.settings.stop_timeout)
+            }
         };
         tracing::warn!(%gpu, reason = kept.failure, "an MPS daemon is killed");
         kept.phase = Phase::Killed { then };
@@ -543,8 +561,8 @@ mod tests {
         };
         let paths = MpsPaths::new(directory.path());
         fs::create_dir_all(paths.root()).expect("made");
-        let keeper =
-            Keeper::new(settings, paths.clone(), mpsc::unbounded_channel().0).expect("there are none");
+        let keeper = Keeper::new(settings, paths.clone(), mpsc::unbounded_channel().0)
+            .expect("there are none");
         fs::write(paths.daemons(), "").expect("written");
         keeper
     }
@@ -576,7 +594,9 @@ mod tests {
         for seconds in [1, 2, 4] {
             let before = Instant::now();
             keeper.fail(&gpu(), "no GPU".to_owned());
-            let Phase::Down { until } = keeper.kept[&gpu()].phase else { panic!("it does not run") };
+            let Phase::Down { until } = keeper.kept[&gpu()].phase else {
+                panic!("it does not run")
+            };
             assert!(until >= before + Duration::from_secs(seconds));
         }
     }

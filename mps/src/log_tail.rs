@@ -43,9 +43,15 @@ mod tests {
         assert_eq!(read(&log), "");
         let write = |lines: &[String]| std::fs::write(&log, lines.join("\n")).expect("written");
         write(&(0..30).map(|line| line.to_string()).collect::<Vec<_>>());
-        assert_eq!(read(&log), (20..30).map(|line| line.to_string()).collect::<Vec<_>>().join("\n"));
+        assert_eq!(
+            read(&log),
+            (20..30).map(|line| line.to_string()).collect::<Vec<_>>().join("\n")
+        );
         write(&(0..30).map(|line| format!("{line} {}", "x".repeat(300))).collect::<Vec<_>>());
         let read = read(&log);
-        assert!(read.len() <= 1024 && read.starts_with("27 ") && read.lines().count() == 3, "{read}");
+        assert!(
+            read.len() <= 1024 && read.starts_with("27 ") && read.lines().count() == 3,
+            "{read}"
+        );
     }
 }

@@ -50,7 +50,8 @@ pub enum Phase {
         /// When it may be started.
         until: Instant,
     },
-    /// It has ended because nobody wanted it; its directory is to go, even if somebody wants it again.
+    /// It has ended because nobody wanted it; its directory is to go, even if somebody wants it
+    /// again.
     Doomed {
         /// When it may be tried to remove it.
         until: Instant,
@@ -143,9 +144,13 @@ impl Phase {
 /// What to do now; at most one thing for each GPU.
 #[must_use]
 pub fn plan(now: Instant, wish: &Wish, phases: &BTreeMap<GpuUuid, Phase>) -> Vec<(GpuUuid, Step)> {
-    let new = wish.wanted().filter(|gpu| !phases.contains_key(*gpu)).map(|gpu| (gpu.clone(), Step::Start));
-    let known =
-        phases.iter().filter_map(|(gpu, phase)| Some((gpu.clone(), step(now, wish.of(gpu), *phase)?)));
+    let new = wish
+        .wanted()
+        .filter(|gpu| !phases.contains_key(*gpu))
+        .map(|gpu| (gpu.clone(), Step::Start));
+    let known = phases
+        .iter()
+        .filter_map(|(gpu, phase)| Some((gpu.clone(), step(now, wish.of(gpu), *phase)?)));
     known.chain(new).collect()
 }
 

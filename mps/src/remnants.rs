@@ -1,10 +1,12 @@
 //! Processes that a daemon has left behind: its servers, which are no children of the keeper.
 //!
-//! NVIDIA's control daemon starts a server for its clients. Both have a mark in their environment, which is a secret of the daemon's
-//! directory: a container that had it, too, would be taken for one of them.
+//! NVIDIA's control daemon starts a server for its clients. Both have a mark in their environment,
+//! which is a secret of the daemon's directory: a container that had it, too, would be taken for
+//! one of them.
 //!
-//! They are looked for in the keeper's own cgroup only. When a container ends, its runtime kills what is in the container's cgroup, so
-//! nothing that is left is elsewhere; and who is elsewhere is somebody else's process, whose environment may be of any size and content.
+//! They are looked for in the keeper's own cgroup only. When a container ends, its runtime kills
+//! what is in the container's cgroup, so nothing that is left is elsewhere; and who is elsewhere is
+//! somebody else's process, whose environment may be of any size and content.
 
 use std::{
     fs::{self, File},
@@ -26,13 +28,14 @@ const FILE: &str = "mark";
 /// Of `/proc/PID/cgroup` so much is read: far more than the kernel writes.
 const CGROUP: u64 = 64 << 10;
 
-/// Of an environment so much is read. A process makes its own as long as it likes (`PR_SET_MM_MAP` in prctl(2)); the mark is near the
-/// beginning of what the keeper gave it.
+/// Of an environment so much is read. A process makes its own as long as it likes (`PR_SET_MM_MAP`
+/// in prctl(2)); the mark is near the beginning of what the keeper gave it.
 const ENVIRONMENT: u64 = 1 << 20;
 
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// What the processes of a daemon have in [`MARK`]: the daemon's directory, for people, and the secret. Made if need be.
+/// What the processes of a daemon have in [`MARK`]: the daemon's directory, for people, and the
+/// secret. Made if need be.
 ///
 /// # Errors
 /// The file cannot be read or made.
@@ -43,7 +46,8 @@ pub(crate) fn mark(daemon: &Path) -> io::Result<String> {
     let mark = format!("{}:{}", daemon.display(), Uuid::new_v4());
     let path = daemon.join(FILE);
     let new = path.with_extension("new");
-    let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+    let mut file =
+        File::options().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
     file.write_all(mark.as_bytes())?;
     fs::rename(&new, &path)?;
     Ok(mark)
@@ -57,7 +61,8 @@ fn known(daemon: &Path) -> io::Result<Option<String>> {
     }
 }
 
-/// Kills what belongs to the daemon of a directory. How many there were; they may take a while to be gone.
+/// Kills what belongs to the daemon of a directory. How many there were; they may take a while to
+/// be gone.
 ///
 /// # Errors
 /// The mark or `/proc` cannot be read.
@@ -90,8 +95,8 @@ struct Sought {
 }
 
 impl Sought {
-    /// Whether a process, by its directory in `/proc`, is the daemon's. One that has ended has no environment any more, though its parent
-    /// may not have waited for it.
+    /// Whether a process, by its directory in `/proc`, is the daemon's. One that has ended has no
+    /// environment any more, though its parent may not have waited for it.
     fn is(&self, process: &Path) -> bool {
         let read = |name, limit| read_at_most(&process.join(name), limit).unwrap_or_default();
         let has_mark = |environment: Vec<u8>| {
@@ -135,7 +140,9 @@ mod tests {
             let child = Command::new("sleep").arg("1000").env(MARK, mark).spawn().expect("started");
             let this = Self(child);
             let environment = format!("/proc/{}/environ", this.0.id());
-            while !String::from_utf8_lossy(&fs::read(&environment).expect("readable")).contains(mark) {
+            while !String::from_utf8_lossy(&fs::read(&environment).expect("readable"))
+                .contains(mark)
+            {
                 std::thread::yield_now();
             }
             this
@@ -186,7 +193,9 @@ mod tests {
         std::os::unix::fs::symlink("/dev/zero", proc.path().join("environ")).expect("made");
         for cgroup in ["0::/keeper\n", "0::/../tenant\n"] {
             fs::write(proc.path().join("cgroup"), cgroup).expect("written");
-            assert!(!Sought { mark: "x".to_owned(), cgroup: b"0::/keeper\n".to_vec() }.is(proc.path()));
+            assert!(
+                !Sought { mark: "x".to_owned(), cgroup: b"0::/keeper\n".to_vec() }.is(proc.path())
+            );
         }
     }
 

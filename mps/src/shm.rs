@@ -1,6 +1,7 @@
 //! The shared memory of one GPU's tenants: a tmpfs that they and their daemon see at `/dev/shm`.
 //!
-//! An MPS server and its clients map files of `/dev/shm`. One tmpfs for each GPU, so that nobody sees those of another GPU's tenants.
+//! An MPS server and its clients map files of `/dev/shm`. One tmpfs for each GPU, so that nobody
+//! sees those of another GPU's tenants.
 
 use std::{fmt, io, path::Path, str::FromStr};
 
@@ -39,8 +40,10 @@ impl FromStr for ShmSize {
             return percent.map(Self::Percent).ok_or(ShmSizeError);
         }
         // To tmpfs, 0 is without limit.
-        let bytes =
-            Quantity::parse(text).ok().and_then(|quantity| quantity.bytes()).filter(|bytes| *bytes > 0);
+        let bytes = Quantity::parse(text)
+            .ok()
+            .and_then(|quantity| quantity.bytes())
+            .filter(|bytes| *bytes > 0);
         bytes.map(Self::Bytes).ok_or(ShmSizeError)
     }
 }
@@ -70,9 +73,11 @@ mod tests {
 
     #[test]
     fn a_size_is_an_amount_or_a_share_of_the_machines_memory() {
-        for (text, size) in
-            [("50%", ShmSize::Percent(50)), ("8Gi", ShmSize::Bytes(8 << 30)), ("4096", ShmSize::Bytes(4096))]
-        {
+        for (text, size) in [
+            ("50%", ShmSize::Percent(50)),
+            ("8Gi", ShmSize::Bytes(8 << 30)),
+            ("4096", ShmSize::Bytes(4096)),
+        ] {
             assert_eq!(text.parse(), Ok(size));
         }
         assert_eq!(

@@ -1,5 +1,6 @@
-//! Directories of a daemon that tenants or the daemon write to: each a tmpfs of its own, so that they fill nothing but that, and so that
-//! what they made there goes with it, without anybody walking it.
+//! Directories of a daemon that tenants or the daemon write to: each a tmpfs of its own, so that
+//! they fill nothing but that, and so that what they made there goes with it, without anybody
+//! walking it.
 
 use std::{ffi::CString, io, path::Path};
 
@@ -41,10 +42,12 @@ fn is_mounted(target: &Path) -> io::Result<bool> {
     }
 }
 
-/// An error where the kernel does not know: whoever took that for no would mount another one over it each time.
+/// An error where the kernel does not know: whoever took that for no would mount another one over
+/// it each time.
 fn is_mount_root(stat: &Statx) -> io::Result<bool> {
     if !stat.stx_attributes_mask.contains(StatxAttributes::MOUNT_ROOT) {
-        let needed = "the kernel does not say what is mounted (STATX_ATTR_MOUNT_ROOT): Linux 5.8 is needed";
+        let needed =
+            "the kernel does not say what is mounted (STATX_ATTR_MOUNT_ROOT): Linux 5.8 is needed";
         return Err(io::Error::new(io::ErrorKind::Unsupported, needed));
     }
     Ok(stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
@@ -56,7 +59,8 @@ mod tests {
 
     #[test]
     fn a_kernel_that_does_not_say_what_is_mounted_is_an_error() {
-        let mut stat = rustix::fs::statx(CWD, "/", AtFlags::empty(), StatxFlags::TYPE).expect("there");
+        let mut stat =
+            rustix::fs::statx(CWD, "/", AtFlags::empty(), StatxFlags::TYPE).expect("there");
         let mut says = |mask, attributes| {
             (stat.stx_attributes_mask, stat.stx_attributes) = (mask, attributes);
             is_mount_root(&stat)

@@ -1,4 +1,5 @@
-//! The keeper as a process, with a stand-in for NVIDIA's program: what it makes of what is wanted, and of daemons that fail.
+//! The keeper as a process, with a stand-in for NVIDIA's program: what it makes of what is wanted,
+//! and of daemons that fail.
 
 mod bench;
 
@@ -14,7 +15,10 @@ fn a_gpu_that_is_wanted_gets_a_daemon_with_shared_memory_of_its_own() {
     let _keeper = bench.keeper();
     bench.want(&[1, 2]);
     for digit in [1, 2] {
-        assert_eq!(bench.ready(digit), Status { state: State::Ready, message: String::new(), starts: 1 });
+        assert_eq!(
+            bench.ready(digit),
+            Status { state: State::Ready, message: String::new(), starts: 1 }
+        );
         let (daemon, gpu) = (bench.daemon(digit), gpu(digit));
         assert_eq!(daemon.sees("/dev/shm"), identity(&bench.paths.shm(&gpu)));
         let mode = |path| fs::metadata(path).expect("there").permissions().mode() & 0o7777;
@@ -25,7 +29,11 @@ fn a_gpu_that_is_wanted_gets_a_daemon_with_shared_memory_of_its_own() {
         assert!(bench.paths.pipe(&gpu).join("control").exists());
     }
     assert_ne!(bench.daemon(1).sees("/dev/shm"), bench.daemon(2).sees("/dev/shm"));
-    assert_ne!(identity("/dev/shm".as_ref()), bench.daemon(1).sees("/dev/shm"), "nobody else's has changed");
+    assert_ne!(
+        identity("/dev/shm".as_ref()),
+        bench.daemon(1).sees("/dev/shm"),
+        "nobody else's has changed"
+    );
 }
 
 #[test]
@@ -76,7 +84,8 @@ fn a_daemon_that_is_killed_is_started_again_in_place() {
     let _keeper = bench.keeper_with(|keeper| bench.log_of(keeper));
     bench.want(&[1]);
     bench.ready(1);
-    let inodes = || [bench.paths.pipe(&gpu(1)), bench.paths.shm(&gpu(1))].map(|path| identity(&path));
+    let inodes =
+        || [bench.paths.pipe(&gpu(1)), bench.paths.shm(&gpu(1))].map(|path| identity(&path));
     let before = inodes();
     bench.daemon(1).kill();
     bench.status(1, "is ready again", |status| status.state == State::Ready && status.starts == 2);
@@ -111,12 +120,19 @@ fn who_fills_the_pipes_directory_or_the_logs_fills_nothing_else() {
     let _keeper = bench.keeper();
     bench.want(&[1]);
     bench.ready(1);
-    for (directory, size) in [(bench.paths.pipe(&gpu(1)), 1 << 20), (bench.paths.log(&gpu(1)), 16 << 20)] {
+    for (directory, size) in
+        [(bench.paths.pipe(&gpu(1)), 1 << 20), (bench.paths.log(&gpu(1)), 16 << 20)]
+    {
         let error = fs::write(directory.join("much"), vec![0; size + 1]).expect_err("too much");
         assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
-        assert_ne!(identity(&directory).0, identity(&bench.paths.daemon(&gpu(1))).0, "another file system");
+        assert_ne!(
+            identity(&directory).0,
+            identity(&bench.paths.daemon(&gpu(1))).0,
+            "another file system"
+        );
     }
-    fs::write(bench.paths.daemon(&gpu(1)).join("more"), vec![0; 32 << 20]).expect("there is room here");
+    fs::write(bench.paths.daemon(&gpu(1)).join("more"), vec![0; 32 << 20])
+        .expect("there is room here");
     bench.want(&[]);
     bench.gone(1);
 }
@@ -128,7 +144,8 @@ fn daemons_die_with_a_keeper_that_is_killed_and_the_next_starts_them_in_place() 
     bench.want(&[1, 2]);
     let (_, _) = (bench.ready(1), bench.ready(2));
     let daemons = [1, 2].map(|digit| bench.daemon(digit));
-    let inodes = || [bench.paths.pipe(&gpu(1)), bench.paths.shm(&gpu(1))].map(|path| identity(&path));
+    let inodes =
+        || [bench.paths.pipe(&gpu(1)), bench.paths.shm(&gpu(1))].map(|path| identity(&path));
     let before = inodes();
     keeper.kill();
     eventually(|| daemons.iter().all(bench::Process::is_gone), || "the daemons die".to_owned());
@@ -229,7 +246,9 @@ fn a_daemon_that_fails_is_tried_again_after_a_while_and_its_log_is_shown() {
     // 1 s and 2 s before the third.
     assert!(begun.elapsed().as_secs() >= 3, "{:?}", begun.elapsed());
     assert_ne!(third.state, State::Ready);
-    for words in ["exit status: 1", "control.log:", "Control", "the daemon was told to fail at its start"] {
+    for words in
+        ["exit status: 1", "control.log:", "Control", "the daemon was told to fail at its start"]
+    {
         assert!(third.message.contains(words), "{third:?}");
     }
     assert_eq!(bench.mounts(), bench.mounts_of(1));
@@ -239,7 +258,12 @@ fn a_daemon_that_fails_is_tried_again_after_a_while_and_its_log_is_shown() {
 fn a_daemon_that_never_answers_is_killed_and_never_ready() {
     let Some(bench) = Bench::set_up(test_name!()) else { return };
     let hang = |keeper: &mut std::process::Command| {
-        keeper.env("FAKE_MPS_FAIL", "hang").args(["--start-timeout", "1500ms", "--stop-timeout", "300ms"]);
+        keeper.env("FAKE_MPS_FAIL", "hang").args([
+            "--start-timeout",
+            "1500ms",
+            "--stop-timeout",
+            "300ms",
+        ]);
     };
     let _keeper = bench.keeper_with(hang);
     bench.want(&[1]);
@@ -249,7 +273,9 @@ fn a_daemon_that_never_answers_is_killed_and_never_ready() {
     // On a busy machine it may be killed before it has said anything.
     let again = bench.status(1, "starts again, with what it said before", |status| {
         assert_ne!(status.state, State::Ready);
-        status.state == State::Starting && status.starts >= 2 && status.message.contains("control.log:")
+        status.state == State::Starting
+            && status.starts >= 2
+            && status.message.contains("control.log:")
     });
     assert!(again.message.starts_with(reason), "{again:?}");
     // It does not quit either.
@@ -267,7 +293,11 @@ fn a_daemon_that_does_not_answer_any_more_is_killed_and_started_again() {
     bench.ready(1);
     bench.daemon(1).suspend();
     bench.status(1, "is ready again", |status| status.state == State::Ready && status.starts >= 2);
-    assert!(bench.log().contains("the daemon did not answer several times in a row"), "{}", bench.log());
+    assert!(
+        bench.log().contains("the daemon did not answer several times in a row"),
+        "{}",
+        bench.log()
+    );
 }
 
 #[test]
@@ -289,7 +319,8 @@ fn daemons_run_in_a_driver_root_that_has_nothing_of_the_keepers() {
         keeper.arg("--driver-root").arg(root.path()).env("TESSERA_MPS_CONTROL", bench::PROGRAM);
     });
     bench.want(&[1]);
-    let status = bench.status(1, "is ready or has failed", |status| status.state != State::Starting);
+    let status =
+        bench.status(1, "is ready or has failed", |status| status.state != State::Starting);
     assert_eq!(status.state, State::Ready, "{status:?}");
     let (daemon, gpu) = (bench.daemon(1), gpu(1));
     for (path, target) in [
@@ -301,7 +332,11 @@ fn daemons_run_in_a_driver_root_that_has_nothing_of_the_keepers() {
     }
     let inside = fs::read_link(format!("/proc/{}/root", daemon.0)).expect("a root");
     assert_eq!(inside, root.path());
-    assert_eq!(fs::read_dir(root.path().join("tmp")).expect("there").count(), 0, "nobody else sees it");
+    assert_eq!(
+        fs::read_dir(root.path().join("tmp")).expect("there").count(),
+        0,
+        "nobody else sees it"
+    );
     bench.want(&[]);
     bench.gone(1);
 }

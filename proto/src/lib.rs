@@ -6,14 +6,15 @@
 //! kubelet --NodeWatchResources (stream)--------> plugins/<driver>/dra.sock            health_v1, health_v1alpha1
 //! ```
 //!
-//! Generated at build time from `proto/*.proto`, which are written from the facts of Kubernetes 1.37:
-//! package, service and field numbers are the contract. Clients and servers are generated for each.
+//! Generated at build time from `proto/*.proto`, which are written from the facts of Kubernetes
+//! 1.37: package, service and field numbers are the contract. Clients and servers are generated for
+//! each.
 //!
-//! gRPC over a unix socket carries an `:authority`, and the `http` crate refuses one with a `%` in the host: a
-//! client that sends the escaped socket path gets its stream reset before any handler runs. The kubelet sends
-//! `localhost` to the DRA socket, and the escaped path to the registration socket (seen on 1.37.1). So that one
-//! has an `@` in its file name: what stands before it is the user part, where `%` is legal. `tests/authority.rs`
-//! holds this.
+//! gRPC over a unix socket carries an `:authority`, and the `http` crate refuses one with a `%` in
+//! the host: a client that sends the escaped socket path gets its stream reset before any handler
+//! runs. The kubelet sends `localhost` to the DRA socket, and the escaped path to the registration
+//! socket (seen on 1.37.1). So that one has an `@` in its file name: what stands before it is the
+//! user part, where `%` is legal. `tests/authority.rs` holds this.
 #![forbid(unsafe_code)]
 
 /// Plugin registration (`pluginregistration.Registration`).

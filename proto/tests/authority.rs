@@ -1,5 +1,5 @@
-//! What a server makes of the `:authority` of a request over a unix socket, spoken as raw HTTP/2: no Rust
-//! client would send the wrong ones.
+//! What a server makes of the `:authority` of a request over a unix socket, spoken as raw HTTP/2:
+//! no Rust client would send the wrong ones.
 
 use std::{
     io::{Read, Write},
@@ -49,13 +49,15 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
 fn header(block: &mut Vec<u8>, name: &str, value: &str) {
     block.push(0);
     for text in [name, value] {
-        block.push(u8::try_from(text.len()).ok().filter(|length| *length < 127).expect("a short text"));
+        block.push(
+            u8::try_from(text.len()).ok().filter(|length| *length < 127).expect("a short text"),
+        );
         block.extend(text.as_bytes());
     }
 }
 
-/// Sends one GetInfo with this authority and returns the kinds of frame that came back on its stream, up to
-/// the one that decides: headers with a body, or a reset.
+/// Sends one GetInfo with this authority and returns the kinds of frame that came back on its
+/// stream, up to the one that decides: headers with a body, or a reset.
 fn answer_to(socket: &Path, authority: Option<&str>) -> Vec<u8> {
     let mut block = Vec::new();
     header(&mut block, ":method", "POST");
@@ -98,7 +100,8 @@ fn serve(directory: &Path) -> PathBuf {
     let listener = std::os::unix::net::UnixListener::bind(&socket).expect("a socket");
     listener.set_nonblocking(true).expect("a non-blocking socket");
     std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async move {
             let listener = tokio::net::UnixListener::from_std(listener).expect("the socket");
             let incoming = tokio_stream::wrappers::UnixListenerStream::new(listener);
@@ -114,7 +117,9 @@ fn the_authorities_of_the_kubelet_are_served() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let socket = serve(directory.path());
     // To the DRA socket, and to a registration socket with an `@` in its name.
-    for authority in ["localhost", "%2Fvar%2Flib%2Fkubelet%2Fplugins_registry%2Fgpu.example@reg.sock"] {
+    for authority in
+        ["localhost", "%2Fvar%2Flib%2Fkubelet%2Fplugins_registry%2Fgpu.example@reg.sock"]
+    {
         assert_eq!(answer_to(&socket, Some(authority)), [HEADERS, DATA], "authority {authority:?}");
     }
 }
@@ -123,8 +128,10 @@ fn the_authorities_of_the_kubelet_are_served() {
 fn a_socket_path_as_authority_is_reset_before_any_handler() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let socket = serve(directory.path());
-    // Should one of these begin to pass, clients without `-authority localhost` have become welcome.
-    for authority in ["%2Fvar%2Flib%2Fkubelet%2Fplugins%2Fdra.sock", "/var/lib/kubelet/plugins/dra.sock", ""]
+    // Should one of these begin to pass, clients without `-authority localhost` have become
+    // welcome.
+    for authority in
+        ["%2Fvar%2Flib%2Fkubelet%2Fplugins%2Fdra.sock", "/var/lib/kubelet/plugins/dra.sock", ""]
     {
         assert_eq!(answer_to(&socket, Some(authority)), [RST_STREAM], "authority {authority:?}");
     }

@@ -71,8 +71,12 @@ impl dra_v1::dra_plugin_server::DraPlugin for Plugin {
         &self,
         request: Request<dra_v1::NodeUnprepareResourcesRequest>,
     ) -> Result<Response<dra_v1::NodeUnprepareResourcesResponse>, Status> {
-        let claims =
-            request.into_inner().claims.into_iter().map(|claim| (claim.uid, Default::default())).collect();
+        let claims = request
+            .into_inner()
+            .claims
+            .into_iter()
+            .map(|claim| (claim.uid, Default::default()))
+            .collect();
         Ok(Response::new(dra_v1::NodeUnprepareResourcesResponse { claims }))
     }
 }
@@ -98,8 +102,9 @@ macro_rules! health_service {
     ($version:ident) => {
         #[tonic::async_trait]
         impl $version::dra_resource_health_server::DraResourceHealth for Plugin {
-            type NodeWatchResourcesStream =
-                tokio_stream::Iter<std::vec::IntoIter<Result<$version::NodeWatchResourcesResponse, Status>>>;
+            type NodeWatchResourcesStream = tokio_stream::Iter<
+                std::vec::IntoIter<Result<$version::NodeWatchResourcesResponse, Status>>,
+            >;
 
             async fn node_watch_resources(
                 &self,
@@ -135,7 +140,9 @@ fn serve(socket: &Path) {
         .add_service(dra_v1::dra_plugin_server::DraPluginServer::new(Plugin))
         .add_service(dra_v1beta1::dra_plugin_server::DraPluginServer::new(Plugin))
         .add_service(health_v1::dra_resource_health_server::DraResourceHealthServer::new(Plugin))
-        .add_service(health_v1alpha1::dra_resource_health_server::DraResourceHealthServer::new(Plugin))
+        .add_service(health_v1alpha1::dra_resource_health_server::DraResourceHealthServer::new(
+            Plugin,
+        ))
         .serve_with_incoming(UnixListenerStream::new(listener));
     tokio::spawn(server);
 }
@@ -162,9 +169,12 @@ async fn registration_answers_and_hears_the_outcome() {
     let info = client.get_info(registration::InfoRequest {}).await.expect("an answer").into_inner();
     assert_eq!((info.r#type.as_str(), info.endpoint.as_str()), ("DRAPlugin", "/plugins/dra.sock"));
 
-    let failed =
-        registration::RegistrationStatus { plugin_registered: false, error: "no such version".into() };
-    let error = client.notify_registration_status(failed).await.expect_err("the stand-in refuses it");
+    let failed = registration::RegistrationStatus {
+        plugin_registered: false,
+        error: "no such version".into(),
+    };
+    let error =
+        client.notify_registration_status(failed).await.expect_err("the stand-in refuses it");
     assert_eq!(error.message(), "no such version");
 }
 
@@ -172,7 +182,8 @@ async fn registration_answers_and_hears_the_outcome() {
 async fn dra_v1_carries_the_share_id_of_each_claim() {
     let (_directory, channel) = served().await;
     let mut client = dra_v1::dra_plugin_client::DraPluginClient::new(channel);
-    let claim = |uid: &str| dra_v1::Claim { namespace: "ns".into(), uid: uid.into(), name: "claim".into() };
+    let claim =
+        |uid: &str| dra_v1::Claim { namespace: "ns".into(), uid: uid.into(), name: "claim".into() };
 
     let request = dra_v1::NodePrepareResourcesRequest { claims: vec![claim("u1"), claim("u2")] };
     let answer = client.node_prepare_resources(request).await.expect("an answer").into_inner();
@@ -193,7 +204,8 @@ async fn dra_v1_carries_the_share_id_of_each_claim() {
 async fn both_dra_versions_are_served_on_one_socket() {
     let (_directory, channel) = served().await;
     let mut client = dra_v1beta1::dra_plugin_client::DraPluginClient::new(channel);
-    let answer = client.node_prepare_resources(dra_v1beta1::NodePrepareResourcesRequest::default()).await;
+    let answer =
+        client.node_prepare_resources(dra_v1beta1::NodePrepareResourcesRequest::default()).await;
     assert!(answer.expect("an answer").into_inner().claims.is_empty());
 }
 
@@ -201,14 +213,19 @@ async fn both_dra_versions_are_served_on_one_socket() {
 async fn both_health_versions_stream() {
     let (_directory, channel) = served().await;
 
-    let mut client = health_v1::dra_resource_health_client::DraResourceHealthClient::new(channel.clone());
+    let mut client =
+        health_v1::dra_resource_health_client::DraResourceHealthClient::new(channel.clone());
     let request = health_v1::NodeWatchResourcesRequest {};
     let mut stream = client.node_watch_resources(request).await.expect("a stream").into_inner();
-    assert_eq!(stream.message().await.expect("a message").map(|first| first.devices.len()), Some(0));
+    assert_eq!(
+        stream.message().await.expect("a message").map(|first| first.devices.len()),
+        Some(0)
+    );
     let second = stream.message().await.expect("a message").expect("the second one");
     assert_eq!(second.devices[0].health(), health_v1::HealthStatus::Unhealthy);
 
-    let mut client = health_v1alpha1::dra_resource_health_client::DraResourceHealthClient::new(channel);
+    let mut client =
+        health_v1alpha1::dra_resource_health_client::DraResourceHealthClient::new(channel);
     let request = health_v1alpha1::NodeWatchResourcesRequest {};
     let mut stream = client.node_watch_resources(request).await.expect("a stream").into_inner();
     assert!(stream.message().await.expect("a message").is_some());
@@ -218,9 +235,15 @@ async fn both_health_versions_stream() {
 fn service_names_are_those_that_the_kubelet_calls() {
     assert_eq!(registration::registration_server::SERVICE_NAME, "pluginregistration.Registration");
     assert_eq!(dra_v1::dra_plugin_server::SERVICE_NAME, "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin");
-    assert_eq!(dra_v1beta1::dra_plugin_server::SERVICE_NAME, "k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin");
+    assert_eq!(
+        dra_v1beta1::dra_plugin_server::SERVICE_NAME,
+        "k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin"
+    );
     assert_eq!(health_v1::dra_resource_health_server::SERVICE_NAME, "v1.DRAResourceHealth");
-    assert_eq!(health_v1alpha1::dra_resource_health_server::SERVICE_NAME, "v1alpha1.DRAResourceHealth");
+    assert_eq!(
+        health_v1alpha1::dra_resource_health_server::SERVICE_NAME,
+        "v1alpha1.DRAResourceHealth"
+    );
 }
 
 #[test]

@@ -13,7 +13,11 @@ impl FromStr for Address {
     type Err = AddrParseError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        if text.is_empty() { Ok(Self(None)) } else { text.parse().map(|address| Self(Some(address))) }
+        if text.is_empty() {
+            Ok(Self(None))
+        } else {
+            text.parse().map(|address| Self(Some(address)))
+        }
     }
 }
 

@@ -1,4 +1,5 @@
-//! How driver and controller reach the API server: the client by the flag that both have, and watches that go on.
+//! How driver and controller reach the API server: the client by the flag that both have, and
+//! watches that go on.
 
 mod client;
 mod watching;

@@ -1,7 +1,9 @@
-//! Fault points: named places in a program at which a crash test kills it, or holds it while something else happens.
+//! Fault points: named places in a program at which a crash test kills it, or holds it while
+//! something else happens.
 //!
-//! Built only with the feature `fault-points` of the driver and the controller, which nothing that ships has. A program declares
-//! its points in one list, so that a test can demand that it has tried them all:
+//! Built only with the feature `fault-points` of the driver and the controller, which nothing that
+//! ships has. A program declares its points in one list, so that a test can demand that it has
+//! tried them all:
 //!
 //! ```
 //! use tessera_runtime::fault_points::FaultPoints;
@@ -10,7 +12,8 @@
 //! POINTS.reach("prepare-started"); // goes on at once: nothing is armed
 //! ```
 //!
-//! Armed over HTTP ([`FaultPoints::routes`]), which dies with the process, so that a point kills once:
+//! Armed over HTTP ([`FaultPoints::routes`]), which dies with the process, so that a point kills
+//! once:
 //!
 //! | request | effect |
 //! |---|---|
@@ -90,17 +93,21 @@ impl FaultPoints {
             Some(Fault::Hold) => point.waiting += 1,
         }
         let is_held = |points: &mut BTreeMap<_, Point>| points[name].armed == Some(Fault::Hold);
-        let mut points = self.disarmed.wait_while(points, is_held).unwrap_or_else(PoisonError::into_inner);
+        let mut points =
+            self.disarmed.wait_while(points, is_held).unwrap_or_else(PoisonError::into_inner);
         points.entry(name).or_default().waiting -= 1;
     }
 
     /// [`reach`](Self::reach) for asynchronous code: what waits is a task.
     pub async fn reach_async(&'static self, name: &'static str) {
         // A task that panicked has met an undeclared name, and so does the caller.
-        tokio::task::spawn_blocking(move || self.reach(name)).await.expect("the fault point is declared");
+        tokio::task::spawn_blocking(move || self.reach(name))
+            .await
+            .expect("the fault point is declared");
     }
 
-    /// From now on, `fault` happens to who reaches the point. Those who wait there go on if it is not a hold.
+    /// From now on, `fault` happens to who reaches the point. Those who wait there go on if it is
+    /// not a hold.
     ///
     /// # Errors
     /// The point is not declared.
@@ -120,7 +127,10 @@ impl FaultPoints {
     #[must_use]
     pub fn all(&self) -> BTreeMap<&'static str, Point> {
         let points = self.lock();
-        self.names.iter().map(|name| (*name, points.get(name).copied().unwrap_or_default())).collect()
+        self.names
+            .iter()
+            .map(|name| (*name, points.get(name).copied().unwrap_or_default()))
+            .collect()
     }
 
     fn set(&self, name: &str, fault: Option<Fault>) -> Result<(), Undeclared> {
@@ -138,7 +148,8 @@ impl FaultPoints {
 
 /// Ends this process as `kill -9` would: nothing is flushed, nothing is dropped.
 fn kill_this_process() -> ! {
-    // The kernel keeps process 1 of a container from killing itself so. In `abort`, what nobody handles ends it after all, as abruptly.
+    // The kernel keeps process 1 of a container from killing itself so. In `abort`, what nobody
+    // handles ends it after all, as abruptly.
     let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
     std::process::abort()
 }

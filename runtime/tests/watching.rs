@@ -47,16 +47,24 @@ async fn a_list_that_is_refused_is_asked_for_ever_more_rarely() {
 
 #[tokio::test(start_paused = true)]
 async fn a_watch_that_is_cut_off_after_each_list_is_asked_for_ever_more_rarely() {
-    let listed =
-        || vec![Ok(Event::Init), Ok(Event::InitApply(ConfigMap::default())), Ok(Event::InitDone), refused()];
+    let listed = || {
+        vec![
+            Ok(Event::Init),
+            Ok(Event::InitApply(ConfigMap::default())),
+            Ok(Event::InitDone),
+            refused(),
+        ]
+    };
     let times = seconds_of(listed, 3).await;
     assert_eq!(times, [0, 0, 0, 0, 1, 1, 1, 1, 3, 3, 3, 3]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn after_a_change_the_pauses_begin_anew() {
-    let times = seconds_of(|| vec![Ok(Event::Apply(ConfigMap::default())), refused(), refused()], 2).await;
+    let times =
+        seconds_of(|| vec![Ok(Event::Apply(ConfigMap::default())), refused(), refused()], 2).await;
     assert_eq!(times, [0, 0, 1, 3, 3, 4]);
-    let times = seconds_of(|| vec![Ok(Event::Delete(ConfigMap::default())), refused(), refused()], 2).await;
+    let times =
+        seconds_of(|| vec![Ok(Event::Delete(ConfigMap::default())), refused(), refused()], 2).await;
     assert_eq!(times, [0, 0, 1, 3, 3, 4]);
 }

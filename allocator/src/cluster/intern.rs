@@ -1,4 +1,5 @@
-//! Names and values as numbers, so that comparing and looking up what forty thousand devices have in common costs little.
+//! Names and values as numbers, so that comparing and looking up what forty thousand devices have
+//! in common costs little.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -35,7 +36,8 @@ impl ValueId {
     }
 }
 
-/// What a device offers to anybody who looks at neither its name nor its attributes nor its counters.
+/// What a device offers to anybody who looks at neither its name nor its attributes nor its
+/// counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct OfferId(u32);
 
@@ -66,8 +68,8 @@ pub(crate) struct CompiledDevice {
     pub(crate) kind: GpuType,
     /// Its attributes, sorted by name.
     attributes: Box<[(NameId, ValueId)]>,
-    /// Nothing may be concluded from it for others: an attribute is published twice, with and without its domain, or is of a
-    /// kind on which every selector fails.
+    /// Nothing may be concluded from it for others: an attribute is published twice, with and
+    /// without its domain, or is of a kind on which every selector fails.
     pub(crate) irregular: bool,
 }
 
@@ -181,13 +183,21 @@ impl Interner {
             Some(last) if product(&last.device) == product(device) => last.kind,
             _ => self.kind(driver, device),
         };
-        CompiledDevice { device: Arc::clone(device), offer, kind, attributes: attributes.into(), irregular }
+        CompiledDevice {
+            device: Arc::clone(device),
+            offer,
+            kind,
+            attributes: attributes.into(),
+            irregular,
+        }
     }
 
     /// Devices that do not say which product they are count as one.
     fn kind(&mut self, driver: &DriverName, device: &Device) -> GpuType {
-        let product =
-            device.attributes.get(attribute::PRODUCT_NAME).and_then(|value| self.known_value(value));
+        let product = device
+            .attributes
+            .get(attribute::PRODUCT_NAME)
+            .and_then(|value| self.known_value(value));
         let key = (self.driver(driver), product.unwrap_or(ValueId::ABSENT));
         let next = GpuType(u16::try_from(self.kinds.len()).unwrap_or(u16::MAX));
         *self.kinds.entry(key).or_insert(next)

@@ -36,7 +36,8 @@ impl Machines {
     pub(super) fn set(&mut self, pool: &PoolId, topology: Option<&Arc<PoolTopology>>) {
         match topology {
             Some(topology) => {
-                let chooser = Arc::clone(self.choosers.entry(Arc::clone(topology.matrix())).or_default());
+                let chooser =
+                    Arc::clone(self.choosers.entry(Arc::clone(topology.matrix())).or_default());
                 let machine = Machine { topology: Arc::clone(topology), chooser };
                 self.pools.insert(pool.clone(), Arc::new(machine));
             }
@@ -56,7 +57,9 @@ impl Machine {
 
     /// Who chooses sets of its devices. What that takes is worked out when it is first asked for.
     pub(crate) fn chooser(&self) -> &SetChooser {
-        self.chooser.get_or_init(|| SetChooser::new(Arc::clone(self.topology.matrix()), &SizeMix::default()))
+        self.chooser.get_or_init(|| {
+            SetChooser::new(Arc::clone(self.topology.matrix()), &SizeMix::default())
+        })
     }
 }
 
@@ -81,11 +84,13 @@ impl Places {
         self.positions[candidate]
     }
 
-    /// Equal for candidates of one pool that are joined to all others alike; for those without a place only for the same.
+    /// Equal for candidates of one pool that are joined to all others alike; for those without a
+    /// place only for the same.
     pub(crate) fn twins(&self, pool: u32, candidate: usize) -> [u32; 2] {
-        let group = self.machine(pool).zip(self.positions[candidate]).and_then(|(machine, position)| {
-            machine.matrix().twins().iter().position(|twins| twins.contains(position))
-        });
+        let group =
+            self.machine(pool).zip(self.positions[candidate]).and_then(|(machine, position)| {
+                machine.matrix().twins().iter().position(|twins| twins.contains(position))
+            });
         group.map_or([0, candidate as u32], |group| [pool + 1, group as u32])
     }
 

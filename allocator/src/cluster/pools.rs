@@ -1,5 +1,5 @@
-//! The pools that a node can reach, as upstream gathers them (`pools_incubating.go`): the newest generation that the node
-//! sees, complete or not, valid or not, in upstream's order.
+//! The pools that a node can reach, as upstream gathers them (`pools_incubating.go`): the newest
+//! generation that the node sees, complete or not, valid or not, in upstream's order.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,7 +18,8 @@ pub(crate) struct NodePool {
     pub(crate) state: PoolState,
     /// Slices that target the node and have devices, in upstream's order.
     pub(crate) slices: Vec<Arc<CompiledSlice>>,
-    /// The other slices of its generation with devices: of interest for the counters that these take.
+    /// The other slices of its generation with devices: of interest for the counters that these
+    /// take.
     pub(crate) elsewhere: Vec<Arc<CompiledSlice>>,
     /// Slices with counter sets.
     pub(crate) counters: Vec<Arc<CompiledSlice>>,
@@ -35,7 +36,8 @@ pub(crate) enum PoolState {
     Invalid,
 }
 
-/// A node selector of a slice or device that upstream cannot parse: an error for every claim on that node.
+/// A node selector of a slice or device that upstream cannot parse: an error for every claim on
+/// that node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct BadNodeSelector {
     pub(crate) slice: String,
@@ -91,8 +93,13 @@ impl Catalogue {
         !self.elsewhere.is_empty()
     }
 
-    /// The pools that `node` reaches, sorted by driver and name, those with binding conditions last.
-    pub(crate) fn gather(&self, node: &Node, features: &Features) -> Result<Vec<NodePool>, BadNodeSelector> {
+    /// The pools that `node` reaches, sorted by driver and name, those with binding conditions
+    /// last.
+    pub(crate) fn gather(
+        &self,
+        node: &Node,
+        features: &Features,
+    ) -> Result<Vec<NodePool>, BadNodeSelector> {
         let own = self.by_node.get(node.name.as_str()).into_iter().flatten();
         let mut seen: BTreeMap<&PoolId, Vec<&Arc<CompiledSlice>>> = BTreeMap::new();
         for name in own.chain(&self.elsewhere) {
@@ -108,9 +115,16 @@ impl Catalogue {
         Ok(pools)
     }
 
-    fn pool(&self, id: &PoolId, slices: Vec<&Arc<CompiledSlice>>, features: &Features) -> Option<NodePool> {
+    fn pool(
+        &self,
+        id: &PoolId,
+        slices: Vec<&Arc<CompiledSlice>>,
+        features: &Features,
+    ) -> Option<NodePool> {
         // Upstream takes those that name the node before the others.
-        let rank = |s: &&&Arc<CompiledSlice>| (!matches!(s.slice.nodes, NodeChoice::Node(_)), s.slice.listed);
+        let rank = |s: &&&Arc<CompiledSlice>| {
+            (!matches!(s.slice.nodes, NodeChoice::Node(_)), s.slice.listed)
+        };
         let first = &slices.iter().min_by_key(rank)?.slice;
         let (generation, expected) = (first.generation, first.slice_count);
         if first.listed.is_none() && slices.iter().any(|s| s.slice.slice_count != expected) {
@@ -121,7 +135,8 @@ impl Catalogue {
             if self.of_pool(id).any(|s| s.slice.generation > generation) {
                 return None;
             }
-            let present = self.of_pool(id).filter(|s| s.slice.generation == generation && !s.slice.ignored);
+            let present =
+                self.of_pool(id).filter(|s| s.slice.generation == generation && !s.slice.ignored);
             let present: Vec<&Arc<CompiledSlice>> = present.collect();
             if present.len() as i64 != expected {
                 return Some(NodePool::empty(id, PoolState::Incomplete));
@@ -137,7 +152,13 @@ impl Catalogue {
 
 impl NodePool {
     fn empty(id: &PoolId, state: PoolState) -> Self {
-        Self { id: id.clone(), state, slices: Vec::new(), elsewhere: Vec::new(), counters: Vec::new() }
+        Self {
+            id: id.clone(),
+            state,
+            slices: Vec::new(),
+            elsewhere: Vec::new(),
+            counters: Vec::new(),
+        }
     }
 
     fn build(
@@ -179,8 +200,9 @@ impl NodePool {
         let devices = self.slices.iter().chain(&self.elsewhere).flat_map(|s| &s.slice.devices);
         let mut uses = devices.flat_map(|device| &device.consumes);
         uses.all(|used| {
-            sets.get(&used.set)
-                .is_some_and(|counters| used.counters.keys().all(|name| counters.contains_key(name)))
+            sets.get(&used.set).is_some_and(|counters| {
+                used.counters.keys().all(|name| counters.contains_key(name))
+            })
         })
     }
 
@@ -191,8 +213,7 @@ impl NodePool {
 
     /// Whether nobody but this node can use it.
     pub(crate) fn is_only_of(&self, node: &NodeName) -> bool {
-        let is_of =
-            |slice: &Arc<CompiledSlice>| matches!(&slice.slice.nodes, NodeChoice::Node(name) if name == node);
+        let is_of = |slice: &Arc<CompiledSlice>| matches!(&slice.slice.nodes, NodeChoice::Node(name) if name == node);
         self.slices.iter().chain(&self.elsewhere).chain(&self.counters).all(is_of)
     }
 

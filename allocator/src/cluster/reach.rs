@@ -9,10 +9,12 @@ use tessera_api::quantity::Quantity;
 use super::pools::{BadNodeSelector, NodePool, PoolState, chosen};
 use super::{CompiledDevice, CompiledSlice, Interner, OfferId, Places};
 use crate::features::Features;
-use crate::model::{CounterUse, Device, DeviceId, DeviceUse, Node, NodeChoice, Slice, Usage, differing};
+use crate::model::{
+    CounterUse, Device, DeviceId, DeviceUse, Node, NodeChoice, Slice, Usage, differing,
+};
 
-/// Devices that a node might use, of all complete pools, and what is taken of them. Lists of the same length go together:
-/// candidate `i` is described by element `i` of each.
+/// Devices that a node might use, of all complete pools, and what is taken of them. Lists of the
+/// same length go together: candidate `i` is described by element `i` of each.
 #[derive(Debug, Default)]
 pub(crate) struct Reach {
     pub(crate) pools: Vec<NodePool>,
@@ -23,7 +25,8 @@ pub(crate) struct Reach {
     pub(crate) shares: Vec<u32>,
     /// How many of both are shared by MPS.
     by_mps: Vec<u32>,
-    /// What is left of each capacity of each candidate, in nanounits; below zero where too much was given out.
+    /// What is left of each capacity of each candidate, in nanounits; below zero where too much
+    /// was given out.
     pub(crate) left: Vec<i128>,
     /// Where a candidate's part of `left` begins; one more at the end.
     pub(crate) offset: Vec<u32>,
@@ -110,7 +113,8 @@ impl Reach {
     }
 
     fn add_candidates(&mut self, node: &Node, interner: &Interner, usage: &Usage) {
-        let complete = self.pools.iter().enumerate().filter(|(_, p)| p.state == PoolState::Complete);
+        let complete =
+            self.pools.iter().enumerate().filter(|(_, p)| p.state == PoolState::Complete);
         let slices = complete.flat_map(|(p, pool)| pool.slices.iter().map(move |slice| (p, slice)));
         for (p, slice) in slices {
             let per_device = slice.slice.nodes == NodeChoice::PerDevice;
@@ -118,7 +122,8 @@ impl Reach {
                 let reachable = !per_device || chosen(&compiled.device.nodes, node);
                 let (pool, at, offer) = (p as u32, at as u32, compiled.offer);
                 let driver = slice.driver;
-                let candidate = Candidate { slice: Arc::clone(slice), at, pool, offer, driver, reachable };
+                let candidate =
+                    Candidate { slice: Arc::clone(slice), at, pool, offer, driver, reachable };
                 let used = if usage.is_empty() { None } else { usage.of(&candidate.id()) };
                 self.exclusive.push(used.map_or(0, |u| u.exclusive));
                 self.shares.push(used.map_or(0, |u| u.shares));
@@ -143,9 +148,14 @@ impl Reach {
         for pool in &self.pools {
             self.counters_of.push(self.counters_left.len() as u32);
             let mut names = BTreeMap::new();
-            for set in pool.counters.iter().filter(|_| complete(pool)).flat_map(|s| &s.slice.counter_sets) {
+            for set in
+                pool.counters.iter().filter(|_| complete(pool)).flat_map(|s| &s.slice.counter_sets)
+            {
                 for (name, value) in &set.counters {
-                    names.insert((set.name.as_str(), name.as_str()), self.counters_left.len() as u32);
+                    names.insert(
+                        (set.name.as_str(), name.as_str()),
+                        self.counters_left.len() as u32,
+                    );
                     self.counters_left.push(value.nano());
                 }
             }
@@ -153,11 +163,14 @@ impl Reach {
         }
         self.counters_of.push(self.counters_left.len() as u32);
         for candidate in &self.candidates {
-            self.consumes.push(amounts(&candidate.device().consumes, &places[candidate.pool as usize]));
+            self.consumes
+                .push(amounts(&candidate.device().consumes, &places[candidate.pool as usize]));
         }
         for (pool, places) in self.pools.iter().zip(&places) {
             for slice in &pool.elsewhere {
-                for device in slice.slice.devices.iter().filter(|device| !device.consumes.is_empty()) {
+                for device in
+                    slice.slice.devices.iter().filter(|device| !device.consumes.is_empty())
+                {
                     let id = DeviceId { pool: pool.id.clone(), device: device.name.clone() };
                     let allocated = usage.of(&id).is_some();
                     self.elsewhere.push(Elsewhere {
@@ -246,8 +259,9 @@ fn charge(left: &mut [i128], consumes: &[CounterAmount], before: bool, after: bo
 }
 
 fn amounts(uses: &[CounterUse], places: &BTreeMap<(&str, &str), u32>) -> Vec<CounterAmount> {
-    let counters =
-        uses.iter().flat_map(|used| used.counters.iter().map(|(name, q)| (used.set.as_str(), name, q)));
+    let counters = uses
+        .iter()
+        .flat_map(|used| used.counters.iter().map(|(name, q)| (used.set.as_str(), name, q)));
     let amount = |(set, name, amount): (&str, &String, &Quantity)| {
         let counter = *places.get(&(set, name.as_str()))?;
         Some(CounterAmount { counter, amount: amount.nano() })

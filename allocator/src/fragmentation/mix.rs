@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use super::potential::Potential;
 use super::request::{GpuMilli, GpuTypes, Request};
 
-/// How many requests a new one counts as much as, after which it counts for 1/e: about a week of a busy cluster.
+/// How many requests a new one counts as much as, after which it counts for 1/e: about a week of a
+/// busy cluster.
 const MEMORY: f64 = 8192.0;
 
 /// How many requests the built-in prior counts for, before anything has come.
@@ -41,7 +42,8 @@ const MOST_CLASSES: usize = 4096;
 pub struct RequestMix {
     /// Counts times `scale`.
     classes: BTreeMap<Request, Count>,
-    /// What one request counts now: it grows, which has the same effect as letting all others fade.
+    /// What one request counts now: it grows, which has the same effect as letting all others
+    /// fade.
     scale: f64,
 }
 
@@ -79,7 +81,8 @@ impl RequestMix {
         }
     }
 
-    /// Says of a request that was counted that there was no room for it. Of one that was not, nothing is known.
+    /// Says of a request that was counted that there was no room for it. Of one that was not,
+    /// nothing is known.
     pub fn refused(&mut self, request: Request) {
         if let Some(count) = self.classes.get_mut(&request) {
             count.refused += self.scale;
@@ -87,31 +90,39 @@ impl RequestMix {
     }
 
     fn forget_the_rarest(&mut self) {
-        let rarest =
-            self.classes.iter().min_by(|a, b| a.1.came.total_cmp(&b.1.came)).map(|(request, _)| *request);
+        let rarest = self
+            .classes
+            .iter()
+            .min_by(|a, b| a.1.came.total_cmp(&b.1.came))
+            .map(|(request, _)| *request);
         rarest.map(|request| self.classes.remove(&request));
     }
 
-    /// The classes that need GPUs, each with which part of the requests for GPUs it is; they sum up to 1.
+    /// The classes that need GPUs, each with which part of the requests for GPUs it is; they sum up
+    /// to 1.
     pub(super) fn parts(&self) -> Vec<(Request, f64)> {
         self.wanted(0.0)
     }
 
-    /// The same with requests that found no room counted so many times more; the parts are still those of what came, so
-    /// they sum up to more than 1.
+    /// The same with requests that found no room counted so many times more; the parts are still
+    /// those of what came, so they sum up to more than 1.
     pub(super) fn wanted(&self, times: f64) -> Vec<(Request, f64)> {
         let of_gpus = || self.classes.iter().filter(|(request, _)| request.total_milli() > 0);
         let sum: f64 = of_gpus().map(|(_, count)| count.came).sum();
-        of_gpus().map(|(request, count)| (*request, (count.came + times * count.refused) / sum)).collect()
+        of_gpus()
+            .map(|(request, count)| (*request, (count.came + times * count.refused) / sum))
+            .collect()
     }
 }
 
 /// A [`RequestMix`] that learns, and the potential that goes with what it has learned.
 ///
-/// It is told of each pod twice at most, however often a planner tries the pod: [`Learner::observe`] when the pod comes, and
-/// [`Learner::refused`] when there is no room for it for the first time. Either takes a look-up in a map.
+/// It is told of each pod twice at most, however often a planner tries the pod:
+/// [`Learner::observe`] when the pod comes, and [`Learner::refused`] when there is no room for it
+/// for the first time. Either takes a look-up in a map.
 ///
-/// A potential is worth computing again only when the mix has moved: often at first, then every few hundred requests.
+/// A potential is worth computing again only when the mix has moved: often at first, then every few
+/// hundred requests.
 #[derive(Debug, Clone)]
 pub struct Learner {
     mix: RequestMix,
@@ -134,7 +145,8 @@ impl Learner {
         Self { mix, potential, observed: 0, due: FIRST }
     }
 
-    /// Counts a request. `true` = there is a new potential, and what was computed by the one before does not hold any more.
+    /// Counts a request. `true` = there is a new potential, and what was computed by the one before
+    /// does not hold any more.
     pub fn observe(&mut self, request: Request) -> bool {
         self.mix.observe(request);
         self.observed += 1;
@@ -146,8 +158,9 @@ impl Learner {
         is_due
     }
 
-    /// Says of a request that was observed that there was no room for it; once per pod, and not again when it is tried again.
-    /// The potential stays what it is until [`Learner::observe`] says that there is a new one.
+    /// Says of a request that was observed that there was no room for it; once per pod, and not
+    /// again when it is tried again. The potential stays what it is until [`Learner::observe`]
+    /// says that there is a new one.
     pub fn refused(&mut self, request: Request) {
         self.mix.refused(request);
     }
@@ -228,7 +241,8 @@ mod tests {
     #[test]
     fn a_potential_is_learned_often_at_first_and_seldom_later() {
         let mut learner = Learner::new(RequestMix::empty());
-        let learned: Vec<u64> = (1..=20_000).filter(|_| learner.observe(request(8000, 500))).collect();
+        let learned: Vec<u64> =
+            (1..=20_000).filter(|_| learner.observe(request(8000, 500))).collect();
         assert_eq!(learned[0], FIRST);
         assert!(learned.windows(2).all(|pair| pair[1] - pair[0] <= MOST_BETWEEN));
         assert!(learned.len() < 80, "{}", learned.len());

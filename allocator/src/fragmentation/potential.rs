@@ -16,8 +16,9 @@ use super::usable::Usable;
 ///   + LOST      x max(0, ΣR_g - C / least)         least: CPU per GPU of those who ask for the least
 /// ```
 ///
-/// A class that came in a part of all requests, `came`, and found no room in a part of all requests, `refused`, is what GPUs
-/// are kept usable for: several free ones on one node, or those of a rare type. Where there is room for all, F is FGD's.
+/// A class that came in a part of all requests, `came`, and found no room in a part of all
+/// requests, `refused`, is what GPUs are kept usable for: several free ones on one node, or those
+/// of a rare type. Where there is room for all, F is FGD's.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Potential {
     usable: Usable,
@@ -35,8 +36,9 @@ const LOST: f64 = 0.4;
 /// How many requests more than one a request counts as, in F, for which there was no room.
 const REFUSED: f64 = 60.0;
 
-/// Smaller differences than this, in thousandths of a GPU, are none: then nodes fill up one after the other, in the order
-/// that settles ties, and those behind stay whole. FGD, too, owes much of its success to such rounding.
+/// Smaller differences than this, in thousandths of a GPU, are none: then nodes fill up one after
+/// the other, in the order that settles ties, and those behind stay whole. FGD, too, owes much of
+/// its success to such rounding.
 const STEP: f64 = 4.0;
 
 /// Which part of the demand for GPUs asks for the least CPU per GPU.
@@ -59,7 +61,9 @@ impl Potential {
     #[must_use]
     pub fn new(mix: &RequestMix) -> Self {
         let parts = mix.parts();
-        let shares = parts.iter().map(|(r, part)| (r.share.thousandths() as usize, part * f64::from(r.gpus)));
+        let shares = parts
+            .iter()
+            .map(|(r, part)| (r.share.thousandths() as usize, part * f64::from(r.gpus)));
         let density = Densities::of(&parts);
         Self {
             usable: Usable::new(&mix.wanted(REFUSED)),
@@ -80,7 +84,8 @@ impl Potential {
             + LOST * stranded(left, node.cpu_milli, self.least)
     }
 
-    /// How much it rises from `before`, in [`Potential::of`]'s unit, to what it is of the node `after`.
+    /// How much it rises from `before`, in [`Potential::of`]'s unit, to what it is of the node
+    /// `after`.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "a node has fewer than 2^50 GPUs")]
     pub fn rise(&self, before: f64, after: &NodeView<'_>) -> Rise {
@@ -100,7 +105,8 @@ struct Densities(Vec<(f64, f64)>);
 impl Densities {
     #[expect(clippy::cast_precision_loss, reason = "less than 2^52 thousandths")]
     fn of(parts: &[(Request, f64)]) -> Self {
-        let total: f64 = parts.iter().map(|(request, part)| part * request.total_milli() as f64).sum();
+        let total: f64 =
+            parts.iter().map(|(request, part)| part * request.total_milli() as f64).sum();
         let class = |(request, part): &(Request, f64)| {
             let milli = request.total_milli() as f64;
             (request.cpu_milli as f64 / milli, part * milli / total)
@@ -169,10 +175,13 @@ mod tests {
 
     #[test]
     fn a_share_belongs_beside_its_pair_and_off_whole_gpus() {
-        let mix = potential(&[request(4000, 1, 650), request(4000, 1, 320), request(8000, 1, 1000)]);
+        let mix =
+            potential(&[request(4000, 1, 650), request(4000, 1, 320), request(8000, 1, 1000)]);
         let before = of(&mix, 64_000, &[1000, 350, 700]);
-        let rise = |left: &[u32]| mix.rise(before, &NodeView { cpu_milli: 60_000, gpus: &gpus(left) });
-        let (beside, off, whole) = (rise(&[1000, 30, 700]), rise(&[1000, 350, 380]), rise(&[680, 350, 700]));
+        let rise =
+            |left: &[u32]| mix.rise(before, &NodeView { cpu_milli: 60_000, gpus: &gpus(left) });
+        let (beside, off, whole) =
+            (rise(&[1000, 30, 700]), rise(&[1000, 350, 380]), rise(&[680, 350, 700]));
         assert!(beside < off && beside < whole, "{beside:?} {off:?} {whole:?}");
     }
 
@@ -194,7 +203,8 @@ mod tests {
         let mut mix = RequestMix::empty();
         [small, small, large].into_iter().for_each(|request| mix.observe(request));
         let alone = gpus(&[1000, 0]);
-        let of = |mix: &RequestMix| Potential::new(mix).of(&NodeView { cpu_milli: 8000, gpus: &alone });
+        let of =
+            |mix: &RequestMix| Potential::new(mix).of(&NodeView { cpu_milli: 8000, gpus: &alone });
         let before = of(&mix);
         mix.refused(large);
         // One free GPU is of no use to a third of the requests.
@@ -207,7 +217,10 @@ mod tests {
         let nothing = potential(&[]);
         assert!(of(&nothing, 0, &[1000, 300]).is_finite());
         assert!(of(&potential(&[request(4000, 0, 0)]), 0, &[1000]).is_finite());
-        assert!(of(&potential(&[request(0, 1, 1000)]), 0, &[1000]).abs() < 1e-9, "nobody asks for CPU");
+        assert!(
+            of(&potential(&[request(0, 1, 1000)]), 0, &[1000]).abs() < 1e-9,
+            "nobody asks for CPU"
+        );
     }
 
     proptest! {

@@ -1,15 +1,17 @@
 //! What is left of one GPU, valued by what it can still earn.
 //!
-//! Cutting GPUs into the shares that are asked for is the cutting-stock problem. Its linear relaxation (Gilmore and Gomory,
-//! 1961) has a price for each size of share, such that no set of shares that fits on a GPU costs more than one GPU: the price
-//! is what a share of that size costs the cluster. A size that fills the gaps which a commoner size leaves anyway is free;
-//! two sizes that pair off share the price of a GPU between them. What is left of a GPU is worth the most expensive set of
-//! shares that fits into it, and the rest is waste.
+//! Cutting GPUs into the shares that are asked for is the cutting-stock problem. Its linear
+//! relaxation (Gilmore and Gomory, 1961) has a price for each size of share, such that no set of
+//! shares that fits on a GPU costs more than one GPU: the price is what a share of that size costs
+//! the cluster. A size that fills the gaps which a commoner size leaves anyway is free;
+//! two sizes that pair off share the price of a GPU between them. What is left of a GPU is worth
+//! the most expensive set of shares that fits into it, and the rest is waste.
 
 /// Sizes are told apart up to so many; the others count as the next larger one.
 const MOST_SIZES: usize = 32;
 
-/// Pivots after which the prices are taken as they are: they are then too high by what [`Worth`] scales away.
+/// Pivots after which the prices are taken as they are: they are then too high by what [`Worth`]
+/// scales away.
 const MOST_PIVOTS_PER_SIZE: usize = 50;
 
 /// Below this a number is rounding.
@@ -17,7 +19,8 @@ const EPSILON: f64 = 1e-9;
 
 const WHOLE: usize = 1000;
 
-/// What is left of a GPU is worth so much, in thousandths of a GPU, by the thousandths that are left.
+/// What is left of a GPU is worth so much, in thousandths of a GPU, by the thousandths that are
+/// left.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Worth(Vec<f64>);
 
@@ -34,7 +37,8 @@ impl Worth {
             best = stock.best_pattern();
         }
         let price_of_a_gpu = best.values[WHOLE].max(1.0);
-        let mut worth: Vec<f64> = best.values.iter().map(|value| 1000.0 * value / price_of_a_gpu).collect();
+        let mut worth: Vec<f64> =
+            best.values.iter().map(|value| 1000.0 * value / price_of_a_gpu).collect();
         // Whoever wants a whole GPU pays for one.
         worth[WHOLE] = 1000.0;
         Self(worth)
@@ -46,10 +50,14 @@ impl Worth {
     }
 }
 
-/// The sizes that make up most of the demand, ascending, with their counts; each other one counts with the next larger.
+/// The sizes that make up most of the demand, ascending, with their counts; each other one counts
+/// with the next larger.
 fn grouped(demand: &[(usize, f64)]) -> (Vec<usize>, Vec<f64>) {
-    let mut by_demand: Vec<(usize, f64)> =
-        demand.iter().copied().filter(|&(size, count)| size > 0 && size < WHOLE && count > 0.0).collect();
+    let mut by_demand: Vec<(usize, f64)> = demand
+        .iter()
+        .copied()
+        .filter(|&(size, count)| size > 0 && size < WHOLE && count > 0.0)
+        .collect();
     #[expect(clippy::cast_precision_loss, reason = "at most 1000")]
     let weight = |&(size, count): &(usize, f64)| size as f64 * count;
     by_demand.sort_by(|a, b| weight(b).total_cmp(&weight(a)).then(b.0.cmp(&a.0)));
@@ -86,9 +94,14 @@ impl<'a> CuttingStock<'a> {
     fn new(sizes: &'a [usize], counts: &[f64]) -> Self {
         #[expect(clippy::cast_precision_loss, reason = "at most 1000")]
         let fit: Vec<f64> = sizes.iter().map(|&size| (WHOLE / size) as f64).collect();
-        let row = |i: usize| (0..sizes.len()).map(|j| if i == j { 1.0 / fit[i] } else { 0.0 }).collect();
+        let row =
+            |i: usize| (0..sizes.len()).map(|j| if i == j { 1.0 / fit[i] } else { 0.0 }).collect();
         let inverse = (0..sizes.len()).map(row).collect();
-        Self { sizes, inverse, cut: counts.iter().zip(&fit).map(|(count, fit)| count / fit).collect() }
+        Self {
+            sizes,
+            inverse,
+            cut: counts.iter().zip(&fit).map(|(count, fit)| count / fit).collect(),
+        }
     }
 
     /// The price of each size, in GPUs.
@@ -112,18 +125,20 @@ impl<'a> CuttingStock<'a> {
         best
     }
 
-    /// Takes a pattern into the basis, for the one that it replaces soonest. `false` = it replaces none.
+    /// Takes a pattern into the basis, for the one that it replaces soonest. `false` = it replaces
+    /// none.
     fn enter(&mut self, pattern: &[f64]) -> bool {
         let dot = |row: &Vec<f64>| row.iter().zip(pattern).map(|(a, b)| a * b).sum();
         let direction: Vec<f64> = self.inverse.iter().map(dot).collect();
         let ratios = (0..direction.len()).filter(|&i| direction[i] > EPSILON);
-        let Some(leaving) =
-            ratios.min_by(|&a, &b| (self.cut[a] / direction[a]).total_cmp(&(self.cut[b] / direction[b])))
+        let Some(leaving) = ratios
+            .min_by(|&a, &b| (self.cut[a] / direction[a]).total_cmp(&(self.cut[b] / direction[b])))
         else {
             return false;
         };
         let amount = self.cut[leaving] / direction[leaving];
-        let pivot: Vec<f64> = self.inverse[leaving].iter().map(|x| x / direction[leaving]).collect();
+        let pivot: Vec<f64> =
+            self.inverse[leaving].iter().map(|x| x / direction[leaving]).collect();
         for (i, step) in direction.into_iter().enumerate() {
             self.cut[i] -= amount * step;
             self.inverse[i].iter_mut().zip(&pivot).for_each(|(x, p)| *x -= step * p);
@@ -160,7 +175,11 @@ mod tests {
 
     fn assert_worth(worth: &Worth, expected: &[(u32, f64)]) {
         for &(left, value) in expected {
-            assert!((worth.at(left) - value).abs() < 1e-6, "{left} is worth {}, not {value}", worth.at(left));
+            assert!(
+                (worth.at(left) - value).abs() < 1e-6,
+                "{left} is worth {}, not {value}",
+                worth.at(left)
+            );
         }
     }
 
@@ -175,13 +194,18 @@ mod tests {
 
     #[test]
     fn a_size_that_fills_the_gaps_of_a_commoner_one_is_free() {
-        // Each 810 leaves a gap that a 160 fits into, and there are fewer of those: nobody needs another GPU for them.
-        assert_worth(&Worth::of(&[(810, 10.0), (160, 2.0)]), &[(190, 0.0), (160, 0.0), (810, 1000.0)]);
+        // Each 810 leaves a gap that a 160 fits into, and there are fewer of those: nobody needs
+        // another GPU for them.
+        assert_worth(
+            &Worth::of(&[(810, 10.0), (160, 2.0)]),
+            &[(190, 0.0), (160, 0.0), (810, 1000.0)],
+        );
     }
 
     #[test]
     fn a_size_that_is_commoner_than_the_gaps_costs_what_it_needs_by_itself() {
-        // Six 160 fit on a GPU; most of them find no gap beside an 810, so a gap for one is worth a sixth.
+        // Six 160 fit on a GPU; most of them find no gap beside an 810, so a gap for one is worth a
+        // sixth.
         let sixth = 1000.0 / 6.0;
         assert_worth(
             &Worth::of(&[(810, 2.0), (160, 10.0)]),

@@ -36,7 +36,8 @@ impl GpuMilli {
     }
 }
 
-/// A type of GPU, by a number that the caller gives to each (say, to each product name that it meets).
+/// A type of GPU, by a number that the caller gives to each (say, to each product name that it
+/// meets).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GpuType(pub u16);
 

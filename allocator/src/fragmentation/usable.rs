@@ -6,19 +6,20 @@ use super::request::{GpuMilli, GpuType, NodeView, Request};
 
 /// The classes of a mix, laid out for the question "to which part of them is this a fragment?".
 ///
-/// A request for one GPU looks at each GPU by itself, so those are summed up in advance in one table per type of GPU, over
-/// the distinct amounts of CPU and the distinct shares that are asked for. Requests for several GPUs, rarely many different
-/// ones, are looked at one by one.
+/// A request for one GPU looks at each GPU by itself, so those are summed up in advance in one
+/// table per type of GPU, over the distinct amounts of CPU and the distinct shares that are asked
+/// for. Requests for several GPUs, rarely many different ones, are looked at one by one.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Usable {
     /// The distinct amounts of CPU that requests for one GPU ask for, ascending.
     cpu: Vec<u64>,
     /// Their distinct shares, or as many as do, ascending.
     shares: Vec<u32>,
-    /// Types that some request names, ascending; a table for each, and then one for all other types.
+    /// Types that some request names, ascending; a table for each, and then one for all other
+    /// types.
     types: Vec<GpuType>,
-    /// By type, then by how many of `cpu` are satisfied, then by how many of `shares`: the part of all requests to which
-    /// such a GPU is useless.
+    /// By type, then by how many of `cpu` are satisfied, then by how many of `shares`: the part of
+    /// all requests to which such a GPU is useless.
     useless: Vec<f64>,
     several: Vec<(Request, f64)>,
 }
@@ -35,7 +36,8 @@ const NO_NAMED_TYPE: GpuType = GpuType(u16::MAX);
 impl Usable {
     /// For requests for GPUs, each with the part that it is.
     pub(super) fn new(parts: &[(Request, f64)]) -> Self {
-        let single: Vec<(Request, f64)> = parts.iter().copied().filter(|(r, _)| r.gpus == 1).collect();
+        let single: Vec<(Request, f64)> =
+            parts.iter().copied().filter(|(r, _)| r.gpus == 1).collect();
         let several = heaviest(parts.iter().copied().filter(|(r, _)| r.gpus > 1).collect());
         let cpu = distinct(single.iter().map(|(request, _)| request.cpu_milli));
         let shares = few(&single);
@@ -58,7 +60,8 @@ impl Usable {
         for (request, part) in single.iter().filter(|(request, _)| request.types.contains(kind)) {
             let row = self.cpu.partition_point(|&cpu| cpu <= request.cpu_milli);
             // The first that satisfies it: itself, unless there are too many.
-            let column = self.shares.partition_point(|&share| share < request.share.thousandths()) + 1;
+            let column =
+                self.shares.partition_point(|&share| share < request.share.thousandths()) + 1;
             table[row * columns + column] += part;
         }
         for row in 0..rows {
@@ -73,7 +76,8 @@ impl Usable {
         table.into_iter().map(|useful| all - useful).collect()
     }
 
-    /// FGD's F: the thousandths of the node's GPUs that are a fragment to a request of the mix, on average.
+    /// FGD's F: the thousandths of the node's GPUs that are a fragment to a request of the mix, on
+    /// average.
     pub(super) fn fragments(&self, node: &NodeView<'_>) -> f64 {
         let (rows, columns) = (self.cpu.len() + 1, self.shares.len() + 1);
         let row = self.cpu.partition_point(|&cpu| cpu <= node.cpu_milli);
@@ -102,8 +106,9 @@ fn fragment(request: &Request, node: &NodeView<'_>) -> f64 {
     f64::from(if fits { all - usable } else { all })
 }
 
-/// The distinct shares, ascending, if they are few. Otherwise those that are asked for most, and the largest of each of so many
-/// ranges of equal length: a share between two of these counts as the larger.
+/// The distinct shares, ascending, if they are few. Otherwise those that are asked for most, and
+/// the largest of each of so many ranges of equal length: a share between two of these counts as
+/// the larger.
 fn few(single: &[(Request, f64)]) -> Vec<u32> {
     let mut asked: BTreeMap<u32, f64> = BTreeMap::new();
     for (request, part) in single {
@@ -113,7 +118,8 @@ fn few(single: &[(Request, f64)]) -> Vec<u32> {
         return asked.into_keys().collect();
     }
     let length = GpuMilli::WHOLE.thousandths().div_ceil(MOST_SHARES as u32);
-    let largest: BTreeMap<u32, u32> = asked.keys().map(|share| (share.div_ceil(length), *share)).collect();
+    let largest: BTreeMap<u32, u32> =
+        asked.keys().map(|share| (share.div_ceil(length), *share)).collect();
     let mut by_part: Vec<(u32, f64)> = asked.into_iter().collect();
     by_part.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     let heaviest = by_part.into_iter().take(MOST_SHARES).map(|(share, _)| share);
@@ -153,7 +159,8 @@ mod tests {
 
     #[test]
     fn fragments_are_what_the_paper_counts() {
-        // A quarter wants 500 of one GPU and 4 cores, a quarter a whole one and 8 cores, a half two whole ones and 8 cores.
+        // A quarter wants 500 of one GPU and 4 cores, a quarter a whole one and 8 cores, a half two
+        // whole ones and 8 cores.
         let any = GpuTypes::ANY;
         let usable = Usable::new(&[
             (request(4000, 1, 500, any), 0.25),
@@ -161,9 +168,12 @@ mod tests {
             (request(8000, 2, 1000, any), 0.5),
         ]);
         let gpus = [gpu(0, 1000), gpu(0, 600), gpu(0, 100)];
-        // The first can use all but 100; the second all but 700; the third finds no two GPUs, so all 1700 are lost to it.
+        // The first can use all but 100; the second all but 700; the third finds no two GPUs, so
+        // all 1700 are lost to it.
         let node = NodeView { cpu_milli: 8000, gpus: &gpus };
-        assert!((usable.fragments(&node) - (0.25 * 100.0 + 0.25 * 700.0 + 0.5 * 1700.0)).abs() < 1e-9);
+        assert!(
+            (usable.fragments(&node) - (0.25 * 100.0 + 0.25 * 700.0 + 0.5 * 1700.0)).abs() < 1e-9
+        );
         // With less than 8 cores only the first can use anything.
         let node = NodeView { cpu_milli: 7999, gpus: &gpus };
         assert!((usable.fragments(&node) - (0.25 * 100.0 + 0.75 * 1700.0)).abs() < 1e-9);
@@ -182,7 +192,8 @@ mod tests {
     }
 
     fn requests() -> impl Strategy<Value = Vec<(Request, f64)>> {
-        let types = prop_oneof![Just(GpuTypes::ANY), (0_u16..3).prop_map(|t| GpuTypes::of([GpuType(t)]))];
+        let types =
+            prop_oneof![Just(GpuTypes::ANY), (0_u16..3).prop_map(|t| GpuTypes::of([GpuType(t)]))];
         let one = (0_u64..20, 1_u32..4, 1_u32..=10, types)
             .prop_map(|(cpu, gpus, share, types)| request(cpu * 1000, gpus, share * 100, types));
         prop::collection::vec((one, 0.01_f64..1.0), 1..12)
@@ -195,7 +206,8 @@ mod tests {
         let error = |left| {
             let gpus = [gpu(0, left)];
             let node = NodeView { cpu_milli: 0, gpus: &gpus };
-            let exact: f64 = parts.iter().map(|(request, part)| part * fragment(request, &node)).sum();
+            let exact: f64 =
+                parts.iter().map(|(request, part)| part * fragment(request, &node)).sum();
             (usable.fragments(&node) - exact).abs() / f64::from(left)
         };
         (1..=1000).map(error).fold(0.0, f64::max)
@@ -203,7 +215,8 @@ mod tests {
 
     #[test]
     fn tables_stay_small_whatever_shares_tenants_think_of_and_err_by_a_little_at_most() {
-        let alike: Vec<_> = (1..=1000).map(|share| (request(0, 1, share, GpuTypes::ANY), 0.001)).collect();
+        let alike: Vec<_> =
+            (1..=1000).map(|share| (request(0, 1, share, GpuTypes::ANY), 0.001)).collect();
         let error = largest_error(&alike);
         assert!(error <= 0.033, "{error}");
         let mut halves = alike;
@@ -215,7 +228,8 @@ mod tests {
 
     #[test]
     fn requests_for_several_gpus_are_as_many_as_can_be_looked_at() {
-        let parts: Vec<_> = (1..=1000).map(|share| (request(0, 2, share, GpuTypes::ANY), 0.001)).collect();
+        let parts: Vec<_> =
+            (1..=1000).map(|share| (request(0, 2, share, GpuTypes::ANY), 0.001)).collect();
         assert_eq!(Usable::new(&parts).several.len(), MOST_SEVERAL);
     }
 

@@ -30,11 +30,15 @@ impl Claim {
     /// Bytes of the selectors of all requests, which the tenant writes.
     pub fn selector_bytes(&self) -> usize {
         let alternatives = self.requests.iter().flat_map(|request| &request.alternatives);
-        alternatives.flat_map(|alternative| &alternative.selectors).map(|s| s.expression.len()).sum()
+        alternatives
+            .flat_map(|alternative| &alternative.selectors)
+            .map(|s| s.expression.len())
+            .sum()
     }
 }
 
-/// One request: its alternatives in order of preference. A request of `exactly` has one, a request of `firstAvailable` several.
+/// One request: its alternatives in order of preference. A request of `exactly` has one, a request
+/// of `firstAvailable` several.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Request {
     /// Its name (`requests[].name`).
@@ -58,7 +62,8 @@ pub struct Alternative {
     pub tolerations: Vec<Toleration>,
     /// `capacity.requests`: share of a shared device, lower bound of an exclusive one.
     pub capacity: BTreeMap<String, Quantity>,
-    /// `adminAccess`, where given: for those who look after devices that others use; takes nothing from them.
+    /// `adminAccess`, where given: for those who look after devices that others use; takes nothing
+    /// from them.
     pub admin: Option<bool>,
     /// A feature that this version does not have; the claim is refused with its name.
     pub unsupported: Option<&'static str>,

@@ -18,8 +18,8 @@ pub struct DeviceClass {
     pub configs: Vec<DeviceClassConfiguration>,
 }
 
-/// A selector: its source. It is compiled when a device is looked at, so that what nobody waits for costs nothing; an error
-/// counts only then.
+/// A selector: its source. It is compiled when a device is looked at, so that what nobody waits for
+/// costs nothing; an error counts only then.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Selector {
     /// The CEL source; empty for a selector that is not CEL.
@@ -51,9 +51,14 @@ impl Selector {
     }
 
     /// As [`compiled`](Self::compiled); compiling takes of `steps`, a look-up does not.
-    pub(crate) fn compiled_in(&self, steps: &mut u64) -> Result<Arc<CompiledSelector>, SelectorError> {
+    pub(crate) fn compiled_in(
+        &self,
+        steps: &mut u64,
+    ) -> Result<Arc<CompiledSelector>, SelectorError> {
         if self.is_unknown() {
-            return Err(SelectorError::Unsupported { construct: "something other than CEL".to_owned() });
+            return Err(SelectorError::Unsupported {
+                construct: "something other than CEL".to_owned(),
+            });
         }
         CompiledSelector::cached_in(&self.expression, steps)
     }

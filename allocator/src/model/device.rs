@@ -9,7 +9,8 @@ use tessera_api::quantity::Quantity;
 use super::node::NodeSelector;
 use crate::selector::DeviceView;
 
-/// Feature name in [`Device::unsupported`]: the device takes CPU, memory or other resources of its node.
+/// Feature name in [`Device::unsupported`]: the device takes CPU, memory or other resources of its
+/// node.
 pub const NODE_ALLOCATABLE: &str = "node allocatable resources";
 
 /// A pool: devices of one driver that are published together.
@@ -47,14 +48,16 @@ pub struct Slice {
     pub generation: i64,
     /// How many slices make the pool complete.
     pub slice_count: i64,
-    /// Its place in the list that upstream's allocator is given, where that is known. It decides only where slices of one
-    /// generation disagree in how many they are: upstream goes by the first. Unknown: such slices are waited for.
+    /// Its place in the list that upstream's allocator is given, where that is known. It decides
+    /// only where slices of one generation disagree in how many they are: upstream goes by the
+    /// first. Unknown: such slices are waited for.
     pub listed: Option<usize>,
     /// From where the devices can be used.
     pub nodes: NodeChoice,
     /// The devices, in published order. Empty where the slice carries shared counters.
     pub devices: Vec<Arc<Device>>,
-    /// `sharedCounters`: what partitions of one piece of hardware draw on. Devices of other slices of the pool name them.
+    /// `sharedCounters`: what partitions of one piece of hardware draw on. Devices of other slices
+    /// of the pool name them.
     pub counter_sets: Vec<CounterSet>,
     /// The slice has something in it that makes upstream ignore it with the default features.
     pub ignored: bool,
@@ -144,7 +147,8 @@ pub enum Attribute {
     Int(i64),
     /// `string`
     String(Arc<str>),
-    /// `version`: semver text as published; compared as text, since semver has one spelling per version.
+    /// `version`: semver text as published; compared as text, since semver has one spelling per
+    /// version.
     Version(Arc<str>),
     /// A list (alpha in 1.37): selectors see it; to a constraint it is a value that equals nothing.
     List(Vec<Attribute>),
@@ -241,9 +245,11 @@ pub enum TolerationOperator {
 }
 
 impl Toleration {
-    /// Whether it tolerates `taint` (`ToleratesTaint` of k8s.io/dynamic-resource-allocation/resourceclaim).
+    /// Whether it tolerates `taint` (`ToleratesTaint` of
+    /// k8s.io/dynamic-resource-allocation/resourceclaim).
     pub fn tolerates(&self, taint: &Taint) -> bool {
-        let effect = self.effect.as_deref().is_none_or(|e| e.is_empty() || e == taint.effect.as_str());
+        let effect =
+            self.effect.as_deref().is_none_or(|e| e.is_empty() || e == taint.effect.as_str());
         let key = self.key.as_deref().is_none_or(|k| k.is_empty() || k == taint.key);
         effect
             && key
@@ -256,7 +262,8 @@ impl Toleration {
 }
 
 impl Device {
-    /// Whether we may hand it out at all: it is behind our fence, and nothing of it is beyond this version.
+    /// Whether we may hand it out at all: it is behind our fence, and nothing of it is beyond this
+    /// version.
     pub(crate) fn is_ours(&self) -> bool {
         !self.foreign && self.unsupported.is_none()
     }
@@ -289,7 +296,8 @@ impl Device {
         })
     }
 
-    /// Whether the two offer the same to anybody who does not look at names, attributes and counters.
+    /// Whether the two offer the same to anybody who does not look at names, attributes and
+    /// counters.
     pub(crate) fn same_offer(&self, other: &Self) -> bool {
         self.shared == other.shared
             && self.foreign == other.foreign

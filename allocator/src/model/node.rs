@@ -1,4 +1,5 @@
-//! Nodes, and what pods demand of them. Only what is cheap and decides often: the rest is kube-scheduler's.
+//! Nodes, and what pods demand of them. Only what is cheap and decides often: the rest is
+//! kube-scheduler's.
 
 use std::collections::BTreeMap;
 
@@ -20,9 +21,11 @@ pub struct Node {
     pub taints: Vec<NodeTaint>,
     /// `status.allocatable`; `pods` counts pods.
     pub allocatable: BTreeMap<String, Quantity>,
-    /// Sum of the requests of the pods that are bound here or are expected to be; `pods` counts them.
+    /// Sum of the requests of the pods that are bound here or are expected to be; `pods` counts
+    /// them.
     pub used: BTreeMap<String, Quantity>,
-    /// What of [`used`](Self::used) is of pods that hold devices of ours here: it comes back with the devices.
+    /// What of [`used`](Self::used) is of pods that hold devices of ours here: it comes back with
+    /// the devices.
     pub held: BTreeMap<String, Quantity>,
 }
 
@@ -133,7 +136,9 @@ const CPU: &str = "cpu";
 
 /// The CPU of a list of resources, in thousandths of a core, rounded up.
 pub(crate) fn cpu_milli_of(resources: &BTreeMap<String, Quantity>) -> u64 {
-    let milli = |cpu: &Quantity| u64::try_from((cpu.nano().max(0) + 999_999) / 1_000_000).unwrap_or(u64::MAX);
+    let milli = |cpu: &Quantity| {
+        u64::try_from((cpu.nano().max(0) + 999_999) / 1_000_000).unwrap_or(u64::MAX)
+    };
     resources.get(CPU).map_or(0, milli)
 }
 
@@ -155,7 +160,9 @@ impl NodeSelector {
     pub fn single_node(&self) -> Option<&str> {
         let [NodeAffinityTerm { labels, fields }] = self.terms.as_slice() else { return None };
         match (labels.as_slice(), fields.as_slice()) {
-            ([], [Requirement { key, operator: SelectorOperator::In, values }]) if key == NAME_FIELD => {
+            ([], [Requirement { key, operator: SelectorOperator::In, values }])
+                if key == NAME_FIELD =>
+            {
                 let [name] = values.as_slice() else { return None };
                 Some(name)
             }
@@ -168,7 +175,8 @@ impl NodeSelector {
         self.terms.iter().any(|term| term.matches(node))
     }
 
-    /// Why upstream would refuse to parse it, if it would. Such a selector is an error and not a mismatch.
+    /// Why upstream would refuse to parse it, if it would. Such a selector is an error and not a
+    /// mismatch.
     pub fn defect(&self) -> Option<String> {
         self.terms.iter().find_map(|term| {
             let label = term.labels.iter().find_map(Requirement::defect);
@@ -182,7 +190,8 @@ impl NodeAffinityTerm {
         if self.labels.is_empty() && self.fields.is_empty() {
             return false;
         }
-        let labels = self.labels.iter().all(|r| r.matches(node.labels.get(&r.key).map(String::as_str)));
+        let labels =
+            self.labels.iter().all(|r| r.matches(node.labels.get(&r.key).map(String::as_str)));
         let name = node.name.as_str();
         labels && self.fields.iter().all(|r| r.key == NAME_FIELD && r.matches(Some(name)))
     }
@@ -222,12 +231,13 @@ impl Requirement {
         };
         let bad_key = !is_label_key(&self.key);
         let bad_value = self.values.iter().any(|v| !is_label_value(v));
-        (wrong || bad_key || bad_value).then(|| format!("the requirement on `{}` is not valid", self.key))
+        (wrong || bad_key || bad_value)
+            .then(|| format!("the requirement on `{}` is not valid", self.key))
     }
 
     fn field_defect(&self) -> Option<String> {
-        let plain =
-            matches!(self.operator, SelectorOperator::In | SelectorOperator::NotIn) && self.values.len() == 1;
+        let plain = matches!(self.operator, SelectorOperator::In | SelectorOperator::NotIn)
+            && self.values.len() == 1;
         (!plain || self.key != NAME_FIELD)
             .then(|| format!("the requirement on field `{}` is not valid", self.key))
     }
@@ -235,7 +245,9 @@ impl Requirement {
 
 fn is_label_key(key: &str) -> bool {
     let (prefix, name) = key.split_once('/').map_or((None, key), |(p, n)| (Some(p), n));
-    !name.is_empty() && is_label_value(name) && prefix.is_none_or(|p| !p.is_empty() && p.len() <= 253)
+    !name.is_empty()
+        && is_label_value(name)
+        && prefix.is_none_or(|p| !p.is_empty() && p.len() <= 253)
 }
 
 fn is_label_value(value: &str) -> bool {

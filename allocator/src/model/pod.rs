@@ -44,13 +44,15 @@ pub struct PendingPod {
     pub priority: i32,
     /// Creation in seconds since the epoch: older is planned first among equals.
     pub created: i64,
-    /// Its claims, in pod order, without those that other drivers are asked for and are not allocated yet.
+    /// Its claims, in pod order, without those that other drivers are asked for and are not
+    /// allocated yet.
     pub claims: Vec<PodClaim>,
     /// What it demands of its node.
     pub scheduling: Arc<Scheduling>,
     /// `status.nominatedNodeName`: preemption has just made room there, so it is tried first.
     pub nominated: Option<NodeName>,
-    /// Nodes on which it could not run although its devices were there; not tried until the caller takes them off.
+    /// Nodes on which it could not run although its devices were there; not tried until the caller
+    /// takes them off.
     pub excluded: BTreeSet<NodeName>,
 }
 

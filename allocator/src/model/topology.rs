@@ -7,8 +7,8 @@ use tessera_api::names::DeviceName;
 
 use crate::topology::{DeviceSet, LinkMatrix};
 
-/// The link matrix of a pool, and which device has which position in it. Pools of machines that are built alike share one
-/// matrix.
+/// The link matrix of a pool, and which device has which position in it. Pools of machines that are
+/// built alike share one matrix.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolTopology {
     positions: BTreeMap<DeviceName, usize>,
@@ -16,7 +16,8 @@ pub struct PoolTopology {
 }
 
 impl PoolTopology {
-    /// The topology of a pool whose devices have these positions in `matrix`, each below its length.
+    /// The topology of a pool whose devices have these positions in `matrix`, each below its
+    /// length.
     pub fn new(positions: BTreeMap<DeviceName, usize>, matrix: Arc<LinkMatrix>) -> Self {
         debug_assert!(positions.values().all(|position| *position < matrix.len()));
         Self { positions, matrix }

@@ -45,8 +45,9 @@ impl DeviceUse {
     /// Whether more is taken than the device has, or the whole of it more than once.
     pub fn exceeds(&self, device: &Device) -> bool {
         let twice = self.exclusive > 1 || (self.exclusive == 1 && self.shares > 0);
-        let over =
-            |(name, sum): (&String, &Quantity)| device.capacity.get(name).is_none_or(|c| *sum > c.value);
+        let over = |(name, sum): (&String, &Quantity)| {
+            device.capacity.get(name).is_none_or(|c| *sum > c.value)
+        };
         twice || self.consumed.iter().any(over)
     }
 
@@ -105,8 +106,9 @@ impl DeviceUse {
     }
 }
 
-/// How some of so many users of a device share it, so many of them by MPS, if that is not how `own` would be shared: the two
-/// ways know nothing of each other. Where somebody has brought both together, nobody else gets in between.
+/// How some of so many users of a device share it, so many of them by MPS, if that is not how `own`
+/// would be shared: the two ways know nothing of each other. Where somebody has brought both
+/// together, nobody else gets in between.
 pub(crate) fn differing(users: u32, by_mps: u32, own: Sharing) -> Option<Sharing> {
     match own {
         Sharing::Mps => (users > by_mps).then_some(Sharing::Intercept),
@@ -176,7 +178,8 @@ mod tests {
     use super::*;
 
     fn share(memory: i64, cores: i64) -> DeviceResult {
-        let pool = PoolId { driver: DriverName::new("d").unwrap(), pool: PoolName::new("p").unwrap() };
+        let pool =
+            PoolId { driver: DriverName::new("d").unwrap(), pool: PoolName::new("p").unwrap() };
         let amount = |name: &str, amount| (name.to_owned(), Quantity::from_integer(amount));
         DeviceResult {
             request: RequestName::new("r").unwrap(),

@@ -36,8 +36,8 @@ impl CommonExplanation {
     }
 }
 
-/// Steps spent and pods refused since the last plan that reached all pods; empty after such a plan. Priority and age alone decide as
-/// long as there are steps for all pods.
+/// Steps spent and pods refused since the last plan that reached all pods; empty after such a plan.
+/// Priority and age alone decide as long as there are steps for all pods.
 #[derive(Debug, Default)]
 pub(super) struct FairShare {
     /// The steps that each namespace has spent.
@@ -56,7 +56,8 @@ impl FairShare {
         }
     }
 
-    /// Returns `true` if the namespace, which has spent `more` in the plan under way, exceeds its share of a plan's steps.
+    /// Returns `true` if the namespace, which has spent `more` in the plan under way, exceeds its
+    /// share of a plan's steps.
     pub(super) fn exceeds_share(&self, namespace: &Namespace, more: u64, budget: u64) -> bool {
         let before = self.spent.get(namespace).copied().unwrap_or(0);
         !self.spent.is_empty() && before.saturating_add(more) >= budget / PART
@@ -77,8 +78,9 @@ impl FairShare {
         &self.explained
     }
 
-    /// Ends a plan in which the namespaces have spent so much, and which has refused these pods at the time `now` of the cluster.
-    /// `explained`: its explanations, if the next plan goes on with it.
+    /// Ends a plan in which the namespaces have spent so much, and which has refused these pods at
+    /// the time `now` of the cluster. `explained`: its explanations, if the next plan goes on
+    /// with it.
     pub(super) fn end_plan<'r>(
         &mut self,
         spent: BTreeMap<Namespace, u64>,

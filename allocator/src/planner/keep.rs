@@ -1,8 +1,10 @@
-//! Keeping a node free for a pod that has waited long: a request for much is not starved by requests for little.
+//! Keeping a node free for a pod that has waited long: a request for much is not starved by
+//! requests for little.
 //!
-//! As in EASY backfilling (Lifka, "The ANL/IBM SP Scheduling System", JSSPP'95) one pod at a time, the first that has to wait,
-//! and nobody who comes before it is kept off. When pods will end is not known here, so a node is kept and not a time: that on
-//! which the fewest grants have to end. None is added to it, so it stays that one, or another comes to need even fewer.
+//! As in EASY backfilling (Lifka, "The ANL/IBM SP Scheduling System", JSSPP'95) one pod at a time,
+//! the first that has to wait, and nobody who comes before it is kept off. When pods will end is
+//! not known here, so a node is kept and not a time: that on which the fewest grants have to end.
+//! None is added to it, so it stays that one, or another comes to need even fewer.
 
 use std::sync::Arc;
 
@@ -79,7 +81,9 @@ impl Keeping {
 impl Placing<'_> {
     /// Keeps a node free for a pod that is refused, if it is the first that may have one.
     pub(super) fn keep_for(&mut self, place: &ToPlace<'_>, shape: ShapeId, refusals: &[Refusal]) {
-        let Some(patience) = self.settings.patience.filter(|_| self.keeping.kept.is_none()) else { return };
+        let Some(patience) = self.settings.patience.filter(|_| self.keeping.kept.is_none()) else {
+            return;
+        };
         if !waits_for_others(refusals) {
             return;
         }
@@ -97,7 +101,8 @@ impl Placing<'_> {
             Some(node) => {
                 let name = self.planner.cluster.nodes[node].name.clone();
                 let (namespace, pod_name) = (pod.namespace.clone(), pod.name.clone());
-                let kept = Kept { pod: pod.uid.clone(), namespace, name: pod_name, node: name, until };
+                let kept =
+                    Kept { pod: pod.uid.clone(), namespace, name: pod_name, node: name, until };
                 self.keeping.kept = Some((node, kept));
             }
             None if place.is_common() => {
@@ -107,12 +112,15 @@ impl Placing<'_> {
         }
     }
 
-    /// Of the nodes on which the pod would fit once what others hold is given back, that on which the fewest grants have to end.
+    /// Of the nodes on which the pod would fit once what others hold is given back, that on which
+    /// the fewest grants have to end.
     fn node_to_keep(&mut self, place: &ToPlace<'_>, shape: ShapeId) -> Option<NodeIndex> {
         let known = &self.planner.shapes.get(shape).emptied;
         let cluster = &self.planner.cluster;
-        let nodes =
-            cluster.by_name().map(|(node, _)| node).filter(|node| !known.is_known_not_to(*node, cluster));
+        let nodes = cluster
+            .by_name()
+            .map(|(node, _)| node)
+            .filter(|node| !known.is_known_not_to(*node, cluster));
         let nodes: Vec<NodeIndex> = nodes.collect();
         let mut steps = self.keeping.steps;
         let found = self.fewest_to_end(place, shape, &nodes, &mut steps);
@@ -127,7 +135,8 @@ impl Placing<'_> {
         nodes: &[NodeIndex],
         steps: &mut u64,
     ) -> Option<NodeIndex> {
-        let is_open = |n: &Node| predicate::fault(place.pod, &place.bounds, n, Room::GivenBack).is_none();
+        let is_open =
+            |n: &Node| predicate::fault(place.pod, &place.bounds, n, Room::GivenBack).is_none();
         let mut ranked = Vec::new();
         for &node in nodes {
             *steps = steps.saturating_sub(1);
@@ -159,7 +168,8 @@ impl Planner {
         entry.emptied.suffices(&mut entry.shape, &mut ground, node, steps, budget)
     }
 
-    /// How many grants have to end on the node until it may do for the shape. None = the steps have not sufficed to tell.
+    /// How many grants have to end on the node until it may do for the shape. None = the steps have
+    /// not sufficed to tell.
     fn grants_to_end(&mut self, shape: ShapeId, node: NodeIndex, steps: &mut u64) -> Option<ToEnd> {
         let Self { cluster, selections, shapes, .. } = self;
         let name = cluster.nodes[node].name.clone();
@@ -179,7 +189,8 @@ impl Planner {
             if comes_back {
                 all += given;
             }
-            if (comes_back || given == 0) && shape.may_take(candidate, selections, interner, steps) {
+            if (comes_back || given == 0) && shape.may_take(candidate, selections, interner, steps)
+            {
                 grants.push(given);
             }
         }
@@ -197,7 +208,9 @@ fn grants_of(reach: &Reach, candidate: usize) -> u64 {
 fn waits_for_others(refusals: &[Refusal]) -> bool {
     let is_no_fit = |refusal: &Refusal| matches!(*refusal.cause, Cause::NoFit(_));
     let lacks = |refusal: &Refusal| match &*refusal.cause {
-        Cause::NoFit(explanation) => explanation.tallies().any(|(reason, _)| reason.is_held_by_others()),
+        Cause::NoFit(explanation) => {
+            explanation.tallies().any(|(reason, _)| reason.is_held_by_others())
+        }
         _ => false,
     };
     refusals.iter().all(is_no_fit) && refusals.iter().any(lacks)

@@ -15,7 +15,8 @@ use crate::shape::{AlternativeShape, OfferDemand, Selections, Shape};
 /// Answers to "on the nodes of which types of GPU" that are kept.
 const MAX_KEPT: usize = 64;
 
-/// Which types of GPU there are, and which of them pods accept. Holds as long as no node reaches other devices.
+/// Which types of GPU there are, and which of them pods accept. Holds as long as no node reaches
+/// other devices.
 #[derive(Debug, Default)]
 pub(super) struct Accepted {
     layout: Option<u64>,
@@ -27,8 +28,8 @@ pub(super) struct Accepted {
     impossible: BTreeSet<PodUid>,
 }
 
-/// Steps that finding out what one pod asks for counts as, besides evaluating selectors: about as much as looking at so many
-/// devices.
+/// Steps that finding out what one pod asks for counts as, besides evaluating selectors: about as
+/// much as looking at so many devices.
 const STEPS_PER_REQUEST: u64 = 10;
 
 /// Pods known to ask for nothing that there could be. Beyond, all are looked at again.
@@ -43,8 +44,8 @@ struct Sample {
 }
 
 impl Planner {
-    /// Counts the requests of the pods that have not been counted, if some policy goes by what is expected. Where the steps end, the
-    /// rest is left to the next time.
+    /// Counts the requests of the pods that have not been counted, if some policy goes by what is
+    /// expected. Where the steps end, the rest is left to the next time.
     pub(super) fn observe(&mut self, pods: &[&PendingPod], policy: Policy, steps: &mut u64) {
         if !policy.looks_ahead() && !self.cluster.is_cpu_ranked() {
             return;
@@ -137,8 +138,11 @@ impl Accepted {
         steps: &mut u64,
     ) -> Option<(u32, GpuMilli, BTreeSet<GpuType>)> {
         let (mut gpus, mut total, mut types) = (0_u64, 0_u64, self.types());
-        let requests: Vec<_> =
-            shape.claims.iter().flat_map(|claim| (0..claim.len()).map(|r| claim.alternatives(r))).collect();
+        let requests: Vec<_> = shape
+            .claims
+            .iter()
+            .flat_map(|claim| (0..claim.len()).map(|r| claim.alternatives(r)))
+            .collect();
         for places in requests {
             let mut found: Vec<(GpuType, u64, u64)> = Vec::new();
             for sample in &self.samples {
@@ -148,15 +152,17 @@ impl Accepted {
                 let served = places.clone().find_map(|place| {
                     let asked = &shape.alternatives[place];
                     let resolved = asked.resolved.as_ref().ok()?;
-                    let selected = selections.selects(resolved.selection, candidate, interner, steps);
+                    let selected =
+                        selections.selects(resolved.selection, candidate, interner, steps);
                     let whole = &interner.offer(sample.offer).capacity;
                     let share = of_device(asked, sample.offer, whole, candidate.device())?;
                     let count = asked.count().unwrap_or(reach.candidates.len() as u64);
                     (selected == Ok(true)).then_some((count, share))
                 });
-                found.extend(
-                    served.map(|(count, share)| (sample.kind, count, u64::from(share.thousandths()))),
-                );
+                found
+                    .extend(served.map(|(count, share)| {
+                        (sample.kind, count, u64::from(share.thousandths()))
+                    }));
             }
             let (_, count, _) = *found.first()?;
             let share = found.iter().map(|(_, _, share)| share).sum::<u64>() / found.len() as u64;
@@ -169,11 +175,15 @@ impl Accepted {
     }
 
     /// The types on the nodes that the pod selects by their labels; none where it selects by none.
-    fn of_nodes(&mut self, scheduling: &Arc<Scheduling>, cluster: &Cluster) -> Option<&BTreeSet<GpuType>> {
+    fn of_nodes(
+        &mut self,
+        scheduling: &Arc<Scheduling>,
+        cluster: &Cluster,
+    ) -> Option<&BTreeSet<GpuType>> {
         let affinity = scheduling.affinity.as_ref();
         // Pods that are tied to one node each, as those of a DaemonSet, say nothing of types.
-        let is_tied =
-            affinity.is_some_and(|affinity| affinity.terms.iter().any(|term| !term.fields.is_empty()));
+        let is_tied = affinity
+            .is_some_and(|affinity| affinity.terms.iter().any(|term| !term.fields.is_empty()));
         if is_tied || scheduling.node_selector.is_empty() && affinity.is_none() {
             return None;
         }
@@ -185,9 +195,11 @@ impl Accepted {
             if self.of_nodes.len() == MAX_KEPT {
                 self.of_nodes.remove(0);
             }
-            let nodes = cluster.by_name().filter(|(_, node)| predicate::is_selected(scheduling, node));
+            let nodes =
+                cluster.by_name().filter(|(_, node)| predicate::is_selected(scheduling, node));
             let reached = nodes.filter_map(|(index, _)| cluster.reach(index));
-            let types = reached.flat_map(|reach| reach.candidates.iter().map(|c| c.compiled().kind));
+            let types =
+                reached.flat_map(|reach| reach.candidates.iter().map(|c| c.compiled().kind));
             self.of_nodes.push((Arc::clone(scheduling), types.collect()));
             self.of_nodes.len() - 1
         });
@@ -196,7 +208,12 @@ impl Accepted {
 }
 
 /// How much of a device of an offer that has been met is asked for; none where it cannot be given.
-fn of_device(asked: &AlternativeShape, offer: OfferId, whole: &[i128], device: &Device) -> Option<GpuMilli> {
+fn of_device(
+    asked: &AlternativeShape,
+    offer: OfferId,
+    whole: &[i128],
+    device: &Device,
+) -> Option<GpuMilli> {
     let may_have = asked.has_leave_for(device) && asked.can_share(device);
     match &asked.on(offer).filter(|_| may_have)?.demand {
         OfferDemand::Takes(demand, true) if device.shared => Some(share(demand, whole)),

@@ -14,7 +14,8 @@ use crate::cluster::NodeIndex;
 use crate::explain::Explainer;
 use crate::fits;
 use crate::model::{
-    Claim, DeviceId, DeviceResult, DeviceUse, Node, NodeSelector, PendingPod, PodClaim, cpu_milli_of,
+    Claim, DeviceId, DeviceResult, DeviceUse, Node, NodeSelector, PendingPod, PodClaim,
+    cpu_milli_of,
 };
 use crate::outcome::{Cause, Decision, Plan, Refusal};
 use crate::plan::Settings;
@@ -25,7 +26,8 @@ use crate::search::{Chosen, Ended};
 /// Plans the pods. What is decided counts as taken until the end, and then as before.
 pub(super) fn plan(planner: &mut Planner, pods: &[PendingPod], settings: Settings) -> Plan {
     let mut order: Vec<&PendingPod> = pods.iter().collect();
-    order.sort_by_key(|p| (std::cmp::Reverse(p.priority), p.created, &p.namespace, &p.name, &p.uid));
+    order
+        .sort_by_key(|p| (std::cmp::Reverse(p.priority), p.created, &p.namespace, &p.name, &p.uid));
     let mut budget = Budget::new(settings);
     planner.observe(&order, settings.policy, &mut (budget.of_plan / 2));
     planner.fair_share.begin_plan(&order, budget.of_plan);
@@ -59,7 +61,12 @@ pub(super) fn plan(planner: &mut Planner, pods: &[PendingPod], settings: Setting
 }
 
 /// Decides on the claims of a pod that is bound to `node`: see [`Planner::plan_on`].
-pub(super) fn plan_on(planner: &mut Planner, node: &NodeName, pod: &PendingPod, settings: Settings) -> Plan {
+pub(super) fn plan_on(
+    planner: &mut Planner,
+    node: &NodeName,
+    pod: &PendingPod,
+    settings: Settings,
+) -> Plan {
     let mut placing = Placing::new(planner, settings);
     let mut plan = Plan::default();
     let mut steps = settings.steps_per_pod;
@@ -115,7 +122,8 @@ pub(super) struct Placing<'p> {
     before: Vec<(DeviceId, Option<DeviceUse>)>,
     /// What was left of the CPU of nodes before.
     cpu_before: Vec<(NodeIndex, u64)>,
-    /// Claims decided in this plan, and where they can be used: a second pod that shares one follows it.
+    /// Claims decided in this plan, and where they can be used: a second pod that shares one
+    /// follows it.
     decided: BTreeMap<ClaimUid, Option<NodeSelector>>,
     /// What has been said to pods that have to wait.
     explained: Vec<Explained<'p>>,
@@ -168,12 +176,14 @@ impl<'p> Placing<'p> {
         }
     }
 
-    /// Returns `true` if the pod is planned after the others: its claims have to be searched for, and its namespace exceeds its share,
-    /// or the pod was refused already. A pod whose answer is remembered costs nothing and keeps its place.
+    /// Returns `true` if the pod is planned after the others: its claims have to be searched for,
+    /// and its namespace exceeds its share, or the pod was refused already. A pod whose answer
+    /// is remembered costs nothing and keeps its place.
     fn is_deferred(&self, pod: &PendingPod, budget: &Budget) -> bool {
         let fair_share = &self.planner.fair_share;
         let spent = budget.spent_by(&pod.namespace);
-        (fair_share.exceeds_share(&pod.namespace, spent, budget.of_plan) || fair_share.was_refused(&pod.uid))
+        (fair_share.exceeds_share(&pod.namespace, spent, budget.of_plan)
+            || fair_share.was_refused(&pod.uid))
             && !self.is_remembered(pod)
     }
 
@@ -197,7 +207,9 @@ impl<'p> Placing<'p> {
         match self.place(pod, &mut steps, given < budget.of_pod) {
             Ok(decision) => plan.decisions.extend(decision),
             // The steps of the plan were not enough; those of a pod may be.
-            Err(refusals) if given < budget.of_pod && refusals.iter().any(Refusal::is_undecided) => {
+            Err(refusals)
+                if given < budget.of_pod && refusals.iter().any(Refusal::is_undecided) =>
+            {
                 plan.unreached.extend((!is_answered).then(|| pod.uid.clone()));
             }
             Err(refusals) => {
@@ -210,8 +222,8 @@ impl<'p> Placing<'p> {
         budget.spend(&pod.namespace, given - steps);
     }
 
-    /// Places one pod. `None` = nothing of it is left to be decided. A pod that `is_cut` gets fewer steps than a pod may take: it is
-    /// not placed on what they suffice to see.
+    /// Places one pod. `None` = nothing of it is left to be decided. A pod that `is_cut` gets fewer
+    /// steps than a pod may take: it is not placed on what they suffice to see.
     fn place(
         &mut self,
         pod: &'p PendingPod,
@@ -295,7 +307,8 @@ impl<'p> Placing<'p> {
         Err(vec![Refusal { pod: place.pod.uid.clone(), claim, cause }])
     }
 
-    /// Why the pod cannot go to a node, whatever its devices; `kept_off` is said of the node that is kept free.
+    /// Why the pod cannot go to a node, whatever its devices; `kept_off` is said of the node that
+    /// is kept free.
     fn fault(
         &self,
         place: &ToPlace<'_>,
@@ -336,13 +349,16 @@ impl<'p> Placing<'p> {
     ) -> Option<NodeIndex> {
         let entry = self.planner.shapes.get(shape);
         let kept_off = self.keeping.keeps_off(place);
-        let is_open = |node: NodeIndex, n: &Node| self.fault(place, node, n, kept_off.as_ref()).is_none();
-        let can_go =
-            |node: &NodeIndex| !in_vain.contains(node) && self.node(*node).is_some_and(|n| is_open(*node, n));
+        let is_open =
+            |node: NodeIndex, n: &Node| self.fault(place, node, n, kept_off.as_ref()).is_none();
+        let can_go = |node: &NodeIndex| {
+            !in_vain.contains(node) && self.node(*node).is_some_and(|n| is_open(*node, n))
+        };
         // Room has been made there, and nowhere else.
-        let nominated = place.pod.nominated.as_ref().and_then(|name| self.planner.cluster.node_index(name));
-        if let Some(node) =
-            nominated.filter(|n| matches!(entry.fits.answer(*n), fits::Answer::Fits(_)) && can_go(n))
+        let nominated =
+            place.pod.nominated.as_ref().and_then(|name| self.planner.cluster.node_index(name));
+        if let Some(node) = nominated
+            .filter(|n| matches!(entry.fits.answer(*n), fits::Answer::Fits(_)) && can_go(n))
         {
             return Some(node);
         }
@@ -366,8 +382,8 @@ impl<'p> Placing<'p> {
         self.nodes.get(&node).or_else(|| self.planner.cluster.nodes[node].node.as_deref())
     }
 
-    /// The devices on a node on which the shape is known to fit. Each search gets what a pod gets, whatever is left of `steps`, which
-    /// it takes its steps of.
+    /// The devices on a node on which the shape is known to fit. Each search gets what a pod gets,
+    /// whatever is left of `steps`, which it takes its steps of.
     fn search_again(
         &mut self,
         shape: ShapeId,
@@ -387,7 +403,8 @@ impl<'p> Placing<'p> {
                 _ => None,
             }
         };
-        // With another seed it may take longer than there are steps; the order that is known does not.
+        // With another seed it may take longer than there are steps; the order that is known does
+        // not.
         search(seed).or_else(|| search(0))
     }
 
@@ -435,7 +452,9 @@ impl<'p> Placing<'p> {
             let of_this_plan = self.explained.iter().map(|explained| &explained.common);
             let mut known = of_this_plan.chain(self.planner.fair_share.explained());
             let scheduling = &place.pod.scheduling;
-            if let Some(known) = known.find(|known| known.is_for(shape, scheduling, kept_off.as_ref())) {
+            if let Some(known) =
+                known.find(|known| known.is_for(shape, scheduling, kept_off.as_ref()))
+            {
                 return place.refused(&known.causes);
             }
         }
@@ -446,12 +465,17 @@ impl<'p> Placing<'p> {
         if is_common {
             let scheduling = Arc::clone(&place.pod.scheduling);
             let common = CommonExplanation { shape, scheduling, kept_off, causes };
-            self.explained.push(Explained { common, place: place.clone(), decisions: self.decisions });
+            self.explained.push(Explained {
+                common,
+                place: place.clone(),
+                decisions: self.decisions,
+            });
         }
         refusals
     }
 
-    /// Explains anew what decisions that were made since have changed: once for each explanation, whatever was decided in between.
+    /// Explains anew what decisions that were made since have changed: once for each explanation,
+    /// whatever was decided in between.
     fn explain_again(&mut self, plan: &mut Plan) {
         let mut renewed: BTreeMap<*const Cause, Arc<Cause>> = BTreeMap::new();
         for old in std::mem::take(&mut self.explained) {
@@ -480,7 +504,8 @@ impl<'p> Placing<'p> {
         kept_off: Option<&NodeReason>,
         steps: &mut u64,
     ) -> Option<Vec<Arc<Cause>>> {
-        let nodes: Vec<NodeIndex> = self.planner.cluster.by_name().map(|(index, _)| index).collect();
+        let nodes: Vec<NodeIndex> =
+            self.planner.cluster.by_name().map(|(index, _)| index).collect();
         let mut explainer = Explainer::new(&self.planner.shapes.get(shape).shape);
         for index in nodes {
             self.planner.cluster.gather(index);

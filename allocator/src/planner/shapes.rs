@@ -66,7 +66,8 @@ impl Shapes {
             .any(|entry| entry.is_of(claims, cpu_milli, policy) && !entry.fits.is_incomplete())
     }
 
-    /// The shape of these claims, of a pod that takes so much CPU of its node (thousandths of a core).
+    /// The shape of these claims, of a pod that takes so much CPU of its node (thousandths of a
+    /// core).
     pub(super) fn of(
         &mut self,
         claims: &[Arc<Claim>],
@@ -138,8 +139,8 @@ impl ShapeEntry {
     }
 }
 
-/// Rounded up to four binary digits: amounts of CPU that differ by less make no shapes of their own, or every recommendation of
-/// a vertical autoscaler would.
+/// Rounded up to four binary digits: amounts of CPU that differ by less make no shapes of their
+/// own, or every recommendation of a vertical autoscaler would.
 fn coarse(cpu_milli: u64) -> u64 {
     let digits = 64 - cpu_milli.leading_zeros();
     let step = 1 << digits.saturating_sub(4);

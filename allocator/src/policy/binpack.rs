@@ -1,4 +1,5 @@
-//! The fullest first. Of two equally full devices the smaller one, so that large ones stay for those who need them.
+//! The fullest first. Of two equally full devices the smaller one, so that large ones stay for
+//! those who need them.
 
 use super::{DeviceView, NodeView, Rank, Rule, WHOLE, ppm};
 

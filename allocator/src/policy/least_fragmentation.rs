@@ -1,5 +1,6 @@
-//! Where the least becomes useless to the requests that are expected. Of two devices for which that comes to the same, as where
-//! a node has no CPU for others anyway, the one of which less is left, and then the one that fewer claims hold.
+//! Where the least becomes useless to the requests that are expected. Of two devices for which that
+//! comes to the same, as where a node has no CPU for others anyway, the one of which less is left,
+//! and then the one that fewer claims hold.
 
 use super::{DeviceView, NodeView, Rank, Rule};
 

@@ -6,7 +6,8 @@ use super::Ranking;
 use crate::fragmentation::{Gpu, GpuMilli, NodeView, Potential, Rise};
 use crate::shape::{AlternativeShape, OfferDemand};
 
-/// What is expected of the requests to come, and the CPU of a node and of a pod that might go there.
+/// What is expected of the requests to come, and the CPU of a node and of a pod that might go
+/// there.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Outlook<'a> {
     pub(crate) potential: &'a Potential,
@@ -55,7 +56,9 @@ impl Picture {
         let candidate = &ranking.reach.candidates[candidate];
         let whole = &ranking.interner.offer(candidate.offer).capacity;
         match asked.on(candidate.offer).map(|answer| &answer.demand) {
-            Some(OfferDemand::Takes(demand, _)) if candidate.device().shared => share(demand, whole),
+            Some(OfferDemand::Takes(demand, _)) if candidate.device().shared => {
+                share(demand, whole)
+            }
             _ => GpuMilli::WHOLE,
         }
     }
@@ -99,9 +102,13 @@ fn left(ranking: &Ranking<'_>, candidate: usize) -> GpuMilli {
     let whole = &ranking.interner.offer(ranking.reach.candidates[candidate].offer).capacity;
     let from = ranking.reach.offset[candidate] as usize;
     let left = &ranking.left[from..from + whole.len()];
-    let part = |(left, whole): (&i128, &i128)| thousandths((*left).max(0).saturating_mul(1000), *whole);
-    let parts =
-        whole.iter().zip(left).filter(|(whole, _)| **whole > 0).map(|(whole, left)| part((left, whole)));
+    let part =
+        |(left, whole): (&i128, &i128)| thousandths((*left).max(0).saturating_mul(1000), *whole);
+    let parts = whole
+        .iter()
+        .zip(left)
+        .filter(|(whole, _)| **whole > 0)
+        .map(|(whole, left)| part((left, whole)));
     parts.min().map_or(GpuMilli::WHOLE, GpuMilli::new)
 }
 

@@ -19,7 +19,11 @@ pub(super) struct Held<'a> {
 }
 
 impl<'a> Held<'a> {
-    pub(super) fn new(constraint: &'a ConstraintShape, reach: &Reach, interner: &mut Interner) -> Self {
+    pub(super) fn new(
+        constraint: &'a ConstraintShape,
+        reach: &Reach,
+        interner: &mut Interner,
+    ) -> Self {
         let name = constraint.attribute().unwrap_or_default();
         let id = name.contains('/').then(|| interner.name(name));
         let value = |candidate: &crate::cluster::Candidate| {
@@ -61,7 +65,13 @@ impl<'a> Held<'a> {
     }
 
     /// Adds the candidate. `false` = it is not admitted, and nothing has changed.
-    pub(super) fn add(&mut self, place: usize, i: usize, interner: &Interner, features: &Features) -> bool {
+    pub(super) fn add(
+        &mut self,
+        place: usize,
+        i: usize,
+        interner: &Interner,
+        features: &Features,
+    ) -> bool {
         if !self.binds(place) {
             return true;
         }
@@ -89,12 +99,15 @@ impl<'a> Held<'a> {
     /// The first device only needs to have the attribute; lists equal nothing.
     fn admits(&self, value: ValueId, interner: &Interner) -> bool {
         let Some(first) = self.values.first() else { return true };
-        let is_list =
-            matches!(interner.value_of(value), None | Some(Attribute::List(_) | Attribute::Unknown));
+        let is_list = matches!(
+            interner.value_of(value),
+            None | Some(Attribute::List(_) | Attribute::Unknown)
+        );
         !is_list && if self.is_match() { *first == value } else { !self.values.contains(&value) }
     }
 
-    /// The same with the gate `DRAListTypeAttributes`: all have a value in common, or no two have one.
+    /// The same with the gate `DRAListTypeAttributes`: all have a value in common, or no two have
+    /// one.
     fn admits_set(&mut self, value: ValueId, interner: &Interner) -> bool {
         let Some(set) = set_of(value, interner) else { return false };
         if self.is_match() {

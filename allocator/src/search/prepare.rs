@@ -1,4 +1,5 @@
-//! Before the search: what upstream checks beforehand, what "all" means on this node, and what can be refuted by counting.
+//! Before the search: what upstream checks beforehand, what "all" means on this node, and what can
+//! be refuted by counting.
 
 use super::{At, Failure, MAX_RESULTS, Progress, Run, Stop, Symmetry};
 use crate::cluster::PoolState;
@@ -20,7 +21,8 @@ pub(super) enum Verdict {
 }
 
 impl Run<'_> {
-    /// Checks what upstream checks before it searches; the first offender decides. `false` = nothing can be found.
+    /// Checks what upstream checks before it searches; the first offender decides. `false` =
+    /// nothing can be found.
     pub(super) fn prepare(&mut self) -> Progress {
         let shape = self.search.shape;
         for (c, claim) in shape.claims.iter().enumerate() {
@@ -45,7 +47,8 @@ impl Run<'_> {
         self.judge_all()?;
         self.is_plain = !self.may_fail();
         // A search for a single device gains nothing from what follows.
-        // And where an error is possible, a device that fails may be the reason why the next one, its equal, gives one.
+        // And where an error is possible, a device that fails may be the reason why the next one,
+        // its equal, gives one.
         if wanted <= 1 || !self.is_plain {
             return Ok(true);
         }
@@ -70,8 +73,8 @@ impl Run<'_> {
         Ok(self.wanted(place))
     }
 
-    /// Finds out what "all" means on this node: pool by pool, since a device of one pool may give an error before the next
-    /// pool turns out to be broken.
+    /// Finds out what "all" means on this node: pool by pool, since a device of one pool may give
+    /// an error before the next pool turns out to be broken.
     fn count_all(&mut self, claim: usize, place: usize) -> Result<(), Stop> {
         let reach = self.search.reach;
         let at = At { claim, request: 0, place };
@@ -83,7 +86,9 @@ impl Run<'_> {
                 PoolState::Incomplete => {
                     return Err(Stop::Failed(claim, Failure::AllButPoolIncomplete(name())));
                 }
-                PoolState::Invalid => return Err(Stop::Failed(claim, Failure::AllButPoolInvalid(name()))),
+                PoolState::Invalid => {
+                    return Err(Stop::Failed(claim, Failure::AllButPoolInvalid(name())));
+                }
             }
             while let Some(i) = candidates.next_if(|&i| reach.candidates[i].pool as usize == p) {
                 self.check_steps()?;
@@ -99,11 +104,15 @@ impl Run<'_> {
         if !self.selects(at, i)? {
             return Ok(false);
         }
-        let answer = self.search.shape.alternatives[at.place].on(self.search.reach.candidates[i].offer);
+        let answer =
+            self.search.shape.alternatives[at.place].on(self.search.reach.candidates[i].offer);
         match answer.map(|answer| &answer.demand) {
-            // Only what the device has in all counts here: one that is merely full stays in the set and makes "all" fail.
+            // Only what the device has in all counts here: one that is merely full stays in the set
+            // and makes "all" fail.
             Some(OfferDemand::Takes(_, true)) => Ok(true),
-            Some(OfferDemand::Error(error)) => Err(Stop::Failed(at.claim, Failure::Capacity(error.clone()))),
+            Some(OfferDemand::Error(error)) => {
+                Err(Stop::Failed(at.claim, Failure::Capacity(error.clone())))
+            }
             _ => Ok(false),
         }
     }
@@ -122,7 +131,9 @@ impl Run<'_> {
     }
 
     pub(super) fn select(&mut self, place: usize, i: usize) -> Result<bool, SelectorError> {
-        let Ok(resolved) = &self.search.shape.alternatives[place].resolved else { return Ok(false) };
+        let Ok(resolved) = &self.search.shape.alternatives[place].resolved else {
+            return Ok(false);
+        };
         let candidate = &self.search.reach.candidates[i];
         if !self.search.features.binding_conditions && candidate.device().binding.is_some() {
             return Ok(false);
@@ -154,7 +165,8 @@ impl Run<'_> {
         if *self.search.steps == 0 { Err(Stop::OutOfSteps) } else { Ok(()) }
     }
 
-    /// Whether the search could come upon an error, so that upstream might give one where counting says there is nothing.
+    /// Whether the search could come upon an error, so that upstream might give one where counting
+    /// says there is nothing.
     fn may_fail(&self) -> bool {
         let count = self.search.reach.candidates.len();
         let shape = self.search.shape;
@@ -192,7 +204,8 @@ impl Run<'_> {
         })
     }
 
-    /// Candidates that could be taken for the alternative as things are, from a position on: upper bound of what will be.
+    /// Candidates that could be taken for the alternative as things are, from a position on: upper
+    /// bound of what will be.
     pub(super) fn usable(&self, place: usize, from: usize) -> impl Iterator<Item = usize> {
         let alternative = &self.search.shape.alternatives[place];
         let is_admin = alternative.request.admin == Some(true);
@@ -209,7 +222,8 @@ impl Run<'_> {
 
     /// Whether so many devices may still be found for the request from a position on.
     ///
-    /// Devices that draw on the same counters are bounded together: of each counter only so much is left.
+    /// Devices that draw on the same counters are bounded together: of each counter only so much is
+    /// left.
     pub(super) fn may_find(&self, at: At, wanted: u64, from: usize) -> bool {
         let reach = self.search.reach;
         let limit = usize::try_from(wanted).unwrap_or(usize::MAX);

@@ -1,5 +1,5 @@
-//! The search for the devices of a request among which it matters how they are joined: whole sets of one machine, the best
-//! first, for as long as what comes after them does not fit.
+//! The search for the devices of a request among which it matters how they are joined: whole sets
+//! of one machine, the best first, for as long as what comes after them does not fit.
 
 use std::collections::BTreeSet;
 
@@ -13,14 +13,17 @@ const MAX_SETS: usize = 64;
 impl Run<'_> {
     /// The size of the sets that an alternative gets; none where its devices are chosen one by one.
     ///
-    /// Where an error is possible the order is upstream's, and what is required of a set is asked of each device that is added.
+    /// Where an error is possible the order is upstream's, and what is required of a set is asked
+    /// of each device that is added.
     pub(super) fn set_sizes(&self, place: usize, count: u64) -> Option<usize> {
         let alternative = &self.search.shape.alternatives[place];
         let resolved = alternative.resolved.as_ref().ok()?;
         self.search.reach.places.as_ref()?;
         let matters = resolved.wishes != Wishes::default()
-            || resolved.device.looks_ahead() && self.usable(place, 0).all(|i| self.state.is_untouched(i));
-        let count = usize::try_from(count).ok().filter(|count| (2..=DeviceSet::MAX).contains(count))?;
+            || resolved.device.looks_ahead()
+                && self.usable(place, 0).all(|i| self.state.is_untouched(i));
+        let count =
+            usize::try_from(count).ok().filter(|count| (2..=DeviceSet::MAX).contains(count))?;
         (self.is_plain && matters && !resolved.device.keeps_order()).then_some(count)
     }
 
@@ -34,7 +37,8 @@ impl Run<'_> {
         let usable: Vec<usize> = self.usable(at.place, 0).collect();
         for pool in 0..reach.pools.len() as u32 {
             let Some(machine) = places.machine(pool) else { continue };
-            let members: Vec<usize> = of_machine(reach, places, pool, usable.iter().copied()).collect();
+            let members: Vec<usize> =
+                of_machine(reach, places, pool, usable.iter().copied()).collect();
             if self.sets_of(at, count, pool, machine, &members)? {
                 return Ok(true);
             }
@@ -50,8 +54,17 @@ impl Run<'_> {
     }
 
     /// The same on one machine, of which these are usable.
-    fn sets_of(&mut self, at: At, count: usize, pool: u32, machine: &Machine, usable: &[usize]) -> Progress {
-        let Ok(resolved) = &self.search.shape.alternatives[at.place].resolved else { return Ok(false) };
+    fn sets_of(
+        &mut self,
+        at: At,
+        count: usize,
+        pool: u32,
+        machine: &Machine,
+        usable: &[usize],
+    ) -> Progress {
+        let Ok(resolved) = &self.search.shape.alternatives[at.place].resolved else {
+            return Ok(false);
+        };
         let reach = self.search.reach;
         let Some(places) = &reach.places else { return Ok(false) };
         let all = of_machine(reach, places, pool, 0..reach.candidates.len());
@@ -70,7 +83,8 @@ impl Run<'_> {
                 return self.one_by_one(at, count as u64);
             }
             given += 1;
-            let is_in = |i: &usize| places.position(*i).is_some_and(|at| choice.devices.contains(at));
+            let is_in =
+                |i: &usize| places.position(*i).is_some_and(|at| choice.devices.contains(at));
             let devices: Vec<usize> = usable.iter().copied().filter(is_in).collect();
             let signature = self.symmetry.as_ref().map(|symmetry| symmetry.signature(&devices));
             if signature.is_some_and(|signature| failed.contains(&signature)) {
@@ -125,7 +139,8 @@ fn share(reach: &Reach, wishes: &Wishes, one: usize, other: usize) -> bool {
     })
 }
 
-/// Which of these candidates, equally good otherwise, later sets will miss least; none where that is not known.
+/// Which of these candidates, equally good otherwise, later sets will miss least; none where that
+/// is not known.
 pub(super) fn least_missed(reach: &Reach, equals: impl Iterator<Item = usize>) -> Option<usize> {
     let places = reach.places.as_ref()?;
     let mut equals = equals.peekable();
@@ -144,7 +159,8 @@ pub(super) fn least_missed(reach: &Reach, equals: impl Iterator<Item = usize>) -
     equals.into_iter().find(|&i| places.position(i).is_some_and(|at| choice.devices.contains(at)))
 }
 
-/// How many of these candidates share, every two of them, what is required: the most of any machine.
+/// How many of these candidates share, every two of them, what is required: the most of any
+/// machine.
 pub(crate) fn most_joined(reach: &Reach, usable: &[usize], wishes: Wishes) -> usize {
     let Some(places) = &reach.places else { return 0 };
     let of_pool = |pool: u32| {

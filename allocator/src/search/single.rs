@@ -1,4 +1,5 @@
-//! The search for one device: most claims ask for no more. The same tests in the same order, without anything to go back on.
+//! The search for one device: most claims ask for no more. The same tests in the same order,
+//! without anything to go back on.
 
 use super::{Chosen, Ended, Failure, Search, sets};
 use crate::cluster::Reach;
@@ -11,7 +12,8 @@ pub(super) fn alternative(shape: &Shape) -> Option<&AlternativeShape> {
     let ([claim], [alternative]) = (shape.claims.as_slice(), shape.alternatives.as_slice()) else {
         return None;
     };
-    let is_single = alternative.count() == Some(1) && claim.len() == 1 && claim.constraints.is_empty();
+    let is_single =
+        alternative.count() == Some(1) && claim.len() == 1 && claim.constraints.is_empty();
     is_single.then_some(alternative)
 }
 
@@ -41,16 +43,25 @@ impl Search<'_> {
             }
         }
         let chosen = |candidate| vec![vec![Chosen { request: 0, alternative: 0, candidate }]];
-        self.best(alternative, policy, &passing).map_or(Ended::None, |best| Ended::Found(chosen(best)))
+        self.best(alternative, policy, &passing)
+            .map_or(Ended::None, |best| Ended::Found(chosen(best)))
     }
 
-    /// The best of the devices by the policy; of those that are equally good, the one that breaks the fewest sets.
-    fn best(&self, alternative: &AlternativeShape, policy: Policy, passing: &[usize]) -> Option<usize> {
-        let ranking = Ranking::new(self.reach, self.interner, &self.reach.left, self.seed, self.outlook);
+    /// The best of the devices by the policy; of those that are equally good, the one that breaks
+    /// the fewest sets.
+    fn best(
+        &self,
+        alternative: &AlternativeShape,
+        policy: Policy,
+        passing: &[usize],
+    ) -> Option<usize> {
+        let ranking =
+            Ranking::new(self.reach, self.interner, &self.reach.left, self.seed, self.outlook);
         let rank = |i: &usize| policy.rank_device(&ranking, alternative, *i);
         let ranks: Vec<Option<Rank>> = passing.iter().map(rank).collect();
         let best = ranks.iter().min()?;
-        let mut equals = passing.iter().zip(&ranks).filter(|(_, rank)| *rank == best).map(|(i, _)| *i);
+        let mut equals =
+            passing.iter().zip(&ranks).filter(|(_, rank)| *rank == best).map(|(i, _)| *i);
         let first = equals.next()?;
         let set = policy
             .looks_ahead()
@@ -68,7 +79,8 @@ impl Search<'_> {
         if !self.features.binding_conditions && candidate.device().binding.is_some() {
             return Ok(false);
         }
-        let selected = self.selections.selects(resolved.selection, candidate, self.interner, self.steps);
+        let selected =
+            self.selections.selects(resolved.selection, candidate, self.interner, self.steps);
         if !selected.map_err(Failure::Selector)? || !candidate.reachable {
             return Ok(false);
         }
@@ -85,7 +97,8 @@ impl Search<'_> {
     }
 }
 
-/// Whether the counters that an allocation of the device takes are there, nothing else being allocated.
+/// Whether the counters that an allocation of the device takes are there, nothing else being
+/// allocated.
 fn has_counters(reach: &Reach, i: usize, features: &Features) -> bool {
     if !features.partitionable {
         return reach.candidates[i].device().consumes.is_empty();

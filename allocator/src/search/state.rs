@@ -19,11 +19,13 @@ pub(super) struct State<'a> {
     holders: Vec<u128>,
     /// Shares that this search has taken.
     shares: Vec<u32>,
-    /// How often this search has taken it to be shared by Intercept, and by MPS; not counting those who administer it.
+    /// How often this search has taken it to be shared by Intercept, and by MPS; not counting
+    /// those who administer it.
     ways: Vec<[u32; 2]>,
     /// As [`Reach::counters_left`].
     counters_left: Vec<i128>,
-    /// Per pool: more of some counter is taken than there is, so that upstream hands out nothing that draws on counters.
+    /// Per pool: more of some counter is taken than there is, so that upstream hands out nothing
+    /// that draws on counters.
     overdrawn: Vec<bool>,
     /// Per claim its constraints.
     held: Vec<Vec<Held<'a>>>,
@@ -33,7 +35,8 @@ pub(super) struct State<'a> {
 impl<'a> State<'a> {
     pub(super) fn new(shape: &'a Shape, reach: &'a Reach) -> Self {
         let count = reach.candidates.len();
-        let overdrawn = |pool| reach.counters_left[reach.counters_of(pool)].iter().any(|left| *left < 0);
+        let overdrawn =
+            |pool| reach.counters_left[reach.counters_of(pool)].iter().any(|left| *left < 0);
         let pools = if reach.counters_left.is_empty() { 0 } else { reach.pools.len() };
         Self {
             shape,
@@ -86,7 +89,10 @@ impl<'a> State<'a> {
     /// Whether nothing at all is taken of the candidate.
     pub(super) fn is_untouched(&self, i: usize) -> bool {
         let reach = self.reach;
-        reach.exclusive[i] == 0 && reach.shares[i] == 0 && self.holders[i] == 0 && self.shares[i] == 0
+        reach.exclusive[i] == 0
+            && reach.shares[i] == 0
+            && self.holders[i] == 0
+            && self.shares[i] == 0
     }
 
     /// What is left of a candidate.
@@ -106,7 +112,8 @@ impl<'a> State<'a> {
         self.holders[i] != 0 || self.reach.exclusive[i] > 0
     }
 
-    /// Whether nobody shares the candidate in another way than `own`; whatever is said if there is none.
+    /// Whether nobody shares the candidate in another way than `own`; whatever is said if there is
+    /// none.
     pub(super) fn agrees(&self, i: usize, own: Option<Sharing>) -> bool {
         let [by_intercept, by_mps] = self.ways[i];
         own.is_none_or(|own| {
@@ -122,15 +129,18 @@ impl<'a> State<'a> {
         features.consumable_capacity && self.reach.candidates[i].device().shared
     }
 
-    /// Whether the counters that an allocation of the device takes are there. A share of a device that is shared already takes
-    /// none.
+    /// Whether the counters that an allocation of the device takes are there. A share of a device
+    /// that is shared already takes none.
     pub(super) fn has_counters(&self, i: usize, features: &Features) -> bool {
-        let Some(consumes) = self.reach.consumes.get(i).filter(|list| !list.is_empty()) else { return true };
+        let Some(consumes) = self.reach.consumes.get(i).filter(|list| !list.is_empty()) else {
+            return true;
+        };
         if self.charges_nothing(i, features) {
             return true;
         }
         let pool = self.reach.candidates[i].pool as usize;
-        !self.overdrawn[pool] && consumes.iter().all(|c| self.counters_left[c.counter as usize] >= c.amount)
+        !self.overdrawn[pool]
+            && consumes.iter().all(|c| self.counters_left[c.counter as usize] >= c.amount)
     }
 
     /// Whether it is shared already, so that another share of it takes no counters.
@@ -138,7 +148,8 @@ impl<'a> State<'a> {
         self.is_shared(i, features) && (self.shares[i] > 0 || self.reach.shares[i] > 0)
     }
 
-    /// Adds the device to the constraints that bind the alternative; otherwise changes nothing and names the attribute.
+    /// Adds the device to the constraints that bind the alternative; otherwise changes nothing and
+    /// names the attribute.
     pub(super) fn hold(
         &mut self,
         at: At,
@@ -187,7 +198,13 @@ impl<'a> State<'a> {
     }
 
     /// Takes back what was taken last.
-    pub(super) fn give_back(&mut self, claim: usize, i: usize, demand: &[i128], features: &Features) {
+    pub(super) fn give_back(
+        &mut self,
+        claim: usize,
+        i: usize,
+        demand: &[i128],
+        features: &Features,
+    ) {
         let chosen = self.chosen[claim].pop();
         if let Some(way) = chosen.and_then(|chosen| self.way(claim, chosen)) {
             self.ways[i][way] -= 1;
@@ -206,7 +223,8 @@ impl<'a> State<'a> {
 
     /// Which of the ways of sharing a device it is that was chosen.
     fn way(&self, claim: usize, chosen: Chosen) -> Option<usize> {
-        let place = self.shape.claims[claim].alternatives(chosen.request).start + chosen.alternative;
+        let place =
+            self.shape.claims[claim].alternatives(chosen.request).start + chosen.alternative;
         self.shape.alternatives[place].agrees_on().map(|own| usize::from(own == Sharing::Mps))
     }
 
@@ -216,10 +234,11 @@ impl<'a> State<'a> {
         }
     }
 
-    /// How many of these candidates, which draw on the same counters, can be taken together at most: of each counter the
-    /// least demanding come first.
+    /// How many of these candidates, which draw on the same counters, can be taken together at
+    /// most: of each counter the least demanding come first.
     pub(super) fn bound_by_counters(&self, members: &[usize]) -> usize {
-        let counters = members.iter().flat_map(|&i| &self.reach.consumes[i]).map(|used| used.counter);
+        let counters =
+            members.iter().flat_map(|&i| &self.reach.consumes[i]).map(|used| used.counter);
         let counters: std::collections::BTreeSet<u32> = counters.collect();
         let bounds = counters.into_iter().map(|counter| {
             let amount = |i: &usize| {
@@ -241,7 +260,8 @@ impl<'a> State<'a> {
     /// What distinguishes the candidate from others of its kind now, besides what is left of it.
     pub(super) fn marks(&self, i: usize) -> (u128, [bool; 4]) {
         let is_shared = self.shares[i] > 0 || self.reach.shares[i] > 0;
-        let [no_intercept, no_mps] = [Sharing::Intercept, Sharing::Mps].map(|own| !self.agrees(i, Some(own)));
+        let [no_intercept, no_mps] =
+            [Sharing::Intercept, Sharing::Mps].map(|own| !self.agrees(i, Some(own)));
         (self.holders[i], [self.reach.exclusive[i] > 0, is_shared, no_intercept, no_mps])
     }
 

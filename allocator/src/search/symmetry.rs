@@ -1,12 +1,15 @@
 //! Which devices can stand for each other.
 //!
-//! Two devices can when every selector of the pod says the same about them, they offer the same, constraints see the same on
-//! them, and the same is left of them. Devices that draw on common counters (partitions of one GPU) are looked at together, as a
-//! group: two groups can stand for each other when they are built alike, device by device and counter by counter, and the same is
-//! left of everything in them; and then each device of the one can stand for its counterpart in the other.
+//! Two devices can when every selector of the pod says the same about them, they offer the same,
+//! constraints see the same on them, and the same is left of them. Devices that draw on common
+//! counters (partitions of one GPU) are looked at together, as a group: two groups can stand for
+//! each other when they are built alike, device by device and counter by counter, and the same is
+//! left of everything in them; and then each device of the one can stand for its counterpart in the
+//! other.
 //!
-//! A state of the search is then known by how many groups of each kind are in which state, whichever groups they are. It is kept
-//! as a sum of hashes of 128 bits, one for each group, which a change of one device changes in one place.
+//! A state of the search is then known by how many groups of each kind are in which state,
+//! whichever groups they are. It is kept as a sum of hashes of 128 bits, one for each group, which
+//! a change of one device changes in one place.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +18,8 @@ use super::state::State;
 use crate::cluster::{CounterAmount, Reach, ValueId};
 use crate::shape::Shape;
 
-/// A hash that is taken for what it stands for: of a search's states no two of 2^18 meet by chance in 2^128.
+/// A hash that is taken for what it stands for: of a search's states no two of 2^18 meet by chance
+/// in 2^128.
 pub(super) type Hash = u128;
 
 /// Which devices can stand for each other, and the state that all of them are in.
@@ -42,7 +46,12 @@ struct Group {
 }
 
 impl Symmetry {
-    pub(super) fn new(shape: &Shape, reach: &Reach, state: &State<'_>, verdicts: &[Verdict]) -> Self {
+    pub(super) fn new(
+        shape: &Shape,
+        reach: &Reach,
+        state: &State<'_>,
+        verdicts: &[Verdict],
+    ) -> Self {
         let own = own_kinds(shape, reach, state, verdicts);
         let (group_of, mut groups) = groups(reach);
         let mut kinds = vec![0; own.len()];
@@ -83,7 +92,8 @@ impl Symmetry {
         self.kinds[a] == self.kinds[b] && self.devices[a] == self.devices[b] && hash(a) == hash(b)
     }
 
-    /// What is the same of two sets of devices if each device of the one can stand for one of the other.
+    /// What is the same of two sets of devices if each device of the one can stand for one of the
+    /// other.
     pub(super) fn signature(&self, devices: &[usize]) -> Hash {
         let of_device = |&i: &usize| mix(self.devices[i], self.groups[self.group_of[i]].hash);
         devices.iter().map(of_device).fold(0, Hash::wrapping_add)
@@ -97,9 +107,11 @@ impl Symmetry {
             let values = held.values();
             hash = match values.first() {
                 None => mix(hash, 1),
-                // With lists as sets it matters which came before; otherwise the first says all there is to say.
+                // With lists as sets it matters which came before; otherwise the first says all
+                // there is to say.
                 Some(_) => {
-                    let in_any_order = values.iter().map(|v| mix(7, number(v))).fold(0, Hash::wrapping_add);
+                    let in_any_order =
+                        values.iter().map(|v| mix(7, number(v))).fold(0, Hash::wrapping_add);
                     mix(mix(hash, number(&values[0])), in_any_order)
                 }
             };
@@ -122,7 +134,8 @@ impl Symmetry {
 
     fn rehash(&mut self, state: &State<'_>, g: usize) {
         let group = &mut self.groups[g];
-        let devices = group.members.iter().map(|&i| self.devices[i]).fold(group.kind, Hash::wrapping_add);
+        let devices =
+            group.members.iter().map(|&i| self.devices[i]).fold(group.kind, Hash::wrapping_add);
         let counters = group.counters.iter().map(|&c| state.counter_left(c).cast_unsigned());
         let fresh = counters.fold(mix(devices, 3), mix);
         self.total = self.total.wrapping_sub(group.hash).wrapping_add(fresh);
@@ -141,12 +154,20 @@ fn own_kinds(shape: &Shape, reach: &Reach, state: &State<'_>, verdicts: &[Verdic
     let kind = |i: usize| {
         let candidate = &reach.candidates[i];
         key.clear();
-        key.extend([candidate.offer.number(), candidate.pool * u32::from(!reach.counters_left.is_empty())]);
+        key.extend([
+            candidate.offer.number(),
+            candidate.pool * u32::from(!reach.counters_left.is_empty()),
+        ]);
         key.extend((0..shape.alternatives.len()).map(|place| verdicts[place * count + i] as u32));
         let held = (0..shape.claims.len()).flat_map(|claim| state.held(claim));
         key.extend(held.map(|held| held.value(i).number()));
         if must_be_joined {
-            key.extend(reach.places.as_ref().map_or([i as u32, 0], |places| places.twins(candidate.pool, i)));
+            key.extend(
+                reach
+                    .places
+                    .as_ref()
+                    .map_or([i as u32, 0], |places| places.twins(candidate.pool, i)),
+            );
         }
         let next = known.len() as u32;
         match known.get(&key) {
@@ -184,7 +205,9 @@ fn groups(reach: &Reach) -> (Vec<usize>, Vec<Group>) {
             groups.push(Group { members: Vec::new(), counters: Vec::new(), kind: 0, hash: 0 });
         }
         groups[at].members.push(i);
-        groups[at].counters.extend(reach.consumes.get(i).into_iter().flatten().map(|used| used.counter));
+        groups[at]
+            .counters
+            .extend(reach.consumes.get(i).into_iter().flatten().map(|used| used.counter));
         *group = at;
     }
     for group in &mut groups {
@@ -206,10 +229,15 @@ fn hash_all(values: impl Iterator<Item = u128>) -> Hash {
     values.fold(11, mix)
 }
 
-/// Mixes a value into a hash: two rounds of multiplication over both halves (as in wyhash and foldhash).
+/// Mixes a value into a hash: two rounds of multiplication over both halves (as in wyhash and
+/// foldhash).
 fn mix(hash: Hash, value: u128) -> Hash {
-    const K: [u64; 4] =
-        [0x9e37_79b9_7f4a_7c15, 0xbf58_476d_1ce4_e5b9, 0x94d0_49bb_1331_11eb, 0xd6e8_feb8_6659_fd93];
+    const K: [u64; 4] = [
+        0x9e37_79b9_7f4a_7c15,
+        0xbf58_476d_1ce4_e5b9,
+        0x94d0_49bb_1331_11eb,
+        0xd6e8_feb8_6659_fd93,
+    ];
     let halves = |wide: u128| (wide as u64, (wide >> 64) as u64);
     let fold = |a: u64, b: u64| {
         let (low, high) = halves(u128::from(a) * u128::from(b));

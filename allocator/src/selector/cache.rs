@@ -7,7 +7,8 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use super::{CompiledSelector, SelectorError};
 
-/// Bytes kept, as [`CompiledSelector::bytes`] counts them. A cluster has a handful of classes, of about 1 KiB each.
+/// Bytes kept, as [`CompiledSelector::bytes`] counts them. A cluster has a handful of classes, of
+/// about 1 KiB each.
 const MAX_BYTES: usize = 64 << 20;
 
 /// Bytes of an entry besides its source and its code.
@@ -15,7 +16,8 @@ const OVERHEAD: usize = 256;
 
 pub(super) type Compiled = Result<Arc<CompiledSelector>, SelectorError>;
 
-/// Compiled selectors, and the errors of those that do not compile. The least recently used are evicted.
+/// Compiled selectors, and the errors of those that do not compile. The least recently used are
+/// evicted.
 #[derive(Debug, Default)]
 pub(super) struct Cache {
     entries: HashMap<Box<str>, Entry>,
@@ -64,7 +66,8 @@ impl Cache {
 
     /// Evicts the least recently used until half of the bytes are free, so that this is rare.
     fn evict(&mut self) {
-        let mut used: Vec<(u64, usize)> = self.entries.values().map(|e| (e.used, e.bytes)).collect();
+        let mut used: Vec<(u64, usize)> =
+            self.entries.values().map(|e| (e.used, e.bytes)).collect();
         used.sort_unstable_by_key(|(used, _)| std::cmp::Reverse(*used));
         let mut kept = 0;
         let newest = used.iter().take_while(|(_, bytes)| {

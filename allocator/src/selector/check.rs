@@ -1,11 +1,13 @@
-//! From a parsed expression to [`Code`]: expands macros, looks names up, and finds the type of everything.
+//! From a parsed expression to [`Code`]: expands macros, looks names up, and finds the type of
+//! everything.
 //!
-//! An expression that upstream would not compile must never match a device, whatever its other operand says: so types are
-//! checked here, once per expression, by cel-go's rules (checker/checker.go).
+//! An expression that upstream would not compile must never match a device, whatever its other
+//! operand says: so types are checked here, once per expression, by cel-go's rules
+//! (checker/checker.go).
 
 use cel::common::ast::{
-    CallExpr, ComprehensionExpr, EntryExpr, Expr, IdedExpr, ListExpr, LiteralValue, MapExpr, SelectExpr,
-    operators,
+    CallExpr, ComprehensionExpr, EntryExpr, Expr, IdedExpr, ListExpr, LiteralValue, MapExpr,
+    SelectExpr, operators,
 };
 
 use super::code::{Access, Code, Fold};
@@ -35,8 +37,8 @@ const TYPE_NAMES: &[&str] = &[
 /// What is nested deeper could exhaust the stack of whoever evaluates it.
 const MAX_DEPTH: usize = 256;
 
-/// Macros that repeat what they are called on (`optMap`, `sortBy`) double it with each call in a chain. What is written out in
-/// 10 KiB has a twentieth of this.
+/// Macros that repeat what they are called on (`optMap`, `sortBy`) double it with each call in a
+/// chain. What is written out in 10 KiB has a twentieth of this.
 const MAX_PARTS: usize = 100_000;
 
 /// Code, and how many places its variables need.
@@ -61,9 +63,9 @@ pub(super) fn check(expr: &IdedExpr) -> Result<Checked, SelectorError> {
         Type::Bool | Type::Dyn | Type::Unknown(_) => {
             Ok(Checked { code, variables: checker.places, parts: checker.parts })
         }
-        other => {
-            Err(SelectorError::compile(format!("must evaluate to bool or the unknown type, not {other}")))
-        }
+        other => Err(SelectorError::compile(format!(
+            "must evaluate to bool or the unknown type, not {other}"
+        ))),
     }
 }
 
@@ -121,7 +123,9 @@ impl Checker {
         }
         match name {
             "device" => Ok((Code::Constant(Value::Device), Type::Device)),
-            name if TYPE_NAMES.contains(&name) => Ok((Code::Constant(Value::Type(name.into())), Type::Meta)),
+            name if TYPE_NAMES.contains(&name) => {
+                Ok((Code::Constant(Value::Type(name.into())), Type::Meta))
+            }
             name => Err(SelectorError::compile(format!("undeclared reference to '{name}'"))),
         }
     }
@@ -187,12 +191,15 @@ impl Checker {
         }
         let inner = self.types.fresh();
         if !self.types.admits(&Type::Optional(Box::new(inner.clone())), &found) {
-            return Err(SelectorError::compile("an optional element that is no optional".to_owned()));
+            return Err(SelectorError::compile(
+                "an optional element that is no optional".to_owned(),
+            ));
         }
         Ok((code, inner))
     }
 
-    /// Lists and maps have values of one type, and `dyn` is one of its own; but not those that `format` is given.
+    /// Lists and maps have values of one type, and `dyn` is one of its own; but not those that
+    /// `format` is given.
     fn join(&mut self, joined: &mut Option<Type>, next: Type) -> Result<(), SelectorError> {
         let Some(known) = joined else {
             *joined = Some(next);
@@ -204,7 +211,9 @@ impl Checker {
             return Ok(());
         }
         if self.mixed == 0 {
-            return Err(SelectorError::compile(format!("expected type '{one}' but found '{other}'")));
+            return Err(SelectorError::compile(format!(
+                "expected type '{one}' but found '{other}'"
+            )));
         }
         *known = Type::Dyn;
         Ok(())
@@ -265,12 +274,18 @@ impl Checker {
         };
         let element = match &inner {
             Type::Dyn | Type::Unknown(_) => Some(Type::Dyn),
-            Type::List(element) => self.types.admits(&Type::Int, &key_type).then(|| (**element).clone()),
-            Type::Map(wanted, value) => self.types.admits(wanted, &key_type).then(|| (**value).clone()),
+            Type::List(element) => {
+                self.types.admits(&Type::Int, &key_type).then(|| (**element).clone())
+            }
+            Type::Map(wanted, value) => {
+                self.types.admits(wanted, &key_type).then(|| (**value).clone())
+            }
             _ => None,
         };
         let Some(element) = element else {
-            return Err(self.no_overload(if optional { "_[?_]" } else { "_[_]" }, &[container, key_type]));
+            return Err(
+                self.no_overload(if optional { "_[?_]" } else { "_[_]" }, &[container, key_type])
+            );
         };
         let found = if optional || wrapped { Type::Optional(Box::new(element)) } else { element };
         Ok((Code::Index { of: Box::new(of), key: Box::new(key), optional }, found))
@@ -320,7 +335,11 @@ impl Checker {
             }
             let mark = self.types.mark();
             let overload = overload.instantiate(&mut self.types);
-            if !overload.parameters.iter().zip(given).all(|(wanted, given)| self.types.admits(wanted, given))
+            if !overload
+                .parameters
+                .iter()
+                .zip(given)
+                .all(|(wanted, given)| self.types.admits(wanted, given))
             {
                 self.types.undo(mark);
                 continue;
@@ -411,7 +430,9 @@ fn field_type(container: &Type, field: &str) -> Result<Type, SelectorError> {
         (Type::Device, _) => Err(SelectorError::compile(format!("undefined field '{field}'"))),
         (Type::Map(_, value), _) => Ok((**value).clone()),
         (Type::Dyn | Type::Unknown(_), _) => Ok(Type::Dyn),
-        (other, _) => Err(SelectorError::compile(format!("type '{other}' does not support field selection"))),
+        (other, _) => {
+            Err(SelectorError::compile(format!("type '{other}' does not support field selection")))
+        }
     }
 }
 

@@ -31,7 +31,8 @@ pub(super) enum Code {
     Conditional(Box<[Code; 3]>),
     /// Not false, and be it an error: goes on with a comprehension.
     NotStrictlyFalse(Box<Code>),
-    /// `first.or(second)`, or `first.orValue(second)`: the second is evaluated only if it is needed.
+    /// `first.or(second)`, or `first.orValue(second)`: the second is evaluated only if it is
+    /// needed.
     OrElse {
         first: Box<Code>,
         second: Box<Code>,
@@ -56,7 +57,8 @@ pub(super) enum Access {
     Optional,
 }
 
-/// A comprehension: goes over `range` as long as `condition` holds and folds each element into the accumulator.
+/// A comprehension: goes over `range` as long as `condition` holds and folds each element into the
+/// accumulator.
 #[derive(Clone, Debug)]
 pub(super) struct Fold {
     pub(super) range: Code,

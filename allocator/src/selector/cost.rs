@@ -1,5 +1,5 @@
-//! What evaluating costs, in cel-go's units (interpreter/runtimecost.go; for the functions of Kubernetes,
-//! apiserver/pkg/cel/library/cost.go).
+//! What evaluating costs, in cel-go's units (interpreter/runtimecost.go; for the functions of
+//! Kubernetes, apiserver/pkg/cel/library/cost.go).
 
 use super::value::Value;
 
@@ -43,7 +43,9 @@ impl Cost {
             Self::One => 1,
             Self::Comparison => size(0).min(size(1)).div_ceil(CHARACTERS),
             Self::Concatenation => match arguments.first() {
-                Some(Value::String(_) | Value::Bytes(_)) => (size(0) + size(1)).div_ceil(CHARACTERS),
+                Some(Value::String(_) | Value::Bytes(_)) => {
+                    (size(0) + size(1)).div_ceil(CHARACTERS)
+                }
                 _ => 1,
             },
             Self::Characters(i, times) => (size(i) * times).div_ceil(CHARACTERS),

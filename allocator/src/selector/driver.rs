@@ -1,11 +1,13 @@
 //! Whose devices a selector can select.
 //!
-//! A DeviceClass does not name a driver; its selector usually does. Reading that off the expression tells claims of ours from
-//! claims of other drivers before any device is looked at, and without knowing the other drivers' devices.
+//! A DeviceClass does not name a driver; its selector usually does. Reading that off the expression
+//! tells claims of ours from claims of other drivers before any device is looked at, and without
+//! knowing the other drivers' devices.
 
 use cel::common::ast::{CallExpr, Expr, IdedExpr, LiteralValue, operators};
 
-/// A driver that does not exist: a selector that may select its devices asks for no driver in particular.
+/// A driver that does not exist: a selector that may select its devices asks for no driver in
+/// particular.
 const NOBODY: &str = "nobody.invalid";
 
 /// Devices of which drivers an expression may select, whatever their attributes.
@@ -34,8 +36,8 @@ impl Drivers {
     }
 }
 
-/// Adds the strings of an expression's logical operators, comparisons and calls: the names of drivers are among them, and their
-/// beginnings and ends, which begin and end with themselves.
+/// Adds the strings of an expression's logical operators, comparisons and calls: the names of
+/// drivers are among them, and their beginnings and ends, which begin and end with themselves.
 fn strings<'e>(expr: &'e IdedExpr, found: &mut Vec<&'e str>) {
     match &expr.expr {
         Expr::Literal(LiteralValue::String(text)) => found.push(text.inner()),

@@ -21,8 +21,13 @@ pub(super) enum Fault {
 ///
 /// # Errors
 /// See [`Fault`].
-pub(super) fn evaluate(code: &Code, variables: usize, device: &Fields) -> (Result<Value, Fault>, u64) {
-    let mut machine = Machine { device, variables: vec![Ok(Value::Null); variables], cost: 0, work: 0 };
+pub(super) fn evaluate(
+    code: &Code,
+    variables: usize,
+    device: &Fields,
+) -> (Result<Value, Fault>, u64) {
+    let mut machine =
+        Machine { device, variables: vec![Ok(Value::Null); variables], cost: 0, work: 0 };
     let value = machine.value(code);
     (value, machine.work.saturating_add(machine.cost))
 }
@@ -71,7 +76,8 @@ impl Machine<'_> {
             Code::NotStrictlyFalse(of) => self.not_strictly_false(of),
             Code::OrElse { first, second, unwrap } => self.or_else(first, second, *unwrap),
             Code::Call { function, arguments } => {
-                let arguments = arguments.iter().map(|a| self.value(a)).collect::<Result<Vec<_>, _>>()?;
+                let arguments =
+                    arguments.iter().map(|a| self.value(a)).collect::<Result<Vec<_>, _>>()?;
                 self.labour(work::of_call(function.name, &arguments))?;
                 let result = function.call(&arguments);
                 self.labour(result.as_ref().map_or(0, work::extent))?;
@@ -125,13 +131,18 @@ impl Machine<'_> {
             (Value::Map(map), key) if Key::of(key).is_some() => Ok(map.get(key)),
             (Value::List(list), key) => {
                 let Some(Key::Number(i)) = Key::of(key) else {
-                    return Err(error(format!("unsupported index type '{}' in list", key.type_name())));
+                    return Err(error(format!(
+                        "unsupported index type '{}' in list",
+                        key.type_name()
+                    )));
                 };
                 Ok(usize::try_from(i).ok().and_then(|i| list.get(i)).cloned())
             }
-            (container, key) => {
-                Err(error(format!("no such overload: {}[{}]", container.type_name(), key.type_name())))
-            }
+            (container, key) => Err(error(format!(
+                "no such overload: {}[{}]",
+                container.type_name(),
+                key.type_name()
+            ))),
         }
     }
 
@@ -143,7 +154,8 @@ impl Machine<'_> {
         }
     }
 
-    /// `decisive` ends it: false for and, true for or. Otherwise an error of either side is the result.
+    /// `decisive` ends it: false for and, true for or. Otherwise an error of either side is the
+    /// result.
     fn logical(&mut self, operands: &[Code; 2], decisive: bool) -> Evaluated {
         let mut failed = None;
         for operand in operands {
@@ -168,7 +180,9 @@ impl Machine<'_> {
         match self.value(condition)? {
             Value::Bool(true) => self.value(yes),
             Value::Bool(false) => self.value(no),
-            other => Err(error(format!("no such overload: a {} for a condition", other.type_name()))),
+            other => {
+                Err(error(format!("no such overload: a {} for a condition", other.type_name())))
+            }
         }
     }
 
@@ -189,7 +203,9 @@ impl Machine<'_> {
             (Value::Optional(Some(inner)), true) => Ok(inner.as_ref().clone()),
             (Value::Optional(Some(inner)), false) => Ok(Value::Optional(Some(inner))),
             (Value::Optional(None), _) => self.value(second),
-            (other, _) => Err(error(format!("no such overload: a {} for an optional", other.type_name()))),
+            (other, _) => {
+                Err(error(format!("no such overload: a {} for an optional", other.type_name())))
+            }
         }
     }
 
@@ -199,7 +215,9 @@ impl Machine<'_> {
             let value = self.value(code)?;
             match (value, is_optional) {
                 (value, false) => list.push(value),
-                (Value::Optional(inner), true) => list.extend(inner.map(|value| value.as_ref().clone())),
+                (Value::Optional(inner), true) => {
+                    list.extend(inner.map(|value| value.as_ref().clone()))
+                }
                 (other, true) => {
                     return Err(error(format!("a {} for an optional element", other.type_name())));
                 }
@@ -217,10 +235,12 @@ impl Machine<'_> {
                 (value, false) => value,
                 (Value::Optional(Some(inner)), true) => inner.as_ref().clone(),
                 (Value::Optional(None), true) => continue,
-                (other, true) => return Err(error(format!("a {} for an optional entry", other.type_name()))),
+                (other, true) => {
+                    return Err(error(format!("a {} for an optional entry", other.type_name())));
+                }
             };
-            let key =
-                Key::of(&key).ok_or_else(|| error(format!("unsupported key type: {}", key.type_name())))?;
+            let key = Key::of(&key)
+                .ok_or_else(|| error(format!("unsupported key type: {}", key.type_name())))?;
             map.entries.insert(key, value);
         }
         self.spend(cost::MAP)?;
@@ -258,12 +278,14 @@ impl Machine<'_> {
     }
 }
 
-/// What a comprehension goes over: indexes and elements of a list, keys and values of a map. With one variable it gets the
-/// elements, or the keys.
+/// What a comprehension goes over: indexes and elements of a list, keys and values of a map. With
+/// one variable it gets the elements, or the keys.
 fn pairs(range: &Value) -> Result<Vec<(Value, Value)>, Fault> {
     match range {
         Value::List(list) => Ok((0..).map(Value::Int).zip(list.iter().cloned()).collect()),
-        Value::Map(map) => Ok(map.entries.iter().map(|(key, value)| (key.value(), value.clone())).collect()),
+        Value::Map(map) => {
+            Ok(map.entries.iter().map(|(key, value)| (key.value(), value.clone())).collect())
+        }
         other => Err(error(format!("a {} cannot be gone over", other.type_name()))),
     }
 }

@@ -1,7 +1,8 @@
-//! The functions and operators that selectors can call: what Kubernetes' CEL environment of 1.37 has for stored
-//! expressions (k8s.io/apiserver/pkg/cel/environment/base.go).
+//! The functions and operators that selectors can call: what Kubernetes' CEL environment of 1.37
+//! has for stored expressions (k8s.io/apiserver/pkg/cel/environment/base.go).
 //!
-//! Left out, and refused by name: times and durations, URLs, named formats and the authorizer, which say nothing about devices.
+//! Left out, and refused by name: times and durations, URLs, named formats and the authorizer,
+//! which say nothing about devices.
 
 mod lists;
 mod network;
@@ -61,7 +62,8 @@ impl Function {
     /// # Errors
     /// What went wrong.
     pub(super) fn call(&self, arguments: &[Value]) -> Result<Value, String> {
-        let outcome = self.implementations.iter().find_map(|implementation| implementation(arguments));
+        let outcome =
+            self.implementations.iter().find_map(|implementation| implementation(arguments));
         outcome.unwrap_or_else(|| {
             let types: Vec<&str> = arguments.iter().map(Value::type_name).collect();
             Err(format!("no such overload: {}({})", self.name, types.join(", ")))

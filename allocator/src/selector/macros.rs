@@ -1,7 +1,8 @@
 //! Macros: calls that stand for other expressions (cel-go's parser/macro.go and its extensions).
 
 use cel::common::ast::{
-    CallExpr, ComprehensionExpr, Expr, IdedExpr, ListExpr, LiteralValue, MapExpr, SelectExpr, operators,
+    CallExpr, ComprehensionExpr, Expr, IdedExpr, ListExpr, LiteralValue, MapExpr, SelectExpr,
+    operators,
 };
 
 use super::SelectorError;
@@ -9,15 +10,19 @@ use super::SelectorError;
 /// The name that no variable of an expression can have.
 const ACCUMULATOR: &str = "@result";
 
-/// What the call stands for; none if it is no macro. The parser expands none, so that just those of upstream's environment
-/// are known (`existsOne` exists with two variables only).
+/// What the call stands for; none if it is no macro. The parser expands none, so that just those of
+/// upstream's environment are known (`existsOne` exists with two variables only).
 ///
 /// # Errors
 /// It is one, with arguments that it cannot have.
 pub(super) fn expand(call: &CallExpr) -> Result<Option<Expr>, SelectorError> {
     let (function, arguments) = (call.func_name.as_str(), call.args.as_slice());
     let Some(target) = call.target.as_deref() else {
-        return if let ("has", [field]) = (function, arguments) { has(field).map(Some) } else { Ok(None) };
+        return if let ("has", [field]) = (function, arguments) {
+            has(field).map(Some)
+        } else {
+            Ok(None)
+        };
     };
     let is_cel = matches!(&target.expr, Expr::Ident(name) if name == "cel");
     let expanded = match (function, arguments) {
@@ -38,7 +43,9 @@ pub(super) fn expand(call: &CallExpr) -> Result<Option<Expr>, SelectorError> {
 /// `has(a.b)`.
 fn has(field: &IdedExpr) -> Result<Expr, SelectorError> {
     match &field.expr {
-        Expr::Select(select) if !select.test => Ok(Expr::Select(SelectExpr { test: true, ..select.clone() })),
+        Expr::Select(select) if !select.test => {
+            Ok(Expr::Select(SelectExpr { test: true, ..select.clone() }))
+        }
         _ => Err(SelectorError::compile("invalid argument to has() macro".to_owned())),
     }
 }
@@ -95,7 +102,16 @@ impl Steps {
     fn over(self, range: &IdedExpr, first: &str, second: Option<&str>) -> Expr {
         let Self { initial, condition, step, result } = self;
         let range = range.clone();
-        fold(Fold { range, first, second, accumulator: ACCUMULATOR, initial, condition, step, result })
+        fold(Fold {
+            range,
+            first,
+            second,
+            accumulator: ACCUMULATOR,
+            initial,
+            condition,
+            step,
+            result,
+        })
     }
 }
 
@@ -144,7 +160,9 @@ fn over_pairs(
     };
     let (first, second) = (name(first)?, name(second)?);
     if first == second {
-        return Err(SelectorError::compile(format!("two variables of {function}() are named `{first}`")));
+        return Err(SelectorError::compile(format!(
+            "two variables of {function}() are named `{first}`"
+        )));
     }
     Ok(Some(steps.over(target, first, Some(second))))
 }
@@ -163,7 +181,8 @@ fn bind(variable: &str, value: &IdedExpr, body: &IdedExpr) -> Expr {
     })
 }
 
-/// `x.optMap(v, body)`: the optional of `body`, with what is in `x` as `v`, if there is something in it.
+/// `x.optMap(v, body)`: the optional of `body`, with what is in `x` as `v`, if there is something
+/// in it.
 fn opt_map(target: &IdedExpr, variable: &str, body: &IdedExpr, flat: bool) -> Expr {
     let value = node(member(target, "value"));
     let bound = bind(variable, &value, body);

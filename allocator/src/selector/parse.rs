@@ -20,7 +20,8 @@ pub(super) fn parse(expression: &str) -> Result<IdedExpr, SelectorError> {
         let problem = format!("it has {} bytes, the limit is {MAX_BYTES}", expression.len());
         return Err(SelectorError::compile(problem));
     }
-    let parser = Env::default().parser().enable_optional_syntax(true).enable_ident_escape_syntax(true);
+    let parser =
+        Env::default().parser().enable_optional_syntax(true).enable_ident_escape_syntax(true);
     let parsed = parser.max_recursion_depth(MAX_DEPTH).parse(expression);
     parsed.map_err(|errors| SelectorError::compile(errors.to_string()))
 }

@@ -1,7 +1,7 @@
 //! What of a device an expression reads.
 //!
-//! Two devices that agree in all of it get the same answer, so the answer is worked out once. Forty thousand GPUs have a
-//! handful of product names.
+//! Two devices that agree in all of it get the same answer, so the answer is worked out once. Forty
+//! thousand GPUs have a handful of product names.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -97,7 +97,9 @@ impl Finder {
             Code::OrElse { first, second, .. } => self.every([first.as_ref(), second.as_ref()]),
             Code::Call { function, arguments } => self.call(function.name, arguments),
             Code::List(elements) => self.every(elements.iter().map(|(code, _)| code)),
-            Code::Map(entries) => self.every(entries.iter().flat_map(|(key, value, _)| [key, value])),
+            Code::Map(entries) => {
+                self.every(entries.iter().flat_map(|(key, value, _)| [key, value]))
+            }
             Code::Fold(fold) => self.fold(fold),
         }
     }
@@ -183,7 +185,8 @@ mod tests {
 
     #[test]
     fn what_cel_bind_names_is_followed() {
-        let found = reads("cel.bind(a, device.attributes['d'], a.model == 'A' && a.?x.orValue(1) == 1)");
+        let found =
+            reads("cel.bind(a, device.attributes['d'], a.model == 'A' && a.?x.orValue(1) == 1)");
         assert_eq!(found, these(&[attribute("d/model"), attribute("d/x")]));
     }
 
@@ -201,7 +204,10 @@ mod tests {
         assert_eq!(reads("device.attributes['d'].exists(k, k == 'model')"), Reads::Everything);
         assert_eq!(reads("size(device.attributes['d']) == 2"), Reads::Everything);
         assert_eq!(reads("device.attributes['d'][device.driver] == 'x'"), Reads::Everything);
-        assert_eq!(reads("cel.bind(a, device.attributes, a['d'].exists(k, k == 'm'))"), Reads::Everything);
+        assert_eq!(
+            reads("cel.bind(a, device.attributes, a['d'].exists(k, k == 'm'))"),
+            Reads::Everything
+        );
         assert_eq!(
             reads("(true ? device.attributes['d'] : device.attributes['e']).x == 1"),
             Reads::Everything

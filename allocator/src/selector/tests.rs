@@ -63,7 +63,10 @@ fn selectors_of_all_shapes_select() {
 #[test]
 fn a_missing_attribute_is_an_error_and_says_how_to_avoid_it() {
     let error = eval("device.attributes['gpu.tessera.dev'].nosuch == 'x'").unwrap_err();
-    assert!(matches!(&error, SelectorError::Runtime { problem } if problem.contains("nosuch")), "{error}");
+    assert!(
+        matches!(&error, SelectorError::Runtime { problem } if problem.contains("nosuch")),
+        "{error}"
+    );
     assert!(error.to_string().contains("has()"), "{error}");
 }
 
@@ -79,7 +82,8 @@ fn what_upstream_would_not_compile_never_matches_even_behind_a_short_circuit() {
         ["true || a == b", "true || device.nosuch == 1", "device.driver ==", "true || nosuch(1)"]
     {
         let error = CompiledSelector::cached(expression).map(|_| ()).unwrap_err();
-        let refused = matches!(error, SelectorError::Compile { .. } | SelectorError::Unsupported { .. });
+        let refused =
+            matches!(error, SelectorError::Compile { .. } | SelectorError::Unsupported { .. });
         assert!(refused, "{expression}: {error}");
     }
 }
@@ -117,7 +121,10 @@ fn what_is_left_out_is_named_as_not_supported() {
         ("format.dns1123Label().validate('a').hasValue()", "format.dns1123Label()"),
     ] {
         let error = CompiledSelector::cached(expression).unwrap_err().to_string();
-        assert!(error.contains(function) && error.contains("not supported in this version"), "{error}");
+        assert!(
+            error.contains(function) && error.contains("not supported in this version"),
+            "{error}"
+        );
     }
 }
 
@@ -150,7 +157,12 @@ fn an_expression_tells_whose_devices_it_can_select() {
         ("device.driver in ['gpu.tessera.dev', 'gpu.example.com']", true, false, true),
         ("device.driver.endsWith('.tessera.dev')", true, false, true),
         ("device.driver.endsWith('.example.com') && true", false, false, true),
-        ("device.driver == 'x.example.com' ? true : device.allowMultipleAllocations", true, true, true),
+        (
+            "device.driver == 'x.example.com' ? true : device.allowMultipleAllocations",
+            true,
+            true,
+            true,
+        ),
         ("device.attributes['x.example.com'].model == 'y'", true, true, true),
     ] {
         let drivers = CompiledSelector::cached(expression).unwrap().drivers();

@@ -1,4 +1,5 @@
-//! The types of CEL, as far as selectors can meet them, and when one can stand for another (cel-go's checker/types.go).
+//! The types of CEL, as far as selectors can meet them, and when one can stand for another
+//! (cel-go's checker/types.go).
 
 use std::fmt;
 
@@ -57,8 +58,8 @@ impl fmt::Display for Type {
 #[derive(Debug, Default)]
 pub(super) struct Unification {
     found: Vec<Option<Type>>,
-    /// Which of them were found out, in this order: what was only tried out is undone. (A copy for each attempt made checking
-    /// quadratic: 10 KiB of `1<1` held the planner up for minutes.)
+    /// Which of them were found out, in this order: what was only tried out is undone. (A copy for
+    /// each attempt made checking quadratic: 10 KiB of `1<1` held the planner up for minutes.)
     learned: Vec<usize>,
 }
 
@@ -97,7 +98,9 @@ impl Unification {
                 None => of.clone(),
             },
             Type::List(element) => Type::List(Box::new(self.resolve(element))),
-            Type::Map(key, value) => Type::Map(Box::new(self.resolve(key)), Box::new(self.resolve(value))),
+            Type::Map(key, value) => {
+                Type::Map(Box::new(self.resolve(key)), Box::new(self.resolve(value)))
+            }
             Type::Optional(value) => Type::Optional(Box::new(self.resolve(value))),
             other => other.clone(),
         }
@@ -125,7 +128,9 @@ impl Unification {
                 true
             }
             (Type::Dyn, _) | (_, Type::Dyn) => true,
-            (Type::List(a), Type::List(b)) | (Type::Optional(a), Type::Optional(b)) => self.unify(&a, &b),
+            (Type::List(a), Type::List(b)) | (Type::Optional(a), Type::Optional(b)) => {
+                self.unify(&a, &b)
+            }
             (Type::Map(ka, va), Type::Map(kb, vb)) => self.unify(&ka, &kb) && self.unify(&va, &vb),
             // What can be absent can be null.
             (Type::Optional(_) | Type::Named(_), Type::Null)
@@ -156,7 +161,8 @@ pub(super) struct Overload {
 }
 
 impl Overload {
-    /// Reads a signature: `(string, int) string`, `list(A).(A) bool`. `A` and `B` are unknown types 0 and 1.
+    /// Reads a signature: `(string, int) string`, `list(A).(A) bool`. `A` and `B` are unknown types
+    /// 0 and 1.
     pub(super) fn parse(signature: &str) -> Self {
         let mut reader = Reader { rest: signature };
         let receiver = (!reader.rest.starts_with('(')).then(|| reader.receiver());
@@ -168,7 +174,10 @@ impl Overload {
         }
         reader.expect(" ");
         let result = reader.one();
-        assert!(reader.rest.is_empty(), "invariant: signatures are constants, `{signature}` is none");
+        assert!(
+            reader.rest.is_empty(),
+            "invariant: signatures are constants, `{signature}` is none"
+        );
         Self { member: receiver.is_some(), parameters, result }
     }
 
@@ -244,7 +253,10 @@ impl Reader<'_> {
             ("B", Type::Unknown(1)),
         ];
         let found = NAMES.iter().find(|(name, _)| self.accept(name));
-        found.unwrap_or_else(|| panic!("invariant: no type at `{}` of a signature", self.rest)).1.clone()
+        found
+            .unwrap_or_else(|| panic!("invariant: no type at `{}` of a signature", self.rest))
+            .1
+            .clone()
     }
 
     fn inner(&mut self, end: &str) -> Box<Type> {

@@ -61,8 +61,13 @@ impl Key {
             Value::Bool(b) => Some(Self::Bool(*b)),
             Value::Int(i) => Some(Self::Number(i128::from(*i))),
             Value::Uint(u) => Some(Self::Number(i128::from(*u))),
-            #[expect(clippy::cast_possible_truncation, reason = "it is a whole number within i64's range")]
-            Value::Double(d) if d.fract() == 0.0 && d.abs() < 9.2e18 => Some(Self::Number(*d as i128)),
+            #[expect(
+                clippy::cast_possible_truncation,
+                reason = "it is a whole number within i64's range"
+            )]
+            Value::Double(d) if d.fract() == 0.0 && d.abs() < 9.2e18 => {
+                Some(Self::Number(*d as i128))
+            }
             Value::String(s) => Some(Self::String(Arc::clone(s))),
             _ => None,
         }
@@ -144,15 +149,16 @@ impl Value {
         self.equality(other) == Some(true)
     }
 
-    /// Equality: numbers across types, other values only within their type; none for a value of Kubernetes' libraries and
-    /// one of another type, which cannot be compared.
+    /// Equality: numbers across types, other values only within their type; none for a value of
+    /// Kubernetes' libraries and one of another type, which cannot be compared.
     pub(super) fn equality(&self, other: &Self) -> Option<bool> {
         match (self, other) {
             (Self::Null, Self::Null) | (Self::Device, Self::Device) => Some(true),
             (Self::Bool(a), Self::Bool(b)) => Some(a == b),
             (Self::String(a), Self::String(b)) | (Self::Type(a), Self::Type(b)) => Some(a == b),
             (Self::Bytes(a), Self::Bytes(b)) => Some(a == b),
-            // Upstream takes lists and maps for equal unless two of their values are known to differ.
+            // Upstream takes lists and maps for equal unless two of their values are known to
+            // differ.
             (Self::List(a), Self::List(b)) => {
                 let differs = |(a, b): (&Self, &Self)| a.equality(b) == Some(false);
                 Some(a.len() == b.len() && !a.iter().zip(b.iter()).any(differs))
@@ -161,7 +167,10 @@ impl Value {
                 let differs = |((ka, a), (kb, b)): ((&Key, &Self), (&Key, &Self))| {
                     ka != kb || a.equality(b) == Some(false)
                 };
-                Some(a.entries.len() == b.entries.len() && !a.entries.iter().zip(&b.entries).any(differs))
+                Some(
+                    a.entries.len() == b.entries.len()
+                        && !a.entries.iter().zip(&b.entries).any(differs),
+                )
             }
             (Self::Optional(a), Self::Optional(b)) => match (a, b) {
                 (None, None) => Some(true),
@@ -207,7 +216,10 @@ impl Value {
 }
 
 /// Compares without rounding the whole number to what a double can hold.
-#[expect(clippy::cast_possible_truncation, reason = "only within the range of i128, and for whole parts")]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "only within the range of i128, and for whole parts"
+)]
 fn compare_whole(whole: i128, double: f64) -> Option<Ordering> {
     if double.is_nan() {
         return None;
@@ -216,5 +228,9 @@ fn compare_whole(whole: i128, double: f64) -> Option<Ordering> {
         return Some(if double > 0.0 { Ordering::Less } else { Ordering::Greater });
     }
     let floor = double.floor();
-    Some(whole.cmp(&(floor as i128)).then(if double > floor { Ordering::Less } else { Ordering::Equal }))
+    Some(whole.cmp(&(floor as i128)).then(if double > floor {
+        Ordering::Less
+    } else {
+        Ordering::Equal
+    }))
 }

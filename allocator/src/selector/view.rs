@@ -11,8 +11,8 @@ use crate::model::{Attribute, Device};
 
 /// The value of the variable `device`, made once per device.
 ///
-/// An attribute published as a version that is not semver spoils it: upstream fails every evaluation on such a device, also
-/// of expressions that do not read the attribute.
+/// An attribute published as a version that is not semver spoils it: upstream fails every
+/// evaluation on such a device, also of expressions that do not read the attribute.
 #[derive(Debug, Clone)]
 pub struct DeviceView(Result<Arc<Fields>, SelectorError>);
 
@@ -84,12 +84,15 @@ fn attribute_value(name: &str, attribute: &Attribute) -> Result<Value, SelectorE
             Value::list(values.collect::<Result<_, _>>()?)
         }
         Attribute::Unknown => {
-            return Err(SelectorError::unsupported("a device with an attribute of an unknown type"));
+            return Err(SelectorError::unsupported(
+                "a device with an attribute of an unknown type",
+            ));
         }
     })
 }
 
-/// `device.attributes` or `device.capacity`: any domain is there, one without entries is an empty map.
+/// `device.attributes` or `device.capacity`: any domain is there, one without entries is an empty
+/// map.
 #[derive(Default)]
 struct ByDomain(BTreeMap<String, Map>);
 
@@ -100,8 +103,10 @@ impl ByDomain {
     }
 
     fn into_value(self) -> Value {
-        let domains =
-            self.0.into_iter().map(|(domain, ids)| (Key::String(domain.into()), Value::Map(Arc::new(ids))));
+        let domains = self
+            .0
+            .into_iter()
+            .map(|(domain, ids)| (Key::String(domain.into()), Value::Map(Arc::new(ids))));
         Value::Map(Arc::new(Map { entries: domains.collect(), empty_by_default: true }))
     }
 }

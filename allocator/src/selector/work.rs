@@ -1,12 +1,14 @@
 //! What evaluating really takes, where that is more than it costs.
 //!
-//! cel-go's costs decide what is selected, so they are ours too. But they count a list that holds another one twice as two
-//! elements, however much that is when it is compared, and a result only once it is there. Upstream's scheduler may spend hours
-//! or all of its memory on such an expression; the planner may not.
+//! cel-go's costs decide what is selected, so they are ours too. But they count a list that holds
+//! another one twice as two elements, however much that is when it is compared, and a result only
+//! once it is there. Upstream's scheduler may spend hours or all of its memory on such an
+//! expression; the planner may not.
 
 use super::value::Value;
 
-/// Evaluation on one device ends beyond this: steps, or bytes that are made. A fraction of a second.
+/// Evaluation on one device ends beyond this: steps, or bytes that are made. A fraction of a
+/// second.
 pub(super) const LIMIT: u64 = 20_000_000;
 
 /// Building a regular expression, which is done at each call.
@@ -19,13 +21,17 @@ pub(super) fn of_call(function: &str, arguments: &[Value]) -> u64 {
         ("indexOf" | "lastIndexOf", [Value::String(text), Value::String(part), ..]) => {
             product(text.len(), part.len() as u64)
         }
-        ("_==_" | "_!=_" | "@in" | "includes" | "indexOf" | "lastIndexOf" | "flatten" | "format", _) => all(),
+        (
+            "_==_" | "_!=_" | "@in" | "includes" | "indexOf" | "lastIndexOf" | "flatten" | "format",
+            _,
+        ) => all(),
         ("sets.contains" | "sets.equivalent" | "sets.intersects", [Value::List(a), b]) => {
             product(a.len(), weight(b)).saturating_mul(2)
         }
         ("distinct", [list @ Value::List(elements)]) => product(elements.len(), weight(list)),
         ("replace", [Value::String(text), Value::String(old), Value::String(new), ..]) => {
-            product(text.len() / old.len().max(1) + 1, new.len() as u64).saturating_add(text.len() as u64)
+            product(text.len() / old.len().max(1) + 1, new.len() as u64)
+                .saturating_add(text.len() as u64)
         }
         ("join", [list @ Value::List(elements), separators @ ..]) => {
             let separators = separators.iter().map(|s| product(elements.len(), weight(s)));
@@ -48,7 +54,8 @@ pub(super) fn extent(value: &Value) -> u64 {
     extent as u64
 }
 
-/// How much the value holds in all: what is in it twice is gone over twice. Beyond the limit it is not counted to the end.
+/// How much the value holds in all: what is in it twice is gone over twice. Beyond the limit it is
+/// not counted to the end.
 fn weight(value: &Value) -> u64 {
     let mut weight = 0;
     add_weight(value, &mut weight);

@@ -14,14 +14,15 @@ pub(crate) struct Selection(usize);
 /// Answers kept for all lists together, some 100 bytes each. Beyond, all are worked out again.
 const MAX_ANSWERS: usize = 1_000_000;
 
-/// How much work of an evaluation counts as one step of a search: a step takes about .5 us, a piece of work 26 ns (optimised, on a
-/// core of a small virtual machine).
+/// How much work of an evaluation counts as one step of a search: a step takes about .5 us, a piece
+/// of work 26 ns (optimised, on a core of a small virtual machine).
 const WORK_PER_STEP: u64 = 20;
 
 /// Lists kept. Beyond, all are given up: whoever still needs one makes it again.
 const MAX_SELECTIONS: usize = 20_000;
 
-/// Bytes of selectors of all shapes that are kept, which tenants write. Beyond, all shapes and lists are given up.
+/// Bytes of selectors of all shapes that are kept, which tenants write. Beyond, all shapes and
+/// lists are given up.
 const MAX_SELECTOR_BYTES: usize = 16 << 20;
 
 /// All lists of selectors that are in use, and what they have answered.
@@ -76,12 +77,17 @@ impl Selections {
         if let Some(known) = self.by_source.get(&source) {
             return Selection(*known);
         }
-        self.lists.push(List { reads: ListReads::Unresolved, selectors, answers: FastMap::default() });
+        self.lists.push(List {
+            reads: ListReads::Unresolved,
+            selectors,
+            answers: FastMap::default(),
+        });
         self.by_source.insert(source, self.lists.len() - 1);
         Selection(self.lists.len() - 1)
     }
 
-    /// Whether all selectors of the list match the candidate. Evaluating them takes of `steps`, an answer that is known does not.
+    /// Whether all selectors of the list match the candidate. Evaluating them takes of `steps`, an
+    /// answer that is known does not.
     pub(crate) fn selects(
         &mut self,
         selection: Selection,
@@ -138,9 +144,15 @@ impl List {
 
     /// What of the device decides, as numbers.
     fn key(&self, driver: u32, device: &CompiledDevice, interner: &Interner, key: &mut Vec<u32>) {
-        let ListReads::These { driver: reads_driver, offer, attributes, domains } = &self.reads else {
+        let ListReads::These { driver: reads_driver, offer, attributes, domains } = &self.reads
+        else {
             key.extend([driver, device.offer.number()]);
-            key.extend(device.attributes().iter().flat_map(|(name, value)| [name.number(), value.number()]));
+            key.extend(
+                device
+                    .attributes()
+                    .iter()
+                    .flat_map(|(name, value)| [name.number(), value.number()]),
+            );
             return;
         };
         // A capacity without a domain is in that of its driver.
@@ -151,8 +163,9 @@ impl List {
             key.push(device.offer.number());
         }
         key.extend(attributes.iter().map(|name| device.attribute(*name).number()));
-        let is_in =
-            |domain: &str| device.attributes().iter().any(|(name, _)| interner.domain(*name) == domain);
+        let is_in = |domain: &str| {
+            device.attributes().iter().any(|(name, _)| interner.domain(*name) == domain)
+        };
         key.extend(domains.iter().map(|domain| u32::from(is_in(domain))));
     }
 
@@ -171,7 +184,8 @@ impl List {
     }
 }
 
-/// What all of them read together; none where that is everything. One that does not compile reads nothing.
+/// What all of them read together; none where that is everything. One that does not compile reads
+/// nothing.
 fn reads(selectors: &[Selector], steps: &mut u64) -> Option<BTreeSet<Read>> {
     let mut all = BTreeSet::new();
     for compiled in selectors.iter().filter_map(|selector| selector.compiled_in(steps).ok()) {

@@ -1,8 +1,9 @@
 //! Branch and bound for the best set where there are too many to look at each.
 //!
-//! With the estimated residual value, score and value together are a sum over pairs and devices of the set, up to a constant:
-//! `Σ pairs (7 w, or 9 w where both are free) - Σ free devices 2 (links to free devices)`. A partial set is bounded by what it
-//! has, plus the best devices, each with what it adds to the set and half of its best links to others.
+//! With the estimated residual value, score and value together are a sum over pairs and devices of
+//! the set, up to a constant: `Σ pairs (7 w, or 9 w where both are free) - Σ free devices 2 (links
+//! to free devices)`. A partial set is bounded by what it has, plus the best devices, each with
+//! what it adds to the set and half of its best links to others.
 
 use super::chooser::{OutOfSteps, SetRequest};
 use super::value::{ESTIMATE, FLOOR};
@@ -52,26 +53,32 @@ impl<'m> Bound<'m> {
 
     /// The best set found, and whether none is better; `None` if none holds what is required.
     pub(super) fn search(&self, steps: &mut u64) -> Result<Option<(DeviceSet, bool)>, OutOfSteps> {
-        let Some((set, proven)) = self.maximise(&self.objective(true), steps)? else { return Ok(None) };
+        let Some((set, proven)) = self.maximise(&self.objective(true), steps)? else {
+            return Ok(None);
+        };
         // What is fair is known only where the best score is.
         let Ok(Some((highest, found))) = self.maximise(&self.objective(false), steps) else {
             return Ok(Some((set, false)));
         };
         let wished = |set| self.request.wishes.preferred_pairs(self.matrix, set);
         let score = |set| u64::from(self.matrix.score(set));
-        let fair = wished(set) == wished(highest) && score(set) * FLOOR.1 >= score(highest) * FLOOR.0;
+        let fair =
+            wished(set) == wished(highest) && score(set) * FLOOR.1 >= score(highest) * FLOOR.0;
         Ok(Some(if fair { (set, proven && found) } else { (highest, false) }))
     }
 
     /// The score alone, or with the residual value.
     fn objective(&self, with_value: bool) -> Objective {
-        let (part, whole) = if with_value { (ESTIMATE.0 as Worth, ESTIMATE.1 as Worth) } else { (0, 1) };
+        let (part, whole) =
+            if with_value { (ESTIMATE.0 as Worth, ESTIMATE.1 as Worth) } else { (0, 1) };
         let count = self.matrix.len();
         let free = |d: usize| self.request.free.contains(d);
         let points = |a: usize, b: usize| Worth::from(self.matrix.pair(a, b));
         // A preferred pair counts for more than any other difference can.
-        let total: Worth =
-            (0..count).flat_map(|a| (0..count).map(move |b| (a, b))).map(|(a, b)| points(a, b)).sum();
+        let total: Worth = (0..count)
+            .flat_map(|a| (0..count).map(move |b| (a, b)))
+            .map(|(a, b)| points(a, b))
+            .sum();
         let bonus = 4 * (whole + part) * (total + 1);
         let pair = |a: usize, b: usize| {
             let factor = if free(a) && free(b) { whole + part } else { whole };
@@ -82,7 +89,8 @@ impl<'m> Bound<'m> {
             true => -2 * part * Worth::from(self.matrix.degree(d, self.request.free)),
             false => 0,
         };
-        let pairs: Vec<Vec<Worth>> = (0..count).map(|a| (0..count).map(|b| pair(a, b)).collect()).collect();
+        let pairs: Vec<Vec<Worth>> =
+            (0..count).map(|a| (0..count).map(|b| pair(a, b)).collect()).collect();
         let best_pairs = pairs.iter().enumerate().map(|(a, row)| self.best_pairs(a, row)).collect();
         Objective { pairs, devices: (0..count).map(device).collect(), best_pairs }
     }
@@ -132,7 +140,8 @@ impl Search<'_> {
             if ranked.len() - at < missing {
                 return Ok(());
             }
-            let promise: Worth = ranked[at..at + missing].iter().map(|(promise, _, _)| promise).sum();
+            let promise: Worth =
+                ranked[at..at + missing].iter().map(|(promise, _, _)| promise).sum();
             if self.best.is_some_and(|(best, _)| worth + promise <= best) {
                 return Ok(());
             }
@@ -160,7 +169,8 @@ impl Search<'_> {
         }
         let rank = |device: usize| {
             let row = &self.objective.pairs[device];
-            let gain = self.objective.devices[device] + set.iter().map(|other| row[other]).sum::<Worth>();
+            let gain =
+                self.objective.devices[device] + set.iter().map(|other| row[other]).sum::<Worth>();
             let sums = &self.objective.best_pairs[device];
             let links = sums[(missing - 1).min(sums.len() - 1)];
             // Each link to another device to come is counted at both ends; pairs are even numbers.

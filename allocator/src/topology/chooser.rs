@@ -12,8 +12,8 @@ pub struct SetRequest {
     pub count: usize,
     /// Devices that may be taken.
     pub candidates: DeviceSet,
-    /// Devices that are free as a whole: what is left of them has a residual value. A candidate that is not among them (a
-    /// GPU that is shared already) costs later requests nothing.
+    /// Devices that are free as a whole: what is left of them has a residual value. A candidate
+    /// that is not among them (a GPU that is shared already) costs later requests nothing.
     pub free: DeviceSet,
     /// How the devices shall belong together.
     pub wishes: Wishes,
@@ -37,7 +37,8 @@ pub struct Choice {
 #[error("not decided: the step budget is spent")]
 pub struct OutOfSteps;
 
-/// Chooses sets of one machine's devices. Made once for machines with equal matrices, as long as the size mix stays.
+/// Chooses sets of one machine's devices. Made once for machines with equal matrices, as long as
+/// the size mix stays.
 #[derive(Debug)]
 pub struct SetChooser {
     matrix: Arc<LinkMatrix>,
@@ -45,8 +46,9 @@ pub struct SetChooser {
 }
 
 impl SetChooser {
-    /// The chooser for a machine on which requests of these sizes are expected. Computes the residual values: below a
-    /// millisecond for eight devices, ten for sixteen on switches, 0.2 s at most.
+    /// The chooser for a machine on which requests of these sizes are expected. Computes the
+    /// residual values: below a millisecond for eight devices, ten for sixteen on switches, 0.2
+    /// s at most.
     pub fn new(matrix: Arc<LinkMatrix>, mix: &SizeMix) -> Self {
         let value = ResidualValue::new(&matrix, mix);
         Self { matrix, value }
@@ -67,19 +69,24 @@ impl SetChooser {
         &self.value
     }
 
-    /// The best set: of those with the most preferred pairs and at least four fifths of the best score among them, the one
-    /// whose score and residual value together are the highest. `None` if no set holds what is required.
+    /// The best set: of those with the most preferred pairs and at least four fifths of the best
+    /// score among them, the one whose score and residual value together are the highest.
+    /// `None` if no set holds what is required.
     ///
     /// One step is one set, or one device looked at where there are too many sets.
     ///
     /// # Errors
     /// The steps are spent before a set was found or found impossible.
-    pub fn choose(&self, request: &SetRequest, steps: &mut u64) -> Result<Option<Choice>, OutOfSteps> {
+    pub fn choose(
+        &self,
+        request: &SetRequest,
+        steps: &mut u64,
+    ) -> Result<Option<Choice>, OutOfSteps> {
         self.sets(request).next(steps)
     }
 
-    /// All sets, the best first. Where there are too many to be ranked, the first is the best that could be found and the
-    /// others come in the order of their positions.
+    /// All sets, the best first. Where there are too many to be ranked, the first is the best that
+    /// could be found and the others come in the order of their positions.
     pub fn sets(&self, request: &SetRequest) -> Sets<'_> {
         Sets::new(self, request)
     }

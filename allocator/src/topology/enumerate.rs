@@ -18,8 +18,8 @@ pub(super) struct Scored {
 
 const NOTHING: Scored = Scored { set: DeviceSet::EMPTY, score: 0, preferred: 0, number: 0 };
 
-/// The candidates in kinds: twins that are all free or all not. Which members of a kind are taken makes no difference, so one
-/// set stands for all that take as many of each kind.
+/// The candidates in kinds: twins that are all free or all not. Which members of a kind are taken
+/// makes no difference, so one set stands for all that take as many of each kind.
 pub(super) struct Kinds {
     /// Members of each kind.
     pub(super) members: Vec<DeviceSet>,
@@ -32,7 +32,8 @@ impl Kinds {
             let candidates = *group & request.candidates;
             [candidates & request.free, candidates - request.free]
         };
-        let members = matrix.twins().iter().flat_map(split).filter(|kind| !kind.is_empty()).collect();
+        let members =
+            matrix.twins().iter().flat_map(split).filter(|kind| !kind.is_empty()).collect();
         Self { members, count: request.count }
     }
 
@@ -43,13 +44,15 @@ impl Kinds {
         for kind in &self.members {
             for taken in (1..=self.count).rev() {
                 let most = kind.len().min(taken);
-                ways[taken] = (taken - most..=taken).fold(0, |sum: u64, rest| sum.saturating_add(ways[rest]));
+                ways[taken] =
+                    (taken - most..=taken).fold(0, |sum: u64, rest| sum.saturating_add(ways[rest]));
             }
         }
         ways[self.count]
     }
 
-    /// All of them that hold what is required, with the lowest members of each kind, in lexicographic order of the kinds.
+    /// All of them that hold what is required, with the lowest members of each kind, in
+    /// lexicographic order of the kinds.
     pub(super) fn enumerate(
         &self,
         matrix: &LinkMatrix,
@@ -59,8 +62,11 @@ impl Kinds {
         if self.count == 0 {
             return vec![NOTHING];
         }
-        let together = |a: usize, b: usize| wishes.companions(matrix, a, DeviceSet::one(b)).contains(b);
-        let bits = |row: &[bool]| row.iter().rev().fold(0, |bits, allowed| bits << 1 | u64::from(*allowed));
+        let together =
+            |a: usize, b: usize| wishes.companions(matrix, a, DeviceSet::one(b)).contains(b);
+        let bits = |row: &[bool]| {
+            row.iter().rev().fold(0, |bits, allowed| bits << 1 | u64::from(*allowed))
+        };
         let lowest = self.members.iter().filter_map(|kind| kind.iter().next());
         let mut enumeration = Enumeration {
             matrix,
@@ -80,7 +86,8 @@ impl Kinds {
         enumeration.found
     }
 
-    /// What holds between a member of one kind and another device of the other; `alone` for a kind of one device with itself.
+    /// What holds between a member of one kind and another device of the other; `alone` for a kind
+    /// of one device with itself.
     fn table<T: Copy>(&self, of: impl Fn(usize, usize) -> T, alone: T) -> Vec<Vec<T>> {
         let between = |one: &DeviceSet, other: &DeviceSet| {
             let mut members = one.iter();
@@ -114,13 +121,15 @@ struct Enumeration<'e> {
 }
 
 impl Enumeration<'_> {
-    /// Takes one more device, of kind `from` or a later one; `allowed` are the kinds that all taken ones can be with.
+    /// Takes one more device, of kind `from` or a later one; `allowed` are the kinds that all taken
+    /// ones can be with.
     fn take(&mut self, from: usize, taken: usize, so_far: Scored, allowed: u64) {
         for kind in from..self.left.len() {
             if taken + self.left[kind].len() + self.after[kind] < self.count {
                 return;
             }
-            let Some(device) = self.left[kind].iter().next().filter(|_| allowed >> kind & 1 == 1) else {
+            let Some(device) = self.left[kind].iter().next().filter(|_| allowed >> kind & 1 == 1)
+            else {
                 continue;
             };
             let now = Scored {
@@ -135,7 +144,8 @@ impl Enumeration<'_> {
                 continue;
             }
             let (done, next) = self.gains.split_at_mut(taken + 1);
-            for ((gain, next), pair) in done[taken].iter().zip(&mut next[0]).zip(&self.pairs[kind]).skip(kind)
+            for ((gain, next), pair) in
+                done[taken].iter().zip(&mut next[0]).zip(&self.pairs[kind]).skip(kind)
             {
                 *next = gain + pair;
             }
@@ -157,7 +167,8 @@ pub(super) struct Expansion {
 impl Expansion {
     pub(super) fn new(kinds: &Kinds, set: DeviceSet) -> Self {
         let taken = kinds.members.iter().map(|kind| (kind.iter().collect(), (*kind & set).len()));
-        let lowest = |(members, count): (Vec<usize>, usize)| (members, DeviceSet::first(count).bits());
+        let lowest =
+            |(members, count): (Vec<usize>, usize)| (members, DeviceSet::first(count).bits());
         Self { kinds: taken.map(lowest).filter(|(_, chosen)| *chosen != 0).collect(), done: false }
     }
 }
@@ -174,8 +185,9 @@ impl Iterator for Expansion {
         };
         let set = self.kinds.iter().map(devices).fold(DeviceSet::EMPTY, |all, kind| all | kind);
         self.done = !self.kinds.iter_mut().rev().any(|(members, chosen)| {
-            let next = next_combination(*chosen)
-                .filter(|next| DeviceSet::from_bits(*next).is_subset(DeviceSet::first(members.len())));
+            let next = next_combination(*chosen).filter(|next| {
+                DeviceSet::from_bits(*next).is_subset(DeviceSet::first(members.len()))
+            });
             *chosen = next.unwrap_or_else(|| DeviceSet::first(chosen.count_ones() as usize).bits());
             next.is_some()
         });

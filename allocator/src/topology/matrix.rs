@@ -5,7 +5,8 @@ use tessera_api::gpu::PcieLevel;
 
 use super::DeviceSet;
 
-/// Points of a pair or of a set: 100 for each NVLink, 10 to 60 for the PCIe level, summed over pairs.
+/// Points of a pair or of a set: 100 for each NVLink, 10 to 60 for the PCIe level, summed over
+/// pairs.
 pub type Score = u32;
 
 /// What joins two devices.
@@ -25,7 +26,8 @@ impl Pair {
 /// Where a device is. Numbers only tell places apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Place {
-    /// Its PCIe root complex; `None` where it is not known, which is then shared with no other device.
+    /// Its PCIe root complex; `None` where it is not known, which is then shared with no other
+    /// device.
     pub pcie_root: Option<u32>,
     /// Its NUMA node; the same holds.
     pub numa_node: Option<u32>,
@@ -36,8 +38,8 @@ pub struct Place {
 #[error("a machine of {0} devices; a link matrix holds at most {max}", max = DeviceSet::MAX)]
 pub struct TooManyDevices(pub usize);
 
-/// The score of each pair of a machine's devices, and who shares what. Two machines that are built alike, and list their
-/// devices in the same order, have equal matrices.
+/// The score of each pair of a machine's devices, and who shares what. Two machines that are built
+/// alike, and list their devices in the same order, have equal matrices.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct LinkMatrix {
     count: usize,
@@ -45,19 +47,25 @@ pub struct LinkMatrix {
     scores: Vec<Score>,
     /// For each scope and device, whom it shares the scope with, itself excepted.
     shared: [Vec<DeviceSet>; TopologyScope::ALL.len()],
-    /// Devices that may change places with each other and nothing is different, by their lowest member.
+    /// Devices that may change places with each other and nothing is different, by their lowest
+    /// member.
     twins: Vec<DeviceSet>,
 }
 
 impl LinkMatrix {
-    /// NVLinks beyond this count for no more: no GPU has that many, and sums of scores stay far from overflow.
+    /// NVLinks beyond this count for no more: no GPU has that many, and sums of scores stay far
+    /// from overflow.
     const MAX_NVLINKS: u32 = 1000;
 
-    /// The matrix of devices at `places`; `pair` is asked once for each pair, the lower position first.
+    /// The matrix of devices at `places`; `pair` is asked once for each pair, the lower position
+    /// first.
     ///
     /// # Errors
     /// More than 64 devices.
-    pub fn new(places: &[Place], mut pair: impl FnMut(usize, usize) -> Pair) -> Result<Self, TooManyDevices> {
+    pub fn new(
+        places: &[Place],
+        mut pair: impl FnMut(usize, usize) -> Pair,
+    ) -> Result<Self, TooManyDevices> {
         let count = places.len();
         if count > DeviceSet::MAX {
             return Err(TooManyDevices(count));
@@ -75,8 +83,18 @@ impl LinkMatrix {
                 matrix.scores[a * count + b] = score;
                 matrix.scores[b * count + a] = score;
                 matrix.share(TopologyScope::NvLink, a, b, joined.nvlinks > 0);
-                matrix.share(TopologyScope::Pcie, a, b, same(places[a].pcie_root, places[b].pcie_root));
-                matrix.share(TopologyScope::Numa, a, b, same(places[a].numa_node, places[b].numa_node));
+                matrix.share(
+                    TopologyScope::Pcie,
+                    a,
+                    b,
+                    same(places[a].pcie_root, places[b].pcie_root),
+                );
+                matrix.share(
+                    TopologyScope::Numa,
+                    a,
+                    b,
+                    same(places[a].numa_node, places[b].numa_node),
+                );
             }
         }
         matrix.twins = matrix.find_twins();
@@ -141,7 +159,8 @@ impl LinkMatrix {
         set.iter().map(|a| (self.sharing(scope, a) & set.above(a)).len()).sum()
     }
 
-    /// Groups of twins: devices that are joined to each other device alike. Each device is in one group.
+    /// Groups of twins: devices that are joined to each other device alike. Each device is in one
+    /// group.
     pub fn twins(&self) -> &[DeviceSet] {
         &self.twins
     }

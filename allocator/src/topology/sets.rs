@@ -9,8 +9,8 @@ use super::matrix::Score;
 use super::value::{FLOOR, POINT_BITS, Remaining};
 use super::{DeviceSet, LinkMatrix};
 
-/// With more sets (up to twins) times devices than this, the best is searched by branch and bound and the others are not
-/// ranked. Any eight of sixteen devices are 12,870 sets.
+/// With more sets (up to twins) times devices than this, the best is searched by branch and bound
+/// and the others are not ranked. Any eight of sixteen devices are 12,870 sets.
 const MAX_RANKED: u64 = 1 << 18;
 
 /// The sets that serve a request. See [`SetChooser::sets`].
@@ -24,7 +24,8 @@ pub struct Sets<'c> {
 enum Stage {
     /// Nothing was asked yet.
     Fresh,
-    /// All sets up to twins, of which those before `at` were given; all twins of the one at `at` come next.
+    /// All sets up to twins, of which those before `at` were given; all twins of the one at `at`
+    /// come next.
     Ranked { sets: Vec<Scored>, at: usize, sorted: bool, twins: Expansion },
     /// Too many to rank.
     Listed { given: BTreeSet<DeviceSet>, list: Lexicographic },
@@ -35,10 +36,14 @@ enum Stage {
 impl<'c> Sets<'c> {
     pub(super) fn new(chooser: &'c SetChooser, request: &SetRequest) -> Self {
         let all = chooser.matrix().devices();
-        let request =
-            SetRequest { candidates: request.candidates & all, free: request.free & all, ..*request };
+        let request = SetRequest {
+            candidates: request.candidates & all,
+            free: request.free & all,
+            ..*request
+        };
         let kinds = Kinds::of(chooser.matrix(), &request);
-        let stage = if request.count > request.candidates.len() { Stage::Ended } else { Stage::Fresh };
+        let stage =
+            if request.count > request.candidates.len() { Stage::Ended } else { Stage::Fresh };
         Self { chooser, request, kinds, stage }
     }
 
@@ -107,12 +112,15 @@ impl<'c> Sets<'c> {
     }
 
     fn search(&mut self, steps: &mut u64) -> Result<Option<Choice>, OutOfSteps> {
-        let Some((set, proven)) = Bound::new(self.chooser.matrix(), &self.request).search(steps)? else {
+        let Some((set, proven)) = Bound::new(self.chooser.matrix(), &self.request).search(steps)?
+        else {
             self.stage = Stage::Ended;
             return Ok(None);
         };
-        self.stage =
-            Stage::Listed { given: BTreeSet::from([set]), list: Lexicographic::new(self.request.candidates) };
+        self.stage = Stage::Listed {
+            given: BTreeSet::from([set]),
+            list: Lexicographic::new(self.request.candidates),
+        };
         Ok(Some(self.chooser.choice(set, self.chooser.matrix().score(set), proven)))
     }
 }
@@ -121,14 +129,16 @@ impl<'c> Sets<'c> {
 struct Ranking<'c> {
     matrix: &'c LinkMatrix,
     remaining: Remaining<'c>,
-    /// The most preferred pairs, and the least that the best score among the sets that have so many allows.
+    /// The most preferred pairs, and the least that the best score among the sets that have so
+    /// many allows.
     preferred: u32,
     floor: u64,
 }
 
 impl<'c> Ranking<'c> {
     fn new(matrix: &'c LinkMatrix, remaining: Remaining<'c>, sets: &[Scored]) -> Self {
-        let (preferred, best) = sets.iter().map(|s| (s.preferred, s.score)).max().unwrap_or_default();
+        let (preferred, best) =
+            sets.iter().map(|s| (s.preferred, s.score)).max().unwrap_or_default();
         Self { matrix, remaining, preferred, floor: (u64::from(best) * FLOOR.0).div_ceil(FLOOR.1) }
     }
 

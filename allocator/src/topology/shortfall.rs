@@ -26,8 +26,8 @@ pub struct Shortfall {
 pub struct ScopeShortfall {
     /// The scope.
     pub scope: TopologyScope,
-    /// Sizes of the groups, the largest first. Where groups overlap (an NVLink mesh that is not complete), the largest is
-    /// taken out first, then the largest of what is left.
+    /// Sizes of the groups, the largest first. Where groups overlap (an NVLink mesh that is not
+    /// complete), the largest is taken out first, then the largest of what is left.
     pub groups: Vec<usize>,
 }
 
@@ -82,7 +82,10 @@ impl Search<'_> {
                 return;
             }
             left = left - DeviceSet::one(device);
-            self.extend(set | DeviceSet::one(device), self.wishes.companions(self.matrix, device, left));
+            self.extend(
+                set | DeviceSet::one(device),
+                self.wishes.companions(self.matrix, device, left),
+            );
         }
     }
 }

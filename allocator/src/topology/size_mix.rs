@@ -5,7 +5,8 @@ use super::DeviceSet;
 /// The distribution of the sizes of requests: what is expected of those to come.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct SizeMix {
-    /// Of `WHOLE`, how many requests ask for so many devices; by size less one. They add up to `WHOLE`.
+    /// Of `WHOLE`, how many requests ask for so many devices; by size less one. They add up to
+    /// `WHOLE`.
     shares: Vec<u32>,
 }
 
@@ -13,8 +14,8 @@ impl SizeMix {
     /// What the shares add up to.
     pub(super) const WHOLE: u32 = 1 << 16;
 
-    /// The mix in which sizes come as often as `counts` says: of size 1, of size 2 and so on. Without any count it is the
-    /// built-in prior.
+    /// The mix in which sizes come as often as `counts` says: of size 1, of size 2 and so on.
+    /// Without any count it is the built-in prior.
     pub fn new(counts: &[u64]) -> Self {
         let counts = &counts[..counts.len().min(DeviceSet::MAX)];
         let sum: u128 = counts.iter().map(|&count| u128::from(count)).sum();
@@ -37,7 +38,11 @@ impl SizeMix {
 
     /// The sizes that occur, with their shares of [`WHOLE`](Self::WHOLE), ascending.
     pub(super) fn shares(&self) -> impl Iterator<Item = (usize, u32)> {
-        self.shares.iter().enumerate().filter(|(_, share)| **share > 0).map(|(at, share)| (at + 1, *share))
+        self.shares
+            .iter()
+            .enumerate()
+            .filter(|(_, share)| **share > 0)
+            .map(|(at, share)| (at + 1, *share))
     }
 
     /// The largest size that occurs.

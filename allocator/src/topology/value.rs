@@ -3,12 +3,13 @@
 use super::matrix::Score;
 use super::{DeviceSet, LinkMatrix, SizeMix};
 
-/// The residual value of each set of free devices: the expected sum of the scores that requests of one size mix will reach on
-/// them, one after the other, until the first that does not fit.
+/// The residual value of each set of free devices: the expected sum of the scores that requests of
+/// one size mix will reach on them, one after the other, until the first that does not fit.
 ///
-/// Exact where the machine has few enough states, and then the sum of scores that follows from it is the highest that any
-/// policy reaches which does not know the requests to come. Otherwise an estimate: a fixed part of the score that the free
-/// devices have among themselves, so that sets are preferred which cut few links.
+/// Exact where the machine has few enough states, and then the sum of scores that follows from it
+/// is the highest that any policy reaches which does not know the requests to come. Otherwise an
+/// estimate: a fixed part of the score that the free devices have among themselves, so that sets
+/// are preferred which cut few links.
 #[derive(Debug)]
 pub struct ResidualValue {
     table: Option<Table>,
@@ -23,8 +24,8 @@ pub(super) const POINT_BITS: u32 = 16;
 /// A set is not taken if its score is below this part of the best that is possible now.
 pub(super) const FLOOR: (u64, u64) = (4, 5);
 
-/// The estimate: this part of the score of what is left. Of the parts from 1/20 to 1/2, one that loses little on every known
-/// machine (docs/measurements/topology.md).
+/// The estimate: this part of the score of what is left. Of the parts from 1/20 to 1/2, one that
+/// loses little on every known machine (docs/measurements/topology.md).
 pub(super) const ESTIMATE: (u64, u64) = (2, 7);
 
 #[derive(Debug)]
@@ -46,8 +47,8 @@ pub(super) struct Remaining<'v> {
 }
 
 impl ResidualValue {
-    /// The most states for which exact values are computed: sixteen devices of which no two are alike. That takes below
-    /// 0.2 s for requests of up to four devices, and half a MiB.
+    /// The most states for which exact values are computed: sixteen devices of which no two are
+    /// alike. That takes below 0.2 s for requests of up to four devices, and half a MiB.
     pub const MAX_STATES: usize = 1 << 16;
 
     /// The values of a machine for requests of these sizes.
@@ -67,14 +68,21 @@ impl ResidualValue {
 
     /// The value of free devices, in points.
     pub fn points(&self, matrix: &LinkMatrix, free: DeviceSet) -> f64 {
-        self.remaining(matrix, free).without(DeviceSet::EMPTY, 0, 0) as f64 / f64::from(1 << POINT_BITS)
+        self.remaining(matrix, free).without(DeviceSet::EMPTY, 0, 0) as f64
+            / f64::from(1 << POINT_BITS)
     }
 
-    pub(super) fn remaining<'v>(&'v self, matrix: &'v LinkMatrix, free: DeviceSet) -> Remaining<'v> {
+    pub(super) fn remaining<'v>(
+        &'v self,
+        matrix: &'v LinkMatrix,
+        free: DeviceSet,
+    ) -> Remaining<'v> {
         let table = self.table.as_ref().map(|table| (table, table.number(free)));
         let (score, degrees) = match table {
             Some(_) => (0, Vec::new()),
-            None => (matrix.score(free), (0..matrix.len()).map(|d| matrix.degree(d, free)).collect()),
+            None => {
+                (matrix.score(free), (0..matrix.len()).map(|d| matrix.degree(d, free)).collect())
+            }
         };
         Remaining { matrix, free, table, score, degrees }
     }
@@ -87,7 +95,8 @@ impl Table {
 }
 
 impl Remaining<'_> {
-    /// What the device adds to the number of the state that is left when it is not taken; 0 where there is nothing to add.
+    /// What the device adds to the number of the state that is left when it is not taken; 0 where
+    /// there is nothing to add.
     pub(super) fn stride(&self, device: usize) -> u32 {
         match self.table {
             Some((table, _)) if self.free.contains(device) => table.strides[device],
@@ -95,7 +104,8 @@ impl Remaining<'_> {
         }
     }
 
-    /// The value of what is left when `set` is taken, which scores `score` and whose strides add up to `number`.
+    /// The value of what is left when `set` is taken, which scores `score` and whose strides add up
+    /// to `number`.
     pub(super) fn without(&self, set: DeviceSet, score: Score, number: u32) -> Value {
         if let Some((table, all)) = self.table {
             return table.values[(all - number) as usize];
@@ -172,7 +182,10 @@ impl Tabulation {
         let largest = mix.largest().min(matrix.len());
         Self {
             strides,
-            pairs: twins.iter().map(|one| twins.iter().map(|other| pair(one, other)).collect()).collect(),
+            pairs: twins
+                .iter()
+                .map(|one| twins.iter().map(|other| pair(one, other)).collect())
+                .collect(),
             shares: mix.shares().filter(|(size, _)| *size <= largest).collect(),
             largest,
             best: vec![Vec::with_capacity(states.count); largest + 1],
@@ -197,8 +210,11 @@ impl Tabulation {
             if free > 0 && self.largest > 0 {
                 self.take(&mut current, 0, 0, 0, 0);
             }
-            let expected: Value =
-                self.shares.iter().map(|(size, share)| u64::from(*share) * current.top[*size]).sum();
+            let expected: Value = self
+                .shares
+                .iter()
+                .map(|(size, share)| u64::from(*share) * current.top[*size])
+                .sum();
             self.values.push(expected / u64::from(SizeMix::WHOLE));
             self.advance(&mut current.left);
         }
@@ -246,7 +262,8 @@ impl Tabulation {
         score
     }
 
-    /// Takes one more device, of group `from` or a later one, in all ways, and judges each set so made.
+    /// Takes one more device, of group `from` or a later one, in all ways, and judges each set so
+    /// made.
     fn take(&self, current: &mut Current, from: usize, taken: usize, score: Score, number: usize) {
         let size = taken + 1;
         let floor = u64::from(self.best[size][current.number]) * FLOOR.0;
@@ -262,7 +279,9 @@ impl Tabulation {
             }
             if size < self.largest {
                 let (done, next) = current.gains.split_at_mut(size);
-                for ((gain, next), pair) in done[taken].iter().zip(&mut next[0]).zip(&self.pairs[g]).skip(g) {
+                for ((gain, next), pair) in
+                    done[taken].iter().zip(&mut next[0]).zip(&self.pairs[g]).skip(g)
+                {
                     *next = gain + pair;
                 }
                 current.left[g] -= 1;

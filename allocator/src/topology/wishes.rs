@@ -20,15 +20,17 @@ impl Wishes {
         })
     }
 
-    /// Every two devices must share `scope`: be joined by NVLink, hang on one PCIe root, be on one NUMA node.
+    /// Every two devices must share `scope`: be joined by NVLink, hang on one PCIe root, be on one
+    /// NUMA node.
     #[must_use]
     pub fn require(mut self, scope: TopologyScope) -> Self {
         self.required[scope as usize] = true;
         self
     }
 
-    /// As many pairs as possible should share `scope`, before the score is looked at. For NVLink the score itself says how
-    /// well they are joined, so preferring it is what happens without any wish.
+    /// As many pairs as possible should share `scope`, before the score is looked at. For NVLink
+    /// the score itself says how well they are joined, so preferring it is what happens without
+    /// any wish.
     #[must_use]
     pub fn prefer(mut self, scope: TopologyScope) -> Self {
         self.preferred[scope as usize] = true;
@@ -41,14 +43,21 @@ impl Wishes {
     }
 
     fn counted(&self) -> impl Iterator<Item = TopologyScope> {
-        let counts =
-            |scope: &TopologyScope| *scope != TopologyScope::NvLink && self.preferred[*scope as usize];
+        let counts = |scope: &TopologyScope| {
+            *scope != TopologyScope::NvLink && self.preferred[*scope as usize]
+        };
         TopologyScope::ALL.iter().copied().filter(counts)
     }
 
     /// With whom of `among` the device can be in one set.
-    pub(super) fn companions(&self, matrix: &LinkMatrix, device: usize, among: DeviceSet) -> DeviceSet {
-        self.required().fold(among - DeviceSet::one(device), |set, scope| set & matrix.sharing(scope, device))
+    pub(super) fn companions(
+        &self,
+        matrix: &LinkMatrix,
+        device: usize,
+        among: DeviceSet,
+    ) -> DeviceSet {
+        self.required()
+            .fold(among - DeviceSet::one(device), |set, scope| set & matrix.sharing(scope, device))
     }
 
     /// How many of the pairs share what is preferred, each scope counted.
@@ -57,7 +66,12 @@ impl Wishes {
     }
 
     /// The same of one device with each of a set.
-    pub(super) fn preferred_with(&self, matrix: &LinkMatrix, device: usize, with: DeviceSet) -> u32 {
+    pub(super) fn preferred_with(
+        &self,
+        matrix: &LinkMatrix,
+        device: usize,
+        with: DeviceSet,
+    ) -> u32 {
         self.counted().map(|scope| (matrix.sharing(scope, device) & with).len() as u32).sum()
     }
 }

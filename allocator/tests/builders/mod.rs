@@ -5,14 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use tessera_allocator::model::{
-    Alternative, Attribute, Capacity, Claim, Constraint, ConstraintKind, Device, DeviceClass, DeviceId,
-    DeviceResult, Mode, Node, NodeChoice, PendingPod, PodClaim, PodUid, PoolId, Request, RequestPolicy,
-    Scheduling, Selector, Slice, Snapshot, Taint, TaintEffect, ValidRange,
+    Alternative, Attribute, Capacity, Claim, Constraint, ConstraintKind, Device, DeviceClass,
+    DeviceId, DeviceResult, Mode, Node, NodeChoice, PendingPod, PodClaim, PodUid, PoolId, Request,
+    RequestPolicy, Scheduling, Selector, Slice, Snapshot, Taint, TaintEffect, ValidRange,
 };
 use tessera_api::config::Sharing;
 use tessera_api::names::{
-    ClaimName, ClaimUid, DeviceClassName, DeviceName, DriverName, Namespace, NodeName, PodName, PoolName,
-    RequestName,
+    ClaimName, ClaimUid, DeviceClassName, DeviceName, DriverName, Namespace, NodeName, PodName,
+    PoolName, RequestName,
 };
 use tessera_api::quantity::Quantity;
 
@@ -38,7 +38,11 @@ pub(crate) fn gpu(name: &str, memory: &str) -> Device {
         step: Some(quantity(step)),
     };
     let policy = |default, range| {
-        Some(RequestPolicy { default: Some(default), valid_range: Some(range), ..Default::default() })
+        Some(RequestPolicy {
+            default: Some(default),
+            valid_range: Some(range),
+            ..Default::default()
+        })
     };
     let memory = Capacity { value: whole, policy: policy(whole, range("1Mi", "1Mi")) };
     let cores = Capacity { value: quantity("100"), policy: policy(quantity("0"), range("0", "1")) };
@@ -154,7 +158,10 @@ pub(crate) fn request(name: &str, count: u64, amounts: &[(&str, &str)]) -> Reque
         selectors: Vec::new(),
         mode: Mode::Exact(count),
         tolerations: Vec::new(),
-        capacity: amounts.iter().map(|(name, amount)| ((*name).to_owned(), quantity(amount))).collect(),
+        capacity: amounts
+            .iter()
+            .map(|(name, amount)| ((*name).to_owned(), quantity(amount)))
+            .collect(),
         admin: None,
         unsupported: None,
     };
@@ -163,10 +170,11 @@ pub(crate) fn request(name: &str, count: u64, amounts: &[(&str, &str)]) -> Reque
 
 /// A request of `firstAvailable`, of requests that [`request`] has made.
 pub(crate) fn first_available(name: &str, requests: Vec<Request>) -> Request {
-    let alternatives = requests.into_iter().flat_map(|r| r.alternatives).map(|alternative| Alternative {
-        name: RequestName::new(format!("{name}/{}", alternative.name)).unwrap(),
-        ..alternative
-    });
+    let alternatives =
+        requests.into_iter().flat_map(|r| r.alternatives).map(|alternative| Alternative {
+            name: RequestName::new(format!("{name}/{}", alternative.name)).unwrap(),
+            ..alternative
+        });
     Request { name: RequestName::new(name).unwrap(), alternatives: alternatives.collect() }
 }
 
@@ -190,7 +198,8 @@ pub(crate) fn configured(mut claim: Claim, parameters: serde_json::Value) -> Cla
     let mut parameters = parameters;
     parameters["apiVersion"] = "gpu.tessera.dev/v1alpha1".into();
     parameters["kind"] = "GpuConfig".into();
-    let config = serde_json::json!({"opaque": {"driver": "gpu.tessera.dev", "parameters": parameters}});
+    let config =
+        serde_json::json!({"opaque": {"driver": "gpu.tessera.dev", "parameters": parameters}});
     claim.configs.push(serde_json::from_value(config).unwrap());
     claim
 }

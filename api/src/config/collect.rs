@@ -80,7 +80,8 @@ impl<'c> ConfigEntry<'c> {
         self.opaque.is_some_and(|opaque| opaque.driver == DRIVER_NAME)
     }
 
-    /// Whether it is meant for that request: it lists none, or the request, or the parent of a subrequest.
+    /// Whether it is meant for that request: it lists none, or the request, or the parent of a
+    /// subrequest.
     pub fn is_for(&self, request: &RequestName) -> bool {
         self.requests.is_empty() || self.requests.iter().any(|entry| request.is_named_by(entry))
     }
@@ -88,7 +89,8 @@ impl<'c> ConfigEntry<'c> {
     /// Decodes it; `None` if it is for another driver.
     ///
     /// # Errors
-    /// It is ours and not a valid `GpuConfig`. The path begins with the source and the position of the config.
+    /// It is ours and not a valid `GpuConfig`. The path begins with the source and the position of
+    /// the config.
     pub fn decode(&self) -> Result<Option<GpuConfig>, ConfigError> {
         let Some(opaque) = self.opaque.filter(|_| self.is_ours()) else { return Ok(None) };
         GpuConfig::decode(&opaque.parameters.0).map(Some).map_err(|error| error.at(&self.place()))
@@ -103,23 +105,24 @@ impl<'c> ConfigEntry<'c> {
     }
 }
 
-/// Merges what configs say about a request: the class's in their order, then the claim's, a later one overriding an earlier
-/// one field by field.
+/// Merges what configs say about a request: the class's in their order, then the claim's, a later
+/// one overriding an earlier one field by field.
 ///
 /// # Errors
-/// A config of ours that is meant for the request is malformed, or sets what this version does not support; or what they come to
-/// contradicts itself.
+/// A config of ours that is meant for the request is malformed, or sets what this version does not
+/// support; or what they come to contradicts itself.
 pub fn merged_config<'c>(
     entries: impl IntoIterator<Item = ConfigEntry<'c>>,
     request: &RequestName,
 ) -> Result<GpuConfig, ConfigError> {
-    let mut meant: Vec<ConfigEntry<'c>> = entries.into_iter().filter(|entry| entry.is_for(request)).collect();
+    let mut meant: Vec<ConfigEntry<'c>> =
+        entries.into_iter().filter(|entry| entry.is_for(request)).collect();
     meant.sort_by_key(|entry| entry.source);
     let mut merged = GpuConfig::default();
     for entry in meant {
         if let Some(config) = entry.decode()? {
-            // Checked one by one: a class's unsupported value is an error even where the claim overrides it, and the message
-            // says whose it is.
+            // Checked one by one: a class's unsupported value is an error even where the claim
+            // overrides it, and the message says whose it is.
             config.supported().map_err(|error| error.at(&entry.place()))?;
             merged = merged.overridden_by(&config);
         }
@@ -129,7 +132,8 @@ pub fn merged_config<'c>(
     Ok(merged)
 }
 
-/// The parameters of a request, from the config list of its claim's allocation. Configs of other drivers are left alone.
+/// The parameters of a request, from the config list of its claim's allocation. Configs of other
+/// drivers are left alone.
 ///
 /// # Errors
 /// As [`merged_config`]; also for a config whose source is unknown.
@@ -156,7 +160,8 @@ pub fn allocated_config(
     merged_config(entries, request)
 }
 
-/// The parameters of a request before it is allocated: from the configs of its class and of its claim.
+/// The parameters of a request before it is allocated: from the configs of its class and of its
+/// claim.
 ///
 /// # Errors
 /// As [`merged_config`].
@@ -165,7 +170,9 @@ pub fn effective_config_of_request(
     claim: &[DeviceClaimConfiguration],
     request: &RequestName,
 ) -> Result<EffectiveConfig, ConfigError> {
-    let class = class.iter().enumerate().map(|(index, config)| ConfigEntry::of_class(index, config));
-    let claim = claim.iter().enumerate().map(|(index, config)| ConfigEntry::of_claim(index, config));
+    let class =
+        class.iter().enumerate().map(|(index, config)| ConfigEntry::of_class(index, config));
+    let claim =
+        claim.iter().enumerate().map(|(index, config)| ConfigEntry::of_claim(index, config));
     merged_config(class.chain(claim), request)?.effective()
 }

@@ -1,16 +1,19 @@
-//! Strict decoding, by hand: serde's derived errors name neither the field's path nor what is allowed there.
+//! Strict decoding, by hand: serde's derived errors name neither the field's path nor what is
+//! allowed there.
 
 use serde_json::{Map, Value};
 
 use super::{
-    API_VERSION, Compute, ComputePolicy, ComputePriority, ConfigError, GpuConfig, KIND, Memory, Percent,
-    Placement, PlacementPolicy, Sharing, TopologyMode, TopologyScope, TopologyTerm,
+    API_VERSION, Compute, ComputePolicy, ComputePriority, ConfigError, GpuConfig, KIND, Memory,
+    Percent, Placement, PlacementPolicy, Sharing, TopologyMode, TopologyScope, TopologyTerm,
 };
 
-/// Longest piece of a refused value that an error repeats, in characters: errors become events of at most 1024 bytes.
+/// Longest piece of a refused value that an error repeats, in characters: errors become events of
+/// at most 1024 bytes.
 const SHOWN_VALUE: usize = 64;
 
-const FIELDS: &[&str] = &["apiVersion", "kind", "placement", "topology", "memory", "compute", "sharing"];
+const FIELDS: &[&str] =
+    &["apiVersion", "kind", "placement", "topology", "memory", "compute", "sharing"];
 
 pub(super) fn decode(parameters: &Value) -> Result<GpuConfig, ConfigError> {
     let object = Object::of(parameters, String::new())?;
@@ -18,7 +21,11 @@ pub(super) fn decode(parameters: &Value) -> Result<GpuConfig, ConfigError> {
     object.must_be("kind", KIND)?;
     object.has_only(FIELDS)?;
     Ok(GpuConfig {
-        placement: object.object("placement")?.map(|o| placement(&o)).transpose()?.unwrap_or_default(),
+        placement: object
+            .object("placement")?
+            .map(|o| placement(&o))
+            .transpose()?
+            .unwrap_or_default(),
         topology: topology(&object)?,
         memory: object.object("memory")?.map(|o| memory(&o)).transpose()?.unwrap_or_default(),
         compute: object.object("compute")?.map(|o| compute(&o)).transpose()?.unwrap_or_default(),
@@ -45,7 +52,10 @@ fn topology(object: &Object<'_>) -> Result<Option<Vec<TopologyTerm>>, ConfigErro
         let scope = entry.required_word("scope", TopologyScope::ALL, TopologyScope::word)?;
         let mode = entry.required_word("mode", TopologyMode::ALL, TopologyMode::word)?;
         if terms.iter().any(|term| term.scope == scope) {
-            return Err(ConfigError::Duplicate { path: entry.path_of("scope"), value: scope.to_string() });
+            return Err(ConfigError::Duplicate {
+                path: entry.path_of("scope"),
+                value: scope.to_string(),
+            });
         }
         terms.push(TopologyTerm { scope, mode });
     }
@@ -54,7 +64,8 @@ fn topology(object: &Object<'_>) -> Result<Option<Vec<TopologyTerm>>, ConfigErro
 
 fn memory(object: &Object<'_>) -> Result<Memory, ConfigError> {
     object.has_only(&["percent", "oversubscribe"])?;
-    let percent = object.get("percent").map(|value| percent(value, object.path_of("percent"))).transpose()?;
+    let percent =
+        object.get("percent").map(|value| percent(value, object.path_of("percent"))).transpose()?;
     let oversubscribe = object
         .get("oversubscribe")
         .map(|value| {
@@ -85,7 +96,8 @@ fn compute(object: &Object<'_>) -> Result<Compute, ConfigError> {
     })
 }
 
-/// A JSON object and where it is. A field that is null counts as not set, as everywhere in Kubernetes.
+/// A JSON object and where it is. A field that is null counts as not set, as everywhere in
+/// Kubernetes.
 struct Object<'v> {
     fields: &'v Map<String, Value>,
     path: String,
@@ -129,9 +141,11 @@ impl<'v> Object<'v> {
         match self.get(field) {
             None => Err(ConfigError::Missing { path, expected: expected.to_owned() }),
             Some(value) if value.as_str() == Some(expected) => Ok(()),
-            Some(value) => {
-                Err(ConfigError::UnknownValue { path, value: shown(value), allowed: expected.to_owned() })
-            }
+            Some(value) => Err(ConfigError::UnknownValue {
+                path,
+                value: shown(value),
+                allowed: expected.to_owned(),
+            }),
         }
     }
 
@@ -146,7 +160,11 @@ impl<'v> Object<'v> {
         let text = value.as_str().ok_or_else(|| wrong_type(&path, value, "a string"))?;
         match all.iter().copied().find(|candidate| word(*candidate) == text) {
             Some(found) => Ok(Some(found)),
-            None => Err(ConfigError::UnknownValue { path, value: shown(value), allowed: list(all, word) }),
+            None => Err(ConfigError::UnknownValue {
+                path,
+                value: shown(value),
+                allowed: list(all, word),
+            }),
         }
     }
 

@@ -1,7 +1,8 @@
 //! What can be wrong with a `GpuConfig`.
 
-/// Why parameters are refused. Each variant names the field by its path, such as `placement.node`; once it is known which of
-/// several configs it was, the path begins there (`config[2]: placement.node`).
+/// Why parameters are refused. Each variant names the field by its path, such as `placement.node`;
+/// once it is known which of several configs it was, the path begins there (`config[2]:
+/// placement.node`).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// Not a field of a GpuConfig.

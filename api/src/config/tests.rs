@@ -69,7 +69,10 @@ fn every_field_is_read() {
                 TopologyTerm { scope: TopologyScope::Numa, mode: TopologyMode::Prefer },
             ]),
             memory: Memory { percent: Percent::new(40), oversubscribe: Some(true) },
-            compute: Compute { policy: Some(ComputePolicy::Balance), priority: Some(ComputePriority::Low) },
+            compute: Compute {
+                policy: Some(ComputePolicy::Balance),
+                priority: Some(ComputePriority::Low)
+            },
             sharing: Some(Sharing::Mps),
         }
     );
@@ -120,7 +123,10 @@ fn an_unknown_value_is_named_with_the_values_that_exist() {
 
 #[test]
 fn a_value_of_the_wrong_type_is_named_with_the_right_one() {
-    assert_eq!(refusal(json!({"memory": {"percent": "40"}})), "memory.percent: \"40\" is not a number");
+    assert_eq!(
+        refusal(json!({"memory": {"percent": "40"}})),
+        "memory.percent: \"40\" is not a number"
+    );
     assert_eq!(
         refusal(json!({"memory": {"oversubscribe": "yes"}})),
         "memory.oversubscribe: \"yes\" is not true or false"
@@ -137,7 +143,10 @@ fn a_value_of_the_wrong_type_is_named_with_the_right_one() {
 #[test]
 fn version_and_kind_must_be_ours() {
     let message = |value: Value| GpuConfig::decode(&value).expect_err("not ours").to_string();
-    assert_eq!(message(json!({"kind": KIND})), "apiVersion: missing; it must be gpu.tessera.dev/v1alpha1");
+    assert_eq!(
+        message(json!({"kind": KIND})),
+        "apiVersion: missing; it must be gpu.tessera.dev/v1alpha1"
+    );
     assert_eq!(
         message(json!({"apiVersion": "gpu.nvidia.com/v1beta1", "kind": KIND})),
         "apiVersion: unknown value \"gpu.nvidia.com/v1beta1\"; allowed: gpu.tessera.dev/v1alpha1"
@@ -197,7 +206,10 @@ fn a_request_without_configs_keeps_gpus_usable_and_is_not_capped() {
         (effective.node, effective.device),
         (PlacementPolicy::LeastFragmentation, PlacementPolicy::LeastFragmentation)
     );
-    assert_eq!((effective.compute_policy, effective.sharing), (ComputePolicy::None, Sharing::Intercept));
+    assert_eq!(
+        (effective.compute_policy, effective.sharing),
+        (ComputePolicy::None, Sharing::Intercept)
+    );
 }
 
 #[test]
@@ -268,7 +280,8 @@ fn class_and_claim_before_the_allocation_come_to_the_same() {
         requests: None,
         opaque: Some(opaque(DRIVER_NAME, parameters(json!({"memory": {"percent": 25}})))),
     }];
-    let before = effective_config_of_request(&class, &claim, &request("gpu")).expect("nothing is wrong");
+    let before =
+        effective_config_of_request(&class, &claim, &request("gpu")).expect("nothing is wrong");
     let allocated = [
         from("FromClass", &["gpu"], json!({"placement": {"device": "Spread"}})),
         from("FromClaim", &[], json!({"memory": {"percent": 25}})),
@@ -281,15 +294,20 @@ fn configs_of_other_drivers_are_left_alone() {
     let foreign = DeviceAllocationConfiguration {
         source: "FromClaim".to_owned(),
         requests: None,
-        opaque: Some(opaque("gpu.nvidia.com", json!({"kind": "GpuConfig", "whatever": ["they", "like"]}))),
+        opaque: Some(opaque(
+            "gpu.nvidia.com",
+            json!({"kind": "GpuConfig", "whatever": ["they", "like"]}),
+        )),
     };
     assert_eq!(effective_config(&[foreign], &request("gpu")), Ok(EffectiveConfig::default()));
 }
 
 #[test]
 fn an_error_says_whose_config_it_is() {
-    let configs =
-        [from("FromClass", &[], json!({})), from("FromClaim", &[], json!({"memory": {"percent": 0}}))];
+    let configs = [
+        from("FromClass", &[], json!({})),
+        from("FromClaim", &[], json!({"memory": {"percent": 0}})),
+    ];
     assert_eq!(
         effective_config(&configs, &request("gpu")).expect_err("0 percent").to_string(),
         "ResourceClaim config[1]: memory.percent: unknown value 0; allowed: whole numbers from 1 to 100"
@@ -345,14 +363,17 @@ fn almost_config() -> impl Strategy<Value = Value> {
         Just(Value::Null),
         any::<bool>().prop_map(Value::from),
         any::<i32>().prop_map(Value::from),
-        prop::sample::select(vec!["Binpack", "NUMA", "Prefer", KIND, API_VERSION, ""]).prop_map(Value::from),
+        prop::sample::select(vec!["Binpack", "NUMA", "Prefer", KIND, API_VERSION, ""])
+            .prop_map(Value::from),
     ];
     leaf.prop_recursive(3, 24, 4, move |inner| {
         prop_oneof![
             prop::collection::vec(inner.clone(), 0..3).prop_map(Value::from),
-            prop::collection::btree_map(prop::sample::select(words.to_vec()), inner, 0..5).prop_map(
-                |fields| fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect::<Value>()
-            ),
+            prop::collection::btree_map(prop::sample::select(words.to_vec()), inner, 0..5)
+                .prop_map(|fields| fields
+                    .into_iter()
+                    .map(|(name, value)| (name.to_owned(), value))
+                    .collect::<Value>()),
         ]
     })
 }

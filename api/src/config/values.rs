@@ -118,8 +118,8 @@ impl Percent {
         self.0
     }
 
-    /// That share of an amount of memory, in whole MiB: rounded down, so that shares that add up to 100 always fit together,
-    /// but at least one.
+    /// That share of an amount of memory, in whole MiB: rounded down, so that shares that add up to
+    /// 100 always fit together, but at least one.
     pub const fn of_mib(self, mib: u64) -> u64 {
         let share = (mib as u128 * self.0 as u128 / 100) as u64;
         if share == 0 { 1 } else { share }

@@ -5,24 +5,30 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::Link;
 use crate::names::GpuUuid;
 
-/// Steps that the search for one largest clique may take. Real machines need a few dozen: all their GPUs are joined to all,
-/// or to a handful. Beyond it the largest clique found so far is taken, which is still a clique and still deterministic.
+/// Steps that the search for one largest clique may take. Real machines need a few dozen: all their
+/// GPUs are joined to all, or to a handful. Beyond it the largest clique found so far is taken,
+/// which is still a clique and still deterministic.
 const STEP_BUDGET: u32 = 200_000;
 
 /// A group of at least two GPUs in which every two are joined by NVLink.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NvlinkClique {
-    /// Number of the clique on its node, by size (largest first), then by the lowest position of a member.
+    /// Number of the clique on its node, by size (largest first), then by the lowest position of a
+    /// member.
     pub number: u32,
     /// Its members, in the order in which the GPUs were given.
     pub members: Vec<GpuUuid>,
 }
 
-/// Partitions GPUs into NVLink cliques: the largest first, of equally large ones the one with the lowest members, by the
-/// order of `gpus`; then again among those left. On a mesh that is not complete (DGX-1V: two quads with single links
-/// between them) a GPU belongs to the largest group only, so that a constraint on the clique never pairs GPUs without
-/// a link. A GPU left alone is in no clique.
-pub fn nvlink_cliques<'g>(gpus: impl IntoIterator<Item = &'g GpuUuid>, links: &[Link]) -> Vec<NvlinkClique> {
+/// Partitions GPUs into NVLink cliques: the largest first, of equally large ones the one with the
+/// lowest members, by the order of `gpus`; then again among those left. On a mesh that is not
+/// complete (DGX-1V: two quads with single links between them) a GPU belongs to the largest group
+/// only, so that a constraint on the clique never pairs GPUs without a link. A GPU left alone is in
+/// no clique.
+pub fn nvlink_cliques<'g>(
+    gpus: impl IntoIterator<Item = &'g GpuUuid>,
+    links: &[Link],
+) -> Vec<NvlinkClique> {
     let gpus: Vec<&GpuUuid> = gpus.into_iter().collect();
     let graph = Graph::new(&gpus, links);
     let mut left: Vec<usize> = (0..gpus.len()).collect();
@@ -67,7 +73,8 @@ impl Graph {
     }
 }
 
-/// Branch and bound in ascending order: the first clique found of a size is the lexicographically first of that size.
+/// Branch and bound in ascending order: the first clique found of a size is the lexicographically
+/// first of that size.
 struct Search<'g> {
     graph: &'g Graph,
     best: Vec<usize>,

@@ -110,16 +110,18 @@ impl fmt::Display for UnpublishedReason {
 }
 
 impl Inventory {
-    /// Sorts out what the hardware said: GPUs that cannot be published join `unpublished`, the others are put in order of
-    /// their index, and links that end at no published GPU, or at the same one twice, are dropped.
+    /// Sorts out what the hardware said: GPUs that cannot be published join `unpublished`, the
+    /// others are put in order of their index, and links that end at no published GPU, or at
+    /// the same one twice, are dropped.
     pub fn new(gpus: Vec<Gpu>, links: Vec<Link>, unpublished: Vec<Unpublished>) -> Self {
         let mut inventory = Self { gpus: Vec::new(), links, unpublished };
         let mut seen = BTreeSet::new();
         let mut gpus = gpus;
         gpus.sort_by(|a, b| (a.index, &a.uuid).cmp(&(b.index, &b.uuid)));
         for gpu in gpus {
-            let reason = not_publishable(&gpu)
-                .or_else(|| (!seen.insert(gpu.uuid.clone())).then_some(UnpublishedReason::DuplicateUuid));
+            let reason = not_publishable(&gpu).or_else(|| {
+                (!seen.insert(gpu.uuid.clone())).then_some(UnpublishedReason::DuplicateUuid)
+            });
             match reason {
                 Some(reason) => inventory.set_aside(&gpu, reason),
                 None => inventory.gpus.push(gpu),
@@ -132,7 +134,9 @@ impl Inventory {
     /// The inventory without the GPUs that the operator excludes; they are listed as unpublished.
     #[must_use]
     pub fn excluding(self, excluded: &BTreeSet<GpuUuid>) -> Self {
-        self.setting_aside(|gpu| excluded.contains(&gpu.uuid).then_some(UnpublishedReason::Excluded))
+        self.setting_aside(|gpu| {
+            excluded.contains(&gpu.uuid).then_some(UnpublishedReason::Excluded)
+        })
     }
 
     /// The inventory without the GPUs for which `reason` has one.
@@ -173,12 +177,16 @@ impl Inventory {
 
     fn tidy_links(&mut self) {
         let published: BTreeSet<&GpuUuid> = self.gpus.iter().map(|gpu| &gpu.uuid).collect();
-        self.links
-            .retain(|link| link.a != link.b && published.contains(&link.a) && published.contains(&link.b));
+        self.links.retain(|link| {
+            link.a != link.b && published.contains(&link.a) && published.contains(&link.b)
+        });
         self.links.sort();
-        // Sorted by pair, then kind: of two links of one pair and medium the larger kind comes last and is kept.
+        // Sorted by pair, then kind: of two links of one pair and medium the larger kind comes last
+        // and is kept.
         self.links.reverse();
-        self.links.dedup_by(|later, kept| later.is_same_pair(kept) && later.kind.is_same_medium(kept.kind));
+        self.links.dedup_by(|later, kept| {
+            later.is_same_pair(kept) && later.kind.is_same_medium(kept.kind)
+        });
         self.links.reverse();
     }
 }

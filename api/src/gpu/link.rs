@@ -38,7 +38,8 @@ pub enum PcieLevel {
     Multiple,
     /// `PIX`: across one PCIe switch.
     Single,
-    /// `PSB`: on one board, across its own switch. `nvidia-smi` has no word for it; this is the one of NVIDIA's Go bindings.
+    /// `PSB`: on one board, across its own switch. `nvidia-smi` has no word for it; this is the one
+    /// of NVIDIA's Go bindings.
     Board,
 }
 

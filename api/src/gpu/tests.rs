@@ -8,8 +8,12 @@ use crate::machines::{all_pairs, dgx1v_links, gpu, nvlink, unlinked, uuid};
 /// Cliques as indices, of GPUs 0 to `count`.
 fn cliques(count: u32, links: &[Link]) -> Vec<Vec<u32>> {
     let gpus: Vec<GpuUuid> = (0..count).map(uuid).collect();
-    let index = |member: &GpuUuid| gpus.iter().position(|gpu| gpu == member).expect("a GPU of ours") as u32;
-    nvlink_cliques(&gpus, links).iter().map(|clique| clique.members.iter().map(index).collect()).collect()
+    let index =
+        |member: &GpuUuid| gpus.iter().position(|gpu| gpu == member).expect("a GPU of ours") as u32;
+    nvlink_cliques(&gpus, links)
+        .iter()
+        .map(|clique| clique.members.iter().map(index).collect())
+        .collect()
 }
 
 #[test]
@@ -84,8 +88,11 @@ fn an_excluded_gpu_takes_its_links_along() {
 
 #[test]
 fn a_link_said_twice_counts_once_and_the_better_word_holds() {
-    let links =
-        vec![nvlink(1, 0, 2), nvlink(0, 1, 4), Link::new(uuid(1), uuid(0), LinkKind::Pcie(PcieLevel::Node))];
+    let links = vec![
+        nvlink(1, 0, 2),
+        nvlink(0, 1, 4),
+        Link::new(uuid(1), uuid(0), LinkKind::Pcie(PcieLevel::Node)),
+    ];
     let inventory = Inventory::new(vec![gpu(0), gpu(1)], links, Vec::new());
     assert_eq!(
         inventory.links,

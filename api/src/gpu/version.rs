@@ -21,7 +21,8 @@ pub struct CudaVersion {
 }
 
 impl CudaVersion {
-    /// From the number that CUDA and NVML use: 1000 times major plus 10 times minor, 13000 for 13.0.
+    /// From the number that CUDA and NVML use: 1000 times major plus 10 times minor, 13000 for
+    /// 13.0.
     pub const fn from_number(number: u32) -> Self {
         Self { major: number / 1000, minor: number % 1000 / 10 }
     }
@@ -46,9 +47,10 @@ impl fmt::Display for CudaVersion {
     }
 }
 
-/// Makes a version of NVIDIA's semver, which allows no leading zeros and needs three numbers: `580.95.05` becomes `580.95.5`
-/// and `13.0` becomes `13.0.0`. A fourth number is dropped (semver has no place where it would still count in comparisons),
-/// and so is what follows the numbers. `None` if the text does not begin with a number.
+/// Makes a version of NVIDIA's semver, which allows no leading zeros and needs three numbers:
+/// `580.95.05` becomes `580.95.5` and `13.0` becomes `13.0.0`. A fourth number is dropped (semver
+/// has no place where it would still count in comparisons), and so is what follows the numbers.
+/// `None` if the text does not begin with a number.
 pub fn normalise_version(text: &str) -> Option<semver::Version> {
     let text = text.trim();
     let numbers = &text[..text.bytes().take_while(|b| b.is_ascii_digit() || *b == b'.').count()];

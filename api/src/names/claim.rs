@@ -47,9 +47,10 @@ impl fmt::Display for ResultId {
     }
 }
 
-/// The name of what one allocation result becomes on the node: `<claim UID>-<share id>`, or `<claim UID>-<index>` for an
-/// exclusive device. It names the CDI device of kind [`CDI_CLAIM_KIND`](super::CDI_CLAIM_KIND) and the directory
-/// `/dev/tessera/<name>` in the container.
+/// The name of what one allocation result becomes on the node: `<claim UID>-<share id>`, or `<claim
+/// UID>-<index>` for an exclusive device. It names the CDI device of kind
+/// [`CDI_CLAIM_KIND`](super::CDI_CLAIM_KIND) and the directory `/dev/tessera/<name>` in the
+/// container.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClaimDeviceName {
     claim: ClaimUid,
@@ -66,7 +67,11 @@ impl ClaimDeviceName {
     ///
     /// # Errors
     /// The share id is not a lowercase UUID.
-    pub fn of_result(claim: &ClaimUid, index: usize, share_id: Option<&str>) -> Result<Self, NameError> {
+    pub fn of_result(
+        claim: &ClaimUid,
+        index: usize,
+        share_id: Option<&str>,
+    ) -> Result<Self, NameError> {
         let result = match share_id {
             Some(share) => ResultId::Share(ShareId::new(share)?),
             None => ResultId::Index(index),

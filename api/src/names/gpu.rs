@@ -18,8 +18,8 @@ name_type! {
 }
 
 impl GpuUuid {
-    /// The device's name in the slice: the UUID in lowercase, `gpu-…`. So a replaced or re-ordered GPU is never mistaken
-    /// for the one that was there before.
+    /// The device's name in the slice: the UUID in lowercase, `gpu-…`. So a replaced or re-ordered
+    /// GPU is never mistaken for the one that was there before.
     pub fn device_name(&self) -> DeviceName {
         DeviceName::new(self.as_str().to_ascii_lowercase())
             .expect("invariant: a lowercased GPU UUID is a DNS label of 40 bytes")
@@ -39,7 +39,8 @@ impl GpuUuid {
         Self::new(format!("GPU-{digits}")).map_err(|_| malformed())
     }
 
-    /// The fully qualified CDI device of the GPU's driver files, `k8s.gpu.tessera.dev/driver=GPU-…`.
+    /// The fully qualified CDI device of the GPU's driver files,
+    /// `k8s.gpu.tessera.dev/driver=GPU-…`.
     pub fn cdi_id(&self) -> String {
         format!("{}={self}", super::CDI_DRIVER_KIND)
     }

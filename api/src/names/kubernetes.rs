@@ -29,7 +29,8 @@ name_type! {
 impl PoolName {
     /// The pool of a node's GPUs.
     pub fn of_node(node: &NodeName) -> Self {
-        Self::new(node.as_str()).expect("invariant: a node name is one DNS subdomain and so is a pool name")
+        Self::new(node.as_str())
+            .expect("invariant: a node name is one DNS subdomain and so is a pool name")
     }
 }
 
@@ -88,7 +89,8 @@ name_type! {
 }
 
 impl RequestName {
-    /// The request without its subrequest: what the kubelet and a container's `resources.claims[].request` use.
+    /// The request without its subrequest: what the kubelet and a container's
+    /// `resources.claims[].request` use.
     pub fn parent(&self) -> &str {
         self.as_str().split_once('/').map_or(self.as_str(), |(parent, _)| parent)
     }
@@ -98,8 +100,8 @@ impl RequestName {
         self.as_str().split_once('/').map(|(_, sub)| sub)
     }
 
-    /// Whether an entry of a `requests` list (of a config or a constraint) means this request: it names it exactly, or it
-    /// names the parent and thereby every subrequest.
+    /// Whether an entry of a `requests` list (of a config or a constraint) means this request: it
+    /// names it exactly, or it names the parent and thereby every subrequest.
     pub fn is_named_by(&self, entry: &str) -> bool {
         self.as_str() == entry || self.parent() == entry
     }

@@ -1,6 +1,7 @@
 //! The syntaxes that names obey, as predicates on text.
 
-/// RFC 1123 label: lowercase letters, digits and `-`, a letter or digit at both ends, at most 63 bytes.
+/// RFC 1123 label: lowercase letters, digits and `-`, a letter or digit at both ends, at most 63
+/// bytes.
 pub(super) fn is_dns_label(text: &str) -> bool {
     let bytes = text.as_bytes();
     let (Some(first), Some(last)) = (bytes.first(), bytes.last()) else { return false };
@@ -10,7 +11,8 @@ pub(super) fn is_dns_label(text: &str) -> bool {
         && bytes.iter().all(|b| is_lower_alphanumeric(*b) || *b == b'-')
 }
 
-/// RFC 1123 subdomain as Kubernetes checks it: dot-separated parts that look like labels; a part has no limit of its own.
+/// RFC 1123 subdomain as Kubernetes checks it: dot-separated parts that look like labels; a part
+/// has no limit of its own.
 pub(super) fn is_dns_subdomain(text: &str) -> bool {
     !text.is_empty()
         && text.split('.').all(|part| {
@@ -26,7 +28,9 @@ pub(super) fn is_dns_subdomain(text: &str) -> bool {
 pub(super) fn is_uuid(text: &str) -> bool {
     let mut parts = text.split('-');
     let shaped = [8, 4, 4, 4, 12].iter().all(|length| {
-        parts.next().is_some_and(|part| part.len() == *length && part.bytes().all(|b| b.is_ascii_hexdigit()))
+        parts.next().is_some_and(|part| {
+            part.len() == *length && part.bytes().all(|b| b.is_ascii_hexdigit())
+        })
     });
     shaped && parts.next().is_none()
 }

@@ -26,9 +26,12 @@ fn gpu_uuids_of_either_case_are_the_same_gpu() {
 
 #[test]
 fn what_is_no_gpu_is_refused() {
-    for text in
-        ["MIG-1f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77", "1f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77", "GPU-0", "GPU-"]
-    {
+    for text in [
+        "MIG-1f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77",
+        "1f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77",
+        "GPU-0",
+        "GPU-",
+    ] {
         assert!(matches!(GpuUuid::new(text), Err(NameError::Malformed { .. })), "{text}");
     }
     assert!(GpuUuid::from_device_name(&DeviceName::new("gpu-0").unwrap()).is_err());
@@ -99,7 +102,9 @@ fn pci_addresses_take_the_form_of_sysfs() {
     assert_eq!(PciBusId::new("00000000:19:00.0").unwrap(), "0000:19:00.0");
     assert_eq!(PciBusId::new("0000:AF:1F.7").unwrap(), "0000:af:1f.7");
     assert_eq!(PciBusId::new("00010000:01:00.0").unwrap(), "10000:01:00.0");
-    for bad in ["19:00.0", "0000:19:20.0", "0000:19:00.8", "0000:1:00.0", "0000:19:00", "0000:+9:00.0"] {
+    for bad in
+        ["19:00.0", "0000:19:20.0", "0000:19:00.8", "0000:1:00.0", "0000:19:00", "0000:+9:00.0"]
+    {
         assert!(PciBusId::new(bad).is_err(), "{bad}");
     }
 }

@@ -20,8 +20,8 @@ const BINARY_SUFFIXES: [&str; 7] = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
 const DECIMAL_SUFFIXES: [&str; 10] = ["n", "u", "m", "", "k", "M", "G", "T", "P", "E"];
 
 impl fmt::Display for Quantity {
-    /// The canonical form: no fraction, the largest suffix that allows that. Binary notation becomes decimal below 1024 and
-    /// where there is a fraction, so that nothing is lost.
+    /// The canonical form: no fraction, the largest suffix that allows that. Binary notation
+    /// becomes decimal below 1024 and where there is a fraction, so that nothing is lost.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&self.canonical())
     }

@@ -15,7 +15,9 @@ const NANO_DIGITS: i64 = 9;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum QuantityError {
     /// Not of the form number and suffix.
-    #[error("`{text}` is not a quantity; write a number and a suffix, such as `19Gi`, `500m` or `25`")]
+    #[error(
+        "`{text}` is not a quantity; write a number and a suffix, such as `19Gi`, `500m` or `25`"
+    )]
     Malformed {
         /// The refused text.
         text: String,
@@ -71,9 +73,11 @@ pub(super) fn parse(text: &str) -> Result<Quantity, QuantityError> {
         Scale::Ten { exponent, format } => (decimal_nano(&scanned, exponent), format),
         Scale::Two { exponent } => {
             // Capped as upstream does it, so that sums of a few stay within an int64.
-            let capped =
-                binary_nano(&scanned, exponent).unwrap_or(i128::MAX).min(i128::from(i64::MAX) * NANO);
-            let format = if capped > 0 && capped < NANO { Format::DecimalSi } else { Format::BinarySi };
+            let capped = binary_nano(&scanned, exponent)
+                .unwrap_or(i128::MAX)
+                .min(i128::from(i64::MAX) * NANO);
+            let format =
+                if capped > 0 && capped < NANO { Format::DecimalSi } else { Format::BinarySi };
             (Some(capped), format)
         }
     };
@@ -94,7 +98,12 @@ fn scan(text: &str) -> Option<Scanned<'_>> {
     let (fraction, suffix) = rest.strip_prefix('.').map_or(("", rest), split_digits);
     let letters = suffix.trim_start_matches(|c| "eEinumkKMGTP".contains(c));
     let digits = letters.strip_prefix(['-', '+']).unwrap_or(letters);
-    digits.bytes().all(|b| b.is_ascii_digit()).then_some(Scanned { negative, integer, fraction, suffix })
+    digits.bytes().all(|b| b.is_ascii_digit()).then_some(Scanned {
+        negative,
+        integer,
+        fraction,
+        suffix,
+    })
 }
 
 fn split_digits(text: &str) -> (&str, &str) {
@@ -152,8 +161,8 @@ impl Scanned<'_> {
     }
 }
 
-/// Multiplies a number given by its decimal digits. Digits rather than machine words, since a number may have any length
-/// and still denote a small amount.
+/// Multiplies a number given by its decimal digits. Digits rather than machine words, since a
+/// number may have any length and still denote a small amount.
 fn multiply_by_1024(digits: &mut Vec<u8>) {
     let mut carry = 0_u32;
     for digit in digits.iter_mut().rev() {
@@ -169,7 +178,8 @@ fn multiply_by_1024(digits: &mut Vec<u8>) {
     digits.splice(0..0, front);
 }
 
-/// The number times ten to the power of `shift`, rounded up to a whole number; `None` if that is too large.
+/// The number times ten to the power of `shift`, rounded up to a whole number; `None` if that is
+/// too large.
 fn shifted(digits: &[u8], shift: i64) -> Option<i128> {
     let significant = &digits[digits.iter().take_while(|digit| **digit == 0).count()..];
     if significant.is_empty() {
@@ -179,12 +189,15 @@ fn shifted(digits: &[u8], shift: i64) -> Option<i128> {
         let power = 10_i128.checked_pow(u32::try_from(shift).ok()?)?;
         return whole(significant)?.checked_mul(power);
     }
-    let dropped = usize::try_from(shift.unsigned_abs()).unwrap_or(usize::MAX).min(significant.len());
+    let dropped =
+        usize::try_from(shift.unsigned_abs()).unwrap_or(usize::MAX).min(significant.len());
     let (kept, lost) = significant.split_at(significant.len() - dropped);
     let rounds_up = lost.iter().any(|digit| *digit != 0);
     whole(kept)?.checked_add(i128::from(rounds_up))
 }
 
 fn whole(digits: &[u8]) -> Option<i128> {
-    digits.iter().try_fold(0_i128, |value, digit| value.checked_mul(10)?.checked_add(i128::from(*digit)))
+    digits
+        .iter()
+        .try_fold(0_i128, |value, digit| value.checked_mul(10)?.checked_add(i128::from(*digit)))
 }

@@ -77,9 +77,18 @@ fn errors_name_the_text_and_say_what_is_wanted() {
 
 #[test]
 fn sums_take_the_notation_of_the_first_summand_that_is_not_zero() {
-    assert_eq!(q("1Gi").checked_add(q("1024")).map(|sum| sum.to_string()), Some("1048577Ki".to_owned()));
-    assert_eq!(Quantity::ZERO.checked_add(q("2Gi")).map(|sum| sum.to_string()), Some("2Gi".to_owned()));
-    assert_eq!(q("2Gi").checked_sub(q("3Gi")).map(|rest| rest.to_string()), Some("-1Gi".to_owned()));
+    assert_eq!(
+        q("1Gi").checked_add(q("1024")).map(|sum| sum.to_string()),
+        Some("1048577Ki".to_owned())
+    );
+    assert_eq!(
+        Quantity::ZERO.checked_add(q("2Gi")).map(|sum| sum.to_string()),
+        Some("2Gi".to_owned())
+    );
+    assert_eq!(
+        q("2Gi").checked_sub(q("3Gi")).map(|rest| rest.to_string()),
+        Some("-1Gi".to_owned())
+    );
     assert_eq!(q("2Gi").saturating_sub(q("3Gi")), Quantity::ZERO);
     assert_eq!(q("1.7e29").checked_add(q("1.7e29")), None);
 }

@@ -57,7 +57,8 @@ impl Tally {
         &self.nodes
     }
 
-    /// The least amount that any of them was short of: what would have to become free for a first fit.
+    /// The least amount that any of them was short of: what would have to become free for a first
+    /// fit.
     pub fn least_missing(&self) -> Option<Quantity> {
         self.least_missing
     }
@@ -82,7 +83,8 @@ impl Explanation {
     pub fn count_short(&mut self, reason: Reason, node: &NodeName, missing: Quantity) {
         self.count(reason.clone(), node, 1);
         if let Some(tally) = self.tallies.get_mut(&reason) {
-            tally.least_missing = Some(tally.least_missing.map_or(missing, |least| least.min(missing)));
+            tally.least_missing =
+                Some(tally.least_missing.map_or(missing, |least| least.min(missing)));
         }
     }
 
@@ -98,8 +100,8 @@ impl Explanation {
         self.nearest.as_deref()
     }
 
-    /// The same in words, as `nearest to a fit: node-a has 1 of 2 devices; the next: too little memory left (short by 9Gi)`.
-    /// None where the reasons say as much.
+    /// The same in words, as `nearest to a fit: node-a has 1 of 2 devices; the next: too little
+    /// memory left (short by 9Gi)`. None where the reasons say as much.
     pub fn nearest_clause(&self) -> Option<String> {
         let NearestMiss { lacking, reason, missing, node, wanted } = self.nearest.as_deref()?;
         let is_only_node = self.tallies.values().all(|tally| tally.nodes.iter().eq([node]));
@@ -123,7 +125,8 @@ impl Explanation {
             let tally = self.tallies.entry(reason.clone()).or_default();
             tally.devices += theirs.devices;
             tally.nodes.extend(theirs.nodes.iter().cloned());
-            tally.least_missing = [tally.least_missing, theirs.least_missing].into_iter().flatten().min();
+            tally.least_missing =
+                [tally.least_missing, theirs.least_missing].into_iter().flatten().min();
         }
     }
 
@@ -137,15 +140,15 @@ impl Explanation {
         self.tallies.iter().rev()
     }
 
-    /// One clause for each reason, as `2 devices on 1 node: too little memory left (short by 9Gi at least)`, nearest to a fit
-    /// first.
+    /// One clause for each reason, as `2 devices on 1 node: too little memory left (short by 9Gi at
+    /// least)`, nearest to a fit first.
     pub fn clauses(&self) -> impl Iterator<Item = String> {
         self.tallies().map(|(reason, tally)| clause(reason, tally))
     }
 
-    /// One line for people: per reason, how many devices on how many nodes. Reasons nearest to a fit come first; what does
-    /// not go into `limit` bytes is counted at the end, so that the line is never cut within a word. Where there is room for it
-    /// the nearest miss comes last.
+    /// One line for people: per reason, how many devices on how many nodes. Reasons nearest to a
+    /// fit come first; what does not go into `limit` bytes is counted at the end, so that the
+    /// line is never cut within a word. Where there is room for it the nearest miss comes last.
     pub fn render(&self, limit: usize) -> String {
         if self.is_empty() {
             return "no devices are published".to_owned();
@@ -161,7 +164,8 @@ impl Explanation {
             line.push_str(separator);
             line.push_str(&clause);
         }
-        if let Some(nearest) = self.nearest_clause().filter(|nearest| line.len() + 2 + nearest.len() <= limit)
+        if let Some(nearest) =
+            self.nearest_clause().filter(|nearest| line.len() + 2 + nearest.len() <= limit)
         {
             line.push_str("; ");
             line.push_str(&nearest);
@@ -170,7 +174,8 @@ impl Explanation {
     }
 }
 
-/// Ends a line that has no room for `left` more reasons; a first reason that is too long by itself is cut.
+/// Ends a line that has no room for `left` more reasons; a first reason that is too long by itself
+/// is cut.
 fn with_remainder(mut line: String, next: &str, left: usize, limit: usize) -> String {
     if line.is_empty() {
         let room = limit.saturating_sub(REMAINDER_BYTES);
@@ -200,8 +205,9 @@ fn plural(count: u64, noun: &str) -> String {
 }
 
 impl Serialize for Explanation {
-    /// A list, nearest to a fit first: `[{"code", "message", "devices", "nodes", "leastMissing"?, "nearest"?}]`; one of them has
-    /// the nearest miss, `{"node", "lacking", "wanted", "missing"?}`.
+    /// A list, nearest to a fit first: `[{"code", "message", "devices", "nodes", "leastMissing"?,
+    /// "nearest"?}]`; one of them has the nearest miss, `{"node", "lacking", "wanted",
+    /// "missing"?}`.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut list = serializer.serialize_seq(Some(self.tallies.len()))?;
         for (reason, tally) in self.tallies() {
@@ -220,7 +226,8 @@ struct Row<'e> {
 
 impl Serialize for NearestMiss {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut miss = serializer.serialize_struct("NearestMiss", 3 + usize::from(self.missing.is_some()))?;
+        let mut miss =
+            serializer.serialize_struct("NearestMiss", 3 + usize::from(self.missing.is_some()))?;
         miss.serialize_field("node", &self.node)?;
         miss.serialize_field("lacking", &self.lacking)?;
         miss.serialize_field("wanted", &self.wanted)?;

@@ -13,8 +13,16 @@ fn short_of_memory() -> Reason {
 fn explanation() -> Explanation {
     let mut explanation = Explanation::new();
     explanation.count(Reason::Node(NodeReason::Cordoned), &node("node-c"), 8);
-    explanation.count(Reason::ClassSelector { class: "h100.gpu.tessera.dev".to_owned() }, &node("node-b"), 3);
-    explanation.count(Reason::ClassSelector { class: "h100.gpu.tessera.dev".to_owned() }, &node("node-b"), 1);
+    explanation.count(
+        Reason::ClassSelector { class: "h100.gpu.tessera.dev".to_owned() },
+        &node("node-b"),
+        3,
+    );
+    explanation.count(
+        Reason::ClassSelector { class: "h100.gpu.tessera.dev".to_owned() },
+        &node("node-b"),
+        1,
+    );
     explanation.count_short(short_of_memory(), &node("node-a"), Quantity::from_mib(3072));
     explanation.count_short(short_of_memory(), &node("node-d"), Quantity::from_mib(512));
     explanation
@@ -53,7 +61,8 @@ fn a_single_endless_reason_is_cut() {
     explanation.count(Reason::SelectorError { message: "ü".repeat(2000) }, &node("node-a"), 1);
     let line = explanation.render(MAX_EVENT_BYTES);
     assert!(
-        line.len() <= MAX_EVENT_BYTES && line.starts_with("1 device on 1 node: a selector failed (ü"),
+        line.len() <= MAX_EVENT_BYTES
+            && line.starts_with("1 device on 1 node: a selector failed (ü"),
         "{line}"
     );
 }

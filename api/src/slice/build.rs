@@ -12,22 +12,26 @@ use crate::names::{DRIVER_NAME, GpuUuid, NodeName, TOPOLOGY_ANNOTATION};
 
 /// Longest object name (DNS subdomain).
 const MAX_NAME_BYTES: usize = 253;
-/// Hexadecimal digits of the hash that stands for a node's name: the clique attribute holds 64 bytes, a node's name has up
-/// to 253. 48 bits make a collision among 40,000 nodes a matter of one in 350,000.
+/// Hexadecimal digits of the hash that stands for a node's name: the clique attribute holds 64
+/// bytes, a node's name has up to 253. 48 bits make a collision among 40,000 nodes a matter of one
+/// in 350,000.
 const NODE_HASH_DIGITS: usize = 12;
 
-/// The slices that publish the inventory: one pool, as many slices as the API's limits ask for, all of one generation. No GPU
-/// gives one empty slice, which says that the driver is there and has nothing.
+/// The slices that publish the inventory: one pool, as many slices as the API's limits ask for, all
+/// of one generation. No GPU gives one empty slice, which says that the driver is there and has
+/// nothing.
 ///
-/// The result depends on nothing but the arguments: equal arguments give equal slices, names included, so that a slice
-/// published twice collides instead of counting twice.
+/// The result depends on nothing but the arguments: equal arguments give equal slices, names
+/// included, so that a slice published twice collides instead of counting twice.
 pub fn build(inventory: &Inventory, options: &SliceOptions) -> Vec<ResourceSlice> {
     let cliques = nvlink_cliques(inventory.gpus.iter().map(|gpu| &gpu.uuid), &inventory.links);
     let mut gpus: Vec<&Gpu> = inventory.gpus.iter().collect();
     options.order.sort(&mut gpus, &options.in_use, &cliques);
     let clique_values = clique_values(&cliques, &options.node);
-    let devices: Vec<Device> =
-        gpus.iter().map(|gpu| device::device(gpu, clique_values.get(&gpu.uuid).cloned(), options)).collect();
+    let devices: Vec<Device> = gpus
+        .iter()
+        .map(|gpu| device::device(gpu, clique_values.get(&gpu.uuid).cloned(), options))
+        .collect();
     let per_slice =
         if devices.iter().any(|d| d.taints.is_some()) { MAX_TAINTED_DEVICES } else { MAX_DEVICES };
     let parts: Vec<(&[Device], &[&Gpu])> = match devices.len() {
@@ -50,8 +54,9 @@ fn slice(
     topology: &Topology,
     options: &SliceOptions,
 ) -> ResourceSlice {
-    let annotation =
-        topology.to_annotation().map(|text| BTreeMap::from([(TOPOLOGY_ANNOTATION.to_owned(), text)]));
+    let annotation = topology
+        .to_annotation()
+        .map(|text| BTreeMap::from([(TOPOLOGY_ANNOTATION.to_owned(), text)]));
     ResourceSlice {
         metadata: ObjectMeta {
             name: Some(slice_name(index, &options.node)),
@@ -76,8 +81,8 @@ fn slice(
     }
 }
 
-/// The slice's name. The position comes first and has a fixed width, because upstream's allocator goes through slices by
-/// name: so it meets devices in our order.
+/// The slice's name. The position comes first and has a fixed width, because upstream's allocator
+/// goes through slices by name: so it meets devices in our order.
 fn slice_name(index: usize, node: &NodeName) -> String {
     let name = format!("{index:03}-{DRIVER_NAME}-{node}");
     if name.len() <= MAX_NAME_BYTES {
@@ -98,7 +103,8 @@ fn owner_reference(node: &NodeName, uid: &str) -> OwnerReference {
     }
 }
 
-/// The clique attribute of each GPU that has one. The node's name is in it, so that equal cliques mean one machine.
+/// The clique attribute of each GPU that has one. The node's name is in it, so that equal cliques
+/// mean one machine.
 fn clique_values(cliques: &[NvlinkClique], node: &NodeName) -> BTreeMap<GpuUuid, String> {
     let hash = node_hash(node);
     let values = cliques.iter().flat_map(|clique| {

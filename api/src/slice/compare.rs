@@ -3,24 +3,28 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::resource::v1::{
-    CapacityRequestPolicy, CapacityRequestPolicyRange, Device, DeviceCapacity, DeviceTaint, ResourceSlice,
-    ResourceSliceSpec,
+    CapacityRequestPolicy, CapacityRequestPolicyRange, Device, DeviceCapacity, DeviceTaint,
+    ResourceSlice, ResourceSliceSpec,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 
 use crate::names::TOPOLOGY_ANNOTATION;
 use crate::quantity::Quantity;
 
-/// Whether a published slice says what the desired one says: the driver, node, devices in their order, and the topology.
+/// Whether a published slice says what the desired one says: the driver, node, devices in their
+/// order, and the topology.
 ///
-/// What others set is not looked at: metadata beside our annotation, when a taint was added, how a quantity is spelled. Nor
-/// are generation and slice count: those follow from whether anything else differs.
+/// What others set is not looked at: metadata beside our annotation, when a taint was added, how a
+/// quantity is spelled. Nor are generation and slice count: those follow from whether anything else
+/// differs.
 pub fn same_content(desired: &ResourceSlice, published: &ResourceSlice) -> bool {
-    annotation(desired) == annotation(published) && comparable(&desired.spec) == comparable(&published.spec)
+    annotation(desired) == annotation(published)
+        && comparable(&desired.spec) == comparable(&published.spec)
 }
 
-/// Whether the published slices are the desired pool: each desired one is there by its name with the same content, none is
-/// there beside them, all have one generation, and each knows how many there are.
+/// Whether the published slices are the desired pool: each desired one is there by its name with
+/// the same content, none is there beside them, all have one generation, and each knows how many
+/// there are.
 pub fn same_pool(desired: &[ResourceSlice], published: &[ResourceSlice]) -> bool {
     let by_name: BTreeMap<Option<&str>, &ResourceSlice> =
         published.iter().map(|slice| (slice.metadata.name.as_deref(), slice)).collect();
@@ -35,11 +39,17 @@ pub fn same_pool(desired: &[ResourceSlice], published: &[ResourceSlice]) -> bool
         })
 }
 
-/// Copies into a desired slice what the API server filled in when the published one was written and what an update would
-/// otherwise set anew: the time at which a taint was added, for the taints that are still there.
+/// Copies into a desired slice what the API server filled in when the published one was written and
+/// what an update would otherwise set anew: the time at which a taint was added, for the taints
+/// that are still there.
 pub fn keep_server_fields(desired: &mut ResourceSlice, published: &ResourceSlice) {
-    let there: BTreeMap<&str, &Device> =
-        published.spec.devices.iter().flatten().map(|device| (device.name.as_str(), device)).collect();
+    let there: BTreeMap<&str, &Device> = published
+        .spec
+        .devices
+        .iter()
+        .flatten()
+        .map(|device| (device.name.as_str(), device))
+        .collect();
     for device in desired.spec.devices.iter_mut().flatten() {
         let Some(old) = there.get(device.name.as_str()) else { continue };
         for taint in device.taints.iter_mut().flatten().filter(|taint| taint.time_added.is_none()) {
@@ -86,7 +96,8 @@ fn canonical_capacity(capacity: &mut DeviceCapacity) {
     }
 }
 
-/// Spells a quantity in one way per amount; one that cannot be read stays as it is and equals only itself.
+/// Spells a quantity in one way per amount; one that cannot be read stays as it is and equals only
+/// itself.
 fn canonical(quantity: &mut ApiQuantity) {
     if let Ok(amount) = Quantity::try_from(&*quantity) {
         *quantity = amount.in_format(crate::quantity::Format::DecimalSi).into();

@@ -3,18 +3,20 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::resource::v1::{
-    CapacityRequestPolicy, CapacityRequestPolicyRange, Device, DeviceAttribute, DeviceCapacity, DeviceTaint,
+    CapacityRequestPolicy, CapacityRequestPolicyRange, Device, DeviceAttribute, DeviceCapacity,
+    DeviceTaint,
 };
 
 use super::{Fence, SliceOptions};
 use crate::gpu::{Gpu, Health, normalise_version};
 use crate::names::{
-    LEAVING_STOCK_TAINT_KEY, MANAGED_TAINT_KEY, NO_SCHEDULE, ORPHANED_TAINT_KEY, UNHEALTHY_TAINT_KEY,
-    attribute, capacity,
+    LEAVING_STOCK_TAINT_KEY, MANAGED_TAINT_KEY, NO_SCHEDULE, ORPHANED_TAINT_KEY,
+    UNHEALTHY_TAINT_KEY, attribute, capacity,
 };
 use crate::quantity::Quantity;
 
-/// Longest string and version that an attribute can have, bytes (API limit `DeviceAttributeMaxValueLength`).
+/// Longest string and version that an attribute can have, bytes (API limit
+/// `DeviceAttributeMaxValueLength`).
 pub const MAX_STRING_BYTES: usize = 64;
 
 /// The text, or as much of its beginning as an attribute can hold, cut between characters.
@@ -65,8 +67,9 @@ fn ranged(value: Quantity, default: Quantity, min: Quantity, step: Quantity) -> 
     }
 }
 
-/// Volta and later: only there a client of MPS has an address space, a limit on memory and a share of the GPU of its own. CUDA 12.3 and
-/// later: from then on the CUDA driver says whether a process is one (`CU_DEVICE_ATTRIBUTE_MPS_ENABLED`).
+/// Volta and later: only there a client of MPS has an address space, a limit on memory and a share
+/// of the GPU of its own. CUDA 12.3 and later: from then on the CUDA driver says whether a process
+/// is one (`CU_DEVICE_ATTRIBUTE_MPS_ENABLED`).
 fn shares_by_mps(gpu: &Gpu) -> bool {
     let cuda = (gpu.cuda_driver_version.major, gpu.cuda_driver_version.minor);
     gpu.cuda_compute_capability.major >= 7 && cuda >= (12, 3)
@@ -87,13 +90,19 @@ fn attributes(
         (attribute::UUID, string(Some(gpu.uuid.as_str()))),
         (attribute::PRODUCT_NAME, string(Some(gpu.product_name.as_str()))),
         (attribute::ARCHITECTURE, string(architecture.as_deref())),
-        (attribute::CUDA_COMPUTE_CAPABILITY, version(Some(gpu.cuda_compute_capability.to_string()))),
+        (
+            attribute::CUDA_COMPUTE_CAPABILITY,
+            version(Some(gpu.cuda_compute_capability.to_string())),
+        ),
         (attribute::DRIVER_VERSION, version(driver_version)),
         (attribute::CUDA_DRIVER_VERSION, version(Some(gpu.cuda_driver_version.to_string()))),
         (attribute::INDEX, int(Some(i64::from(gpu.index)))),
         (attribute::NVLINK_CLIQUE, string(clique.as_deref())),
         (attribute::PHYSICAL_MEMORY, string(physical.as_deref())),
-        (attribute::MPS, mps.then(|| DeviceAttribute { bool: Some(true), ..DeviceAttribute::default() })),
+        (
+            attribute::MPS,
+            mps.then(|| DeviceAttribute { bool: Some(true), ..DeviceAttribute::default() }),
+        ),
         (attribute::PCI_BUS_ID, string(Some(gpu.pci_bus_id.as_str()))),
         (attribute::PCIE_ROOT, string(gpu.pcie_root.as_deref())),
         (attribute::NUMA_NODE, int(gpu.numa_node.map(i64::from))),
@@ -122,9 +131,12 @@ fn taints(gpu: &Gpu, options: &SliceOptions) -> Option<Vec<DeviceTaint>> {
         Health::Healthy => None,
         Health::Unhealthy { code, .. } => Some(no_schedule(UNHEALTHY_TAINT_KEY, label_value(code))),
     };
-    let orphaned = options.orphaned.contains(&gpu.uuid).then(|| no_schedule(ORPHANED_TAINT_KEY, None));
-    let leaving =
-        options.leaving_stock.contains(&gpu.uuid).then(|| no_schedule(LEAVING_STOCK_TAINT_KEY, None));
+    let orphaned =
+        options.orphaned.contains(&gpu.uuid).then(|| no_schedule(ORPHANED_TAINT_KEY, None));
+    let leaving = options
+        .leaving_stock
+        .contains(&gpu.uuid)
+        .then(|| no_schedule(LEAVING_STOCK_TAINT_KEY, None));
     let taints: Vec<DeviceTaint> =
         managed.into_iter().chain(unhealthy).chain(orphaned).chain(leaving).collect();
     (!taints.is_empty()).then_some(taints)
@@ -134,8 +146,8 @@ fn no_schedule(key: &str, value: Option<String>) -> DeviceTaint {
     DeviceTaint { key: key.to_owned(), value, effect: NO_SCHEDULE.to_owned(), time_added: None }
 }
 
-/// A text made to be a label value, which is what a taint's value must be: at most 63 of `[A-Za-z0-9._-]`, alphanumeric at
-/// both ends.
+/// A text made to be a label value, which is what a taint's value must be: at most 63 of
+/// `[A-Za-z0-9._-]`, alphanumeric at both ends.
 fn label_value(text: &str) -> Option<String> {
     let kept: String =
         text.chars().filter(|c| c.is_ascii_alphanumeric() || "._-".contains(*c)).take(63).collect();

@@ -27,7 +27,8 @@ pub struct SliceOptions {
     pub leaving_stock: BTreeSet<GpuUuid>,
     /// How much memory is published of what is there.
     pub memory_ratio: MemoryRatio,
-    /// GPUs of which somebody has a share that may not spill to the host: they are published with what they have.
+    /// GPUs of which somebody has a share that may not spill to the host: they are published with
+    /// what they have.
     pub fixed: BTreeSet<GpuUuid>,
     /// The node runs MPS control daemons for claims that ask for them.
     pub mps: bool,
@@ -104,10 +105,15 @@ impl MemoryRatio {
         (mib as u128 * self.0 as u128 / 100) as u64
     }
 
-    /// MiB that are given out of a GPU: more than it has only where its memory can spill to the host, and nobody has a share of it that
-    /// may not. Not all memory of those who may spill can be moved away for one who may not.
+    /// MiB that are given out of a GPU: more than it has only where its memory can spill to the
+    /// host, and nobody has a share of it that may not. Not all memory of those who may spill
+    /// can be moved away for one who may not.
     pub fn of_gpu(self, gpu: &Gpu, is_fixed: bool) -> u64 {
-        if gpu.memory_can_spill() && !is_fixed { self.of_mib(gpu.memory_mib()) } else { gpu.memory_mib() }
+        if gpu.memory_can_spill() && !is_fixed {
+            self.of_mib(gpu.memory_mib())
+        } else {
+            gpu.memory_mib()
+        }
     }
 }
 

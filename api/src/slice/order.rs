@@ -1,4 +1,5 @@
-//! In which order a pool lists its devices. Upstream's allocator takes the first that fits, so the order is a policy.
+//! In which order a pool lists its devices. Upstream's allocator takes the first that fits, so the
+//! order is a policy.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -18,7 +19,8 @@ pub enum DeviceOrder {
     FreeLast,
     /// The emptiest first: first fit spreads.
     FreeFirst,
-    /// GPUs of one NVLink clique side by side, then by NUMA node: first fit of several GPUs stays together.
+    /// GPUs of one NVLink clique side by side, then by NUMA node: first fit of several GPUs stays
+    /// together.
     Clique,
 }
 
@@ -37,7 +39,12 @@ impl DeviceOrder {
     }
 
     /// Puts GPUs, which come by index, in this order; ties stay by index.
-    pub(super) fn sort(self, gpus: &mut [&Gpu], in_use: &BTreeMap<GpuUuid, u64>, cliques: &[NvlinkClique]) {
+    pub(super) fn sort(
+        self,
+        gpus: &mut [&Gpu],
+        in_use: &BTreeMap<GpuUuid, u64>,
+        cliques: &[NvlinkClique],
+    ) {
         let used = |gpu: &Gpu| in_use.get(&gpu.uuid).copied().unwrap_or(0);
         let clique = |gpu: &Gpu| {
             let own = cliques.iter().find(|clique| clique.members.contains(&gpu.uuid));

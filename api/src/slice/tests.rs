@@ -6,15 +6,21 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use proptest::prelude::*;
 
 use super::*;
-use crate::gpu::{ComputeCapability, CudaVersion, Gpu, Health, Inventory, Link, LinkKind, PcieLevel};
+use crate::gpu::{
+    ComputeCapability, CudaVersion, Gpu, Health, Inventory, Link, LinkKind, PcieLevel,
+};
 use crate::machines::{all_pairs, dgx1v, dgx1v_links, gpu, h100_8, nvlink, unlinked, uuid};
 use crate::names::{
-    DeviceName, DriverName, GpuUuid, MANAGED_TAINT_KEY, NodeName, TOPOLOGY_ANNOTATION, UNHEALTHY_TAINT_KEY,
+    DeviceName, DriverName, GpuUuid, MANAGED_TAINT_KEY, NodeName, TOPOLOGY_ANNOTATION,
+    UNHEALTHY_TAINT_KEY,
 };
 use crate::quantity::Quantity;
 
 fn options() -> SliceOptions {
-    SliceOptions { generation: 3, ..SliceOptions::new(NodeName::new("node-a").expect("a node name")) }
+    SliceOptions {
+        generation: 3,
+        ..SliceOptions::new(NodeName::new("node-a").expect("a node name"))
+    }
 }
 
 fn one(inventory: Inventory, options: &SliceOptions) -> ResourceSlice {
@@ -67,7 +73,8 @@ fn tainted_devices_are_split_at_64_and_untainted_ones_at_128() {
 #[test]
 fn split_slices_are_one_pool_in_order_of_their_names() {
     let slices = build(&unlinked(130), &options());
-    let names: Vec<&str> = slices.iter().filter_map(|slice| slice.metadata.name.as_deref()).collect();
+    let names: Vec<&str> =
+        slices.iter().filter_map(|slice| slice.metadata.name.as_deref()).collect();
     assert_eq!(
         names,
         ["000-gpu.tessera.dev-node-a", "001-gpu.tessera.dev-node-a", "002-gpu.tessera.dev-node-a"]
@@ -88,7 +95,8 @@ fn without_the_fence_nothing_is_tainted() {
 
 #[test]
 fn a_sick_gpu_is_tainted_beside_the_fence_and_also_without_it() {
-    let health = Health::Unhealthy { code: "Xid 79!".to_owned(), message: "fell off the bus".to_owned() };
+    let health =
+        Health::Unhealthy { code: "Xid 79!".to_owned(), message: "fell off the bus".to_owned() };
     let inventory = Inventory::new(vec![Gpu { health, ..gpu(0) }], Vec::new(), Vec::new());
     let keys = |fence| -> Vec<(String, Option<String>)> {
         let slice = one(inventory.clone(), &SliceOptions { fence, ..options() });
@@ -175,24 +183,38 @@ fn gpus_from_volta_on_say_that_they_can_be_shared_by_mps_where_driver_and_node_c
     let says = |gpu: Gpu, mps| {
         let inventory = Inventory::new(vec![gpu], Vec::new(), Vec::new());
         let slice = one(inventory, &SliceOptions { mps, ..options() });
-        devices(&slice)[0].attributes.as_ref().expect("attributes").get("mps").and_then(|mps| mps.bool)
+        devices(&slice)[0]
+            .attributes
+            .as_ref()
+            .expect("attributes")
+            .get("mps")
+            .and_then(|mps| mps.bool)
     };
-    let pascal = Gpu { cuda_compute_capability: ComputeCapability { major: 6, minor: 1 }, ..gpu(0) };
-    let with_cuda = |major, minor| Gpu { cuda_driver_version: CudaVersion { major, minor }, ..gpu(0) };
-    assert_eq!((says(gpu(0), true), says(gpu(0), false), says(pascal, true)), (Some(true), None, None));
+    let pascal =
+        Gpu { cuda_compute_capability: ComputeCapability { major: 6, minor: 1 }, ..gpu(0) };
+    let with_cuda =
+        |major, minor| Gpu { cuda_driver_version: CudaVersion { major, minor }, ..gpu(0) };
+    assert_eq!(
+        (says(gpu(0), true), says(gpu(0), false), says(pascal, true)),
+        (Some(true), None, None)
+    );
     assert_eq!((says(with_cuda(12, 3), true), says(with_cuda(12, 2), true)), (Some(true), None));
 }
 
 #[test]
 fn the_order_of_devices_is_a_policy() {
     let in_use = BTreeMap::from([(uuid(2), 1 << 30), (uuid(5), 2 << 30)]);
-    let ordered =
-        |order| indices(&one(dgx1v(), &SliceOptions { order, in_use: in_use.clone(), ..options() }));
+    let ordered = |order| {
+        indices(&one(dgx1v(), &SliceOptions { order, in_use: in_use.clone(), ..options() }))
+    };
     assert_eq!(ordered(DeviceOrder::Index), [0, 1, 2, 3, 4, 5, 6, 7]);
     assert_eq!(ordered(DeviceOrder::FreeLast), [5, 2, 0, 1, 3, 4, 6, 7]);
     assert_eq!(ordered(DeviceOrder::FreeFirst), [0, 1, 3, 4, 6, 7, 2, 5]);
-    let bridged =
-        Inventory::new((0..4).map(gpu).collect(), vec![nvlink(1, 2, 2), nvlink(0, 3, 2)], Vec::new());
+    let bridged = Inventory::new(
+        (0..4).map(gpu).collect(),
+        vec![nvlink(1, 2, 2), nvlink(0, 3, 2)],
+        Vec::new(),
+    );
     assert_eq!(
         indices(&one(bridged, &SliceOptions { order: DeviceOrder::Clique, ..options() })),
         [0, 3, 1, 2]
@@ -218,7 +240,8 @@ fn slices_of_nodes_with_long_names_keep_distinct_names() {
         let options = SliceOptions::new(NodeName::new(node).expect("a node name"));
         one(Inventory::default(), &options).metadata.name.expect("a name")
     };
-    let (one, other) = (name(format!("{}.a", "n".repeat(250))), name(format!("{}.b", "n".repeat(250))));
+    let (one, other) =
+        (name(format!("{}.a", "n".repeat(250))), name(format!("{}.b", "n".repeat(250))));
     assert_ne!(one, other);
     assert!(one.len() <= 253 && NodeName::new(&one).is_ok(), "{one}");
 }
@@ -227,7 +250,10 @@ fn slices_of_nodes_with_long_names_keep_distinct_names() {
 fn the_topology_is_read_back_as_it_was_written() {
     let topology = Topology::of_slices(&build(&dgx1v(), &options())).expect("our own annotation");
     assert_eq!(topology, Topology::new(dgx1v_links()));
-    assert_eq!((topology.nvlinks(&uuid(3), &uuid(0)), topology.nvlinks(&uuid(0), &uuid(5))), (2, 0));
+    assert_eq!(
+        (topology.nvlinks(&uuid(3), &uuid(0)), topology.nvlinks(&uuid(0), &uuid(5))),
+        (2, 0)
+    );
     assert_eq!(topology.pcie(&uuid(1), &uuid(0)), PcieLevel::Single);
     assert_eq!(topology.pcie(&uuid(0), &uuid(7)), PcieLevel::System);
 }
@@ -236,7 +262,8 @@ fn the_topology_is_read_back_as_it_was_written() {
 fn the_topology_of_a_split_pool_is_complete() {
     let links = vec![nvlink(0, 65, 4), nvlink(64, 65, 4), nvlink(1, 0, 4)];
     let inventory = Inventory::new((0..66).map(gpu).collect(), links.clone(), Vec::new());
-    let topology = Topology::of_slices(&build(&inventory, &options())).expect("our own annotations");
+    let topology =
+        Topology::of_slices(&build(&inventory, &options())).expect("our own annotations");
     assert_eq!(topology, Topology::new(links));
 }
 
@@ -248,7 +275,10 @@ fn a_topology_beyond_the_annotation_drops_what_matters_least() {
     }));
     let text = Topology::new(links).to_annotation().expect("something is left");
     assert!(text.len() <= MAX_ANNOTATION_BYTES);
-    assert_eq!(Topology::parse(&text).expect("our own annotation"), Topology::new(all_pairs(64, 4)));
+    assert_eq!(
+        Topology::parse(&text).expect("our own annotation"),
+        Topology::new(all_pairs(64, 4))
+    );
 }
 
 #[test]
@@ -260,7 +290,8 @@ fn a_malformed_topology_is_refused_and_an_unknown_kind_of_link_is_skipped() {
     );
     assert_eq!(
         parse(r#"{"links": [["gpu-0", "gpu-1", "NVLink", 4]]}"#),
-        Err("annotation gpu.tessera.dev/topology: links[0] names `gpu-0`, which is no GPU of ours".into())
+        Err("annotation gpu.tessera.dev/topology: links[0] names `gpu-0`, which is no GPU of ours"
+            .into())
     );
     assert_eq!(
         parse(&" ".repeat(262_145)),
@@ -276,7 +307,8 @@ fn a_malformed_topology_is_refused_and_an_unknown_kind_of_link_is_skipped() {
     );
 }
 
-/// What an API server makes of a slice: times added to taints, quantities spelled its way, metadata of its own.
+/// What an API server makes of a slice: times added to taints, quantities spelled its way, metadata
+/// of its own.
 fn as_published(mut slice: ResourceSlice) -> ResourceSlice {
     slice.metadata.uid = Some("slice-uid".to_owned());
     slice.metadata.resource_version = Some("7".to_owned());
@@ -313,18 +345,28 @@ fn what_a_user_could_notice_is_a_difference() {
         change(&mut published);
         !same_content(&desired, &published)
     };
-    assert!(changed(|slice| slice.spec.devices.get_or_insert_default().swap(0, 1)), "the order of devices");
-    assert!(changed(|slice| slice.spec.devices.get_or_insert_default()[3].taints = None), "a taint");
+    assert!(
+        changed(|slice| slice.spec.devices.get_or_insert_default().swap(0, 1)),
+        "the order of devices"
+    );
+    assert!(
+        changed(|slice| slice.spec.devices.get_or_insert_default()[3].taints = None),
+        "a taint"
+    );
     assert!(changed(|slice| slice.metadata.annotations = None), "the topology");
     assert!(changed(|slice| slice.spec.node_name = None), "the node");
     assert!(
         changed(|slice| {
-            let capacity = slice.spec.devices.get_or_insert_default()[0].capacity.get_or_insert_default();
+            let capacity =
+                slice.spec.devices.get_or_insert_default()[0].capacity.get_or_insert_default();
             capacity.get_mut("memory").expect("memory").value = ApiQuantity("32767Mi".to_owned());
         }),
         "an amount"
     );
-    assert!(!changed(|slice| slice.spec.pool.generation = 99), "the generation follows, it does not lead");
+    assert!(
+        !changed(|slice| slice.spec.pool.generation = 99),
+        "the generation follows, it does not lead"
+    );
 }
 
 #[test]
@@ -350,13 +392,18 @@ fn a_pool_is_the_same_only_as_a_whole() {
 #[test]
 fn a_taint_keeps_the_time_it_was_added() {
     let published = as_published(one(unlinked(2), &options()));
-    let sick =
-        Gpu { health: Health::Unhealthy { code: "Xid79".to_owned(), message: String::new() }, ..gpu(1) };
-    let mut desired = one(Inventory::new(vec![gpu(0), sick, gpu(2)], Vec::new(), Vec::new()), &options());
+    let sick = Gpu {
+        health: Health::Unhealthy { code: "Xid79".to_owned(), message: String::new() },
+        ..gpu(1)
+    };
+    let mut desired =
+        one(Inventory::new(vec![gpu(0), sick, gpu(2)], Vec::new(), Vec::new()), &options());
     keep_server_fields(&mut desired, &published);
     let since: Vec<Vec<bool>> = devices(&desired)
         .iter()
-        .map(|device| device.taints.iter().flatten().map(|taint| taint.time_added.is_some()).collect())
+        .map(|device| {
+            device.taints.iter().flatten().map(|taint| taint.time_added.is_some()).collect()
+        })
         .collect();
     assert_eq!(since, [vec![true], vec![true, false], vec![false]]);
 }
@@ -390,10 +437,16 @@ fn check_device(device: &Device) {
     assert!(attributes.len() + capacity.len() <= 32);
     for (name, value) in attributes {
         let id = name.rsplit('/').next().expect("a name");
-        assert!(id.len() <= 32 && id.chars().all(|c| c.is_ascii_alphanumeric() || c == '_'), "{name}");
+        assert!(
+            id.len() <= 32 && id.chars().all(|c| c.is_ascii_alphanumeric() || c == '_'),
+            "{name}"
+        );
         assert!(value.string.iter().all(|text| text.len() <= 64), "{name}");
         assert!(
-            value.version.iter().all(|text| text.len() <= 64 && semver::Version::parse(text).is_ok()),
+            value
+                .version
+                .iter()
+                .all(|text| text.len() <= 64 && semver::Version::parse(text).is_ok()),
             "{name}"
         );
         let kinds = [value.string.is_some(), value.version.is_some(), value.int.is_some()];
@@ -404,11 +457,15 @@ fn check_device(device: &Device) {
     }
     for taint in device.taints.iter().flatten() {
         let value = taint.value.as_deref().unwrap_or("x");
-        assert!(value.len() <= 63 && value.starts_with(|c: char| c.is_ascii_alphanumeric()), "{value}");
+        assert!(
+            value.len() <= 63 && value.starts_with(|c: char| c.is_ascii_alphanumeric()),
+            "{value}"
+        );
     }
 }
 
-/// The rules of the API for a range: min + step <= value, and default on the grid within min and value.
+/// The rules of the API for a range: min + step <= value, and default on the grid within min and
+/// value.
 fn check_policy(capacity: &k8s_openapi::api::resource::v1::DeviceCapacity) {
     let amount = |quantity: &ApiQuantity| Quantity::try_from(quantity).expect("a quantity").value();
     let policy = capacity.request_policy.as_ref().expect("a policy");
@@ -416,7 +473,9 @@ fn check_policy(capacity: &k8s_openapi::api::resource::v1::DeviceCapacity) {
     let (value, min, step) =
         (amount(&capacity.value), amount(&range.min), amount(range.step.as_ref().expect("a step")));
     let default = amount(policy.default.as_ref().expect("a default"));
-    assert!(min + step <= value && default >= min && default <= value && (default - min) % step == 0);
+    assert!(
+        min + step <= value && default >= min && default <= value && (default - min) % step == 0
+    );
 }
 
 proptest! {

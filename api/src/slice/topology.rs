@@ -1,22 +1,24 @@
-//! The link matrix in a slice's annotation: attributes cannot hold it, and in the same object it changes together with the
-//! devices.
+//! The link matrix in a slice's annotation: attributes cannot hold it, and in the same object it
+//! changes together with the devices.
 //!
 //! ```json
 //! {"links": [["gpu-1f0c…", "gpu-77aa…", "NVLink", 4], ["gpu-1f0c…", "gpu-93b0…", "PHB", 1]]}
 //! ```
 //!
-//! A link is in the slice of its first GPU. GPUs without an entry are joined by whatever the machine offers (`SYS`).
+//! A link is in the slice of its first GPU. GPUs without an entry are joined by whatever the
+//! machine offers (`SYS`).
 
 use k8s_openapi::api::resource::v1::ResourceSlice;
 
 use crate::gpu::{Link, LinkKind, PcieLevel};
 use crate::names::{DRIVER_NAME, DeviceName, GpuUuid, TOPOLOGY_ANNOTATION};
 
-/// Largest annotation that is written. The API allows 256 KiB for all annotations of an object together, keys included; the
-/// rest is left to others.
+/// Largest annotation that is written. The API allows 256 KiB for all annotations of an object
+/// together, keys included; the rest is left to others.
 pub const MAX_ANNOTATION_BYTES: usize = 240 * 1024;
 
-/// What the API allows for all annotations of an object together, bytes (`TotalAnnotationSizeLimitB`).
+/// What the API allows for all annotations of an object together, bytes
+/// (`TotalAnnotationSizeLimitB`).
 const MAX_API_BYTES: usize = 256 * 1024;
 
 const NVLINK: &str = "NVLink";
@@ -48,7 +50,9 @@ pub enum TopologyError {
         source: serde_json::Error,
     },
     /// A link between things that are no GPUs.
-    #[error("annotation {TOPOLOGY_ANNOTATION}: links[{index}] names `{device}`, which is no GPU of ours")]
+    #[error(
+        "annotation {TOPOLOGY_ANNOTATION}: links[{index}] names `{device}`, which is no GPU of ours"
+    )]
     NotAGpu {
         /// Position of the link.
         index: usize,
@@ -66,8 +70,10 @@ struct Document {
 impl Topology {
     /// The topology of these links.
     pub fn new(links: impl IntoIterator<Item = Link>) -> Self {
-        let mut links: Vec<Link> =
-            links.into_iter().filter(|link| link.kind != LinkKind::Pcie(PcieLevel::System)).collect();
+        let mut links: Vec<Link> = links
+            .into_iter()
+            .filter(|link| link.kind != LinkKind::Pcie(PcieLevel::System))
+            .collect();
         links.sort();
         links.dedup();
         Self { links }
@@ -92,14 +98,18 @@ impl Topology {
         levels.max().unwrap_or(PcieLevel::System)
     }
 
-    fn between<'t>(&'t self, one: &'t GpuUuid, other: &'t GpuUuid) -> impl Iterator<Item = &'t Link> {
+    fn between<'t>(
+        &'t self,
+        one: &'t GpuUuid,
+        other: &'t GpuUuid,
+    ) -> impl Iterator<Item = &'t Link> {
         let (a, b) = if one <= other { (one, other) } else { (other, one) };
         let start = self.links.partition_point(|link| (&link.a, &link.b) < (a, b));
         self.links[start..].iter().take_while(move |link| link.a == *a && link.b == *b)
     }
 
-    /// The annotation; `None` without links. Where it would be too long the least valuable links are left out: PCIe before
-    /// NVLink, far before close, few before many.
+    /// The annotation; `None` without links. Where it would be too long the least valuable links
+    /// are left out: PCIe before NVLink, far before close, few before many.
     pub fn to_annotation(&self) -> Option<String> {
         let mut links = self.links.clone();
         while !links.is_empty() {
@@ -121,8 +131,8 @@ impl Topology {
         if annotation.len() > MAX_API_BYTES {
             return Err(TopologyError::TooLong { bytes: annotation.len() });
         }
-        let document: Document =
-            serde_json::from_str(annotation).map_err(|source| TopologyError::Malformed { source })?;
+        let document: Document = serde_json::from_str(annotation)
+            .map_err(|source| TopologyError::Malformed { source })?;
         let mut links = Vec::with_capacity(document.links.len());
         for (index, (one, other, kind, count)) in document.links.into_iter().enumerate() {
             let (one, other) = (gpu(index, one)?, gpu(index, other)?);
@@ -135,11 +145,14 @@ impl Topology {
         Ok(Self::new(links))
     }
 
-    /// The topology of a pool, from all its slices. Slices of other drivers and slices without the annotation add nothing.
+    /// The topology of a pool, from all its slices. Slices of other drivers and slices without the
+    /// annotation add nothing.
     ///
     /// # Errors
     /// An annotation is malformed.
-    pub fn of_slices<'s>(slices: impl IntoIterator<Item = &'s ResourceSlice>) -> Result<Self, TopologyError> {
+    pub fn of_slices<'s>(
+        slices: impl IntoIterator<Item = &'s ResourceSlice>,
+    ) -> Result<Self, TopologyError> {
         let mut links = Vec::new();
         for slice in slices.into_iter().filter(|slice| slice.spec.driver == DRIVER_NAME) {
             if let Some(annotation) =

@@ -19,8 +19,8 @@ pub struct ClaimReport {
     /// The claim; none where it is not there yet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub claim: Option<String>,
-    /// In one word: `Allocated`, `Placeable`, `Foreign`, `NotGenerated`, `Missing`, `Deleting`, `NotThePods`, or the reason that
-    /// events give.
+    /// In one word: `Allocated`, `Placeable`, `Foreign`, `NotGenerated`, `Missing`, `Deleting`,
+    /// `NotThePods`, or the reason that events give.
     pub reason: String,
     /// In one sentence, that of the event where there is one.
     pub message: String,
@@ -146,7 +146,9 @@ impl<'v> Subject<'v> {
     /// The report without anything planned.
     pub(crate) fn report(&self) -> ClaimReport {
         let devices = match &self.state {
-            ClaimState::Allocated(allocation) => allocation.results.iter().map(Given::from).collect(),
+            ClaimState::Allocated(allocation) => {
+                allocation.results.iter().map(Given::from).collect()
+            }
             _ => Vec::new(),
         };
         ClaimReport {
@@ -191,7 +193,8 @@ impl<'v> Subject<'v> {
         }
     }
 
-    /// Each request of the claim as if it were the only one. Of a single request the claim's own reasons say it all.
+    /// Each request of the claim as if it were the only one. Of a single request the claim's own
+    /// reasons say it all.
     fn each_request(&self, pod: &PendingPod) -> Vec<RequestReport> {
         let Some(claim) = self.uid.as_ref().and_then(|uid| self.view.index.asked(uid)) else {
             return Vec::new();
@@ -200,8 +203,11 @@ impl<'v> Subject<'v> {
             return Vec::new();
         }
         let alone = |request: &tessera_allocator::model::Request| {
-            let claim =
-                Claim { requests: vec![request.clone()], constraints: Vec::new(), ..Claim::clone(claim) };
+            let claim = Claim {
+                requests: vec![request.clone()],
+                constraints: Vec::new(),
+                ..Claim::clone(claim)
+            };
             let pod = PendingPod { claims: vec![PodClaim::Pending(claim.into())], ..pod.clone() };
             let plan = self.view.plan_alone(&[pod]);
             let cause = plan.refusals.first().map(|refusal| &*refusal.cause);
@@ -211,8 +217,9 @@ impl<'v> Subject<'v> {
                 request: request.name.to_string(),
                 fits: cause.is_none(),
                 reasons,
-                message: told
-                    .map(|cause| message::note(self.name.as_deref().unwrap_or_default(), cause, None)),
+                message: told.map(|cause| {
+                    message::note(self.name.as_deref().unwrap_or_default(), cause, None)
+                }),
             }
         };
         claim.requests.iter().map(alone).collect()

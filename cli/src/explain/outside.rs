@@ -18,7 +18,8 @@ const LEASE_SECONDS: i32 = 15;
 /// The clocks of two machines may differ by so much before a Lease is called expired.
 const CLOCKS_APART: SignedDuration = SignedDuration::from_secs(15);
 
-/// By then the claims of a pod have been made and its status names them. The controller has looked twice by then.
+/// By then the claims of a pod have been made and its status names them. The controller has looked
+/// twice by then.
 const A_WHILE: SignedDuration = SignedDuration::from_mins(2);
 
 /// Something that stands in the way, or that the rest should be read with.
@@ -31,7 +32,12 @@ pub struct Finding {
 }
 
 /// What matters to a pod in that state.
-pub(super) fn findings(view: &View<'_>, uid: &PodUid, pod: Option<&Pod>, state: PodState) -> Vec<Finding> {
+pub(super) fn findings(
+    view: &View<'_>,
+    uid: &PodUid,
+    pod: Option<&Pod>,
+    state: PodState,
+) -> Vec<Finding> {
     let is_planned = matches!(state, PodState::Waiting | PodState::Placeable | PodState::Blocked);
     let mut findings: Vec<Finding> = unlisted(view, uid, pod).into_iter().collect();
     if !is_planned && state != PodState::Misplaced {
@@ -44,11 +50,13 @@ pub(super) fn findings(view: &View<'_>, uid: &PodUid, pod: Option<&Pod>, state: 
     findings
 }
 
-/// Whether kube-scheduler knows of all the claims of a pod that waits for it. For moments it does not know those of any new pod.
+/// Whether kube-scheduler knows of all the claims of a pod that waits for it. For moments it does
+/// not know those of any new pod.
 fn unlisted(view: &View<'_>, uid: &PodUid, pod: Option<&Pod>) -> Option<Finding> {
     let created = pod?.metadata.creation_timestamp.as_ref()?;
     let is_new = view.now.duration_since(created.0) < A_WHILE;
-    let finding = || Finding { code: message::NOT_LISTED, message: message::NOT_LISTED_NOTE.to_owned() };
+    let finding =
+        || Finding { code: message::NOT_LISTED, message: message::NOT_LISTED_NOTE.to_owned() };
     (!is_new && view.index.is_unlisted(uid)).then(finding)
 }
 
@@ -73,8 +81,9 @@ pub(crate) fn supply(view: &View<'_>) -> Vec<Finding> {
 fn controller(view: &View<'_>) -> Option<Finding> {
     let finding = |code, message| Some(Finding { code, message });
     if let Some(because) = view.snapshot.not_read("leases.coordination.k8s.io") {
-        let message =
-            format!("whether the controller runs is not known: its Lease could not be read ({because})");
+        let message = format!(
+            "whether the controller runs is not known: its Lease could not be read ({because})"
+        );
         return finding("ControllerUnknown", message);
     }
     let leases = &view.snapshot.leases;
@@ -118,7 +127,8 @@ fn state(lease: &Lease, now: Timestamp) -> Tenure {
     if holder(lease).is_none() {
         return Tenure::Released;
     }
-    let seconds = lease.spec.as_ref().and_then(|spec| spec.lease_duration_seconds).unwrap_or(LEASE_SECONDS);
+    let seconds =
+        lease.spec.as_ref().and_then(|spec| spec.lease_duration_seconds).unwrap_or(LEASE_SECONDS);
     let until = SignedDuration::from_secs(i64::from(seconds)) + CLOCKS_APART;
     if now.duration_since(renewed) > until { Tenure::Expired } else { Tenure::Held }
 }

@@ -17,10 +17,10 @@ pub(super) fn report(view: &View<'_>, uid: &PodUid) -> PodReport {
     let pod = OnePod::new(view, uid);
     let Outcome { state, message, node, claims } = pod.outcome();
     let findings = outside::findings(view, uid, pod.object, state);
-    let (namespace, name) = view
-        .index
-        .pod_name(uid)
-        .map_or_else(Default::default, |(namespace, name)| (namespace.to_string(), name.to_string()));
+    let (namespace, name) =
+        view.index.pod_name(uid).map_or_else(Default::default, |(namespace, name)| {
+            (namespace.to_string(), name.to_string())
+        });
     PodReport { namespace, pod: name, state, message, node, claims, findings, events: Vec::new() }
 }
 
@@ -41,7 +41,8 @@ struct OnePod<'v> {
 
 impl<'v> OnePod<'v> {
     fn new(view: &'v View<'v>, uid: &'v PodUid) -> Self {
-        let object = view.snapshot.pods.iter().find(|pod| pod.metadata.uid.as_deref() == Some(uid.as_str()));
+        let object =
+            view.snapshot.pods.iter().find(|pod| pod.metadata.uid.as_deref() == Some(uid.as_str()));
         let standing = view.index.claims_standing(uid);
         let claims = standing.into_iter().map(|standing| {
             let template = object.and_then(|pod| template(view, pod, &standing.entry));
@@ -51,15 +52,22 @@ impl<'v> OnePod<'v> {
     }
 
     fn outcome(&self) -> Outcome {
-        let plain =
-            |state, message: String, node| Outcome { state, message, node, claims: self.plain_claims() };
+        let plain = |state, message: String, node| Outcome {
+            state,
+            message,
+            node,
+            claims: self.plain_claims(),
+        };
         if self.claims.is_empty() {
-            let message = "it uses no ResourceClaims, so Tessera has nothing to do with it".to_owned();
+            let message =
+                "it uses no ResourceClaims, so Tessera has nothing to do with it".to_owned();
             return plain(PodState::NoClaims, message, None);
         }
         match self.view.index.stage(self.uid) {
             None | Some(Stage::Ended) => plain(PodState::Ended, "it has ended".to_owned(), None),
-            Some(Stage::Deleting) => plain(PodState::Deleting, "it is being deleted".to_owned(), None),
+            Some(Stage::Deleting) => {
+                plain(PodState::Deleting, "it is being deleted".to_owned(), None)
+            }
             Some(Stage::Bound(node)) => self.bound(&node),
             Some(Stage::Gated) => self.gated(),
             Some(Stage::Waiting) => self.waiting(),
@@ -77,15 +85,20 @@ impl<'v> OnePod<'v> {
                 let claim = self.view.index.claim_called(&misplaced.claim).map(ToString::to_string);
                 (PodState::Misplaced, message::misplaced(&claim.unwrap_or_default(), &misplaced))
             }
-            None => (PodState::Bound, format!("it is bound to node {node}, and its claims are allocated")),
+            None => (
+                PodState::Bound,
+                format!("it is bound to node {node}, and its claims are allocated"),
+            ),
         };
         Outcome { state, message, node: Some(node.to_string()), claims: self.plain_claims() }
     }
 
     /// What would be if the gates were gone.
     fn gated(&self) -> Outcome {
-        let gates =
-            self.object.and_then(|pod| pod.spec.as_ref()).and_then(|spec| spec.scheduling_gates.as_ref());
+        let gates = self
+            .object
+            .and_then(|pod| pod.spec.as_ref())
+            .and_then(|spec| spec.scheduling_gates.as_ref());
         let gates: Vec<&str> = gates.into_iter().flatten().map(|gate| gate.name.as_str()).collect();
         let held = format!(
             "scheduling gate {} holds it back; it is planned once whoever set that has removed it",
@@ -115,7 +128,12 @@ impl<'v> OnePod<'v> {
     }
 
     fn blocked(&self, blocked: &Blocked) -> Outcome {
-        let name = self.view.index.claim_called(&blocked.claim).map(ToString::to_string).unwrap_or_default();
+        let name = self
+            .view
+            .index
+            .claim_called(&blocked.claim)
+            .map(ToString::to_string)
+            .unwrap_or_default();
         let (reason, message) = message::obstacle(&name, blocked.obstacle);
         let report = |subject: &Subject<'_>| {
             let report = subject.report();
@@ -165,14 +183,17 @@ impl<'v> OnePod<'v> {
 
     /// Refusals in one sentence.
     fn refusal(&self, refusals: &[&Refusal], kept: Option<&Kept>) -> String {
-        let name = |refusal: &&Refusal| self.view.index.claim_called(&refusal.claim).map(ToString::to_string);
+        let name = |refusal: &&Refusal| {
+            self.view.index.claim_called(&refusal.claim).map(ToString::to_string)
+        };
         let broken = refusals.iter().find(|refusal| !matches!(*refusal.cause, Cause::NoFit(_)));
         if let Some(broken) = broken {
             return message::note(&name(broken).unwrap_or_default(), &broken.cause, None);
         }
         let names: Vec<String> = refusals.iter().filter_map(name).collect();
         let claims = if names.len() == 1 { "claim" } else { "claims" };
-        let outlook = kept.map(|kept| format!("; {}", message::kept_free(kept))).unwrap_or_default();
+        let outlook =
+            kept.map(|kept| format!("; {}", message::kept_free(kept))).unwrap_or_default();
         format!("no node has devices for {claims} {}{outlook}", names.join(", "))
     }
 
@@ -191,13 +212,14 @@ impl<'v> OnePod<'v> {
             })
             .collect();
         let mut node = None;
-        let mut report = |subject: &Subject<'_>| match subject.uid().and_then(|uid| allotments.get(uid)) {
-            Some((decision, i)) => {
-                node.get_or_insert_with(|| decision.node.to_string());
-                subject.placed(&decision.claims[*i], decision.node.as_str())
-            }
-            None => subject.report(),
-        };
+        let mut report =
+            |subject: &Subject<'_>| match subject.uid().and_then(|uid| allotments.get(uid)) {
+                Some((decision, i)) => {
+                    node.get_or_insert_with(|| decision.node.to_string());
+                    subject.placed(&decision.claims[*i], decision.node.as_str())
+                }
+                None => subject.report(),
+            };
         let claims = self.claims.iter().map(&mut report).collect();
         let place = node.as_deref().map(|node| format!(" on node {node}")).unwrap_or_default();
         let message = format!("it fits{place}; the controller has not allocated its claims yet");
@@ -212,15 +234,22 @@ impl<'v> OnePod<'v> {
         });
         let node = ours.clone().find_map(Subject::node);
         if ours.count() == 0 {
-            let message = "its claims ask other drivers, so kube-scheduler allocates them".to_owned();
-            return Outcome { state: PodState::Foreign, message, node: None, claims: self.plain_claims() };
+            let message =
+                "its claims ask other drivers, so kube-scheduler allocates them".to_owned();
+            return Outcome {
+                state: PodState::Foreign,
+                message,
+                node: None,
+                claims: self.plain_claims(),
+            };
         }
         let place = node.as_deref().map(|node| format!(" on node {node}")).unwrap_or_default();
         let said = match self.view.index.unschedulable_message(self.uid) {
             Some(message) => format!("; its last word: {message}"),
             None => String::new(),
         };
-        let message = format!("its claims are allocated{place}; kube-scheduler has to bind it{said}");
+        let message =
+            format!("its claims are allocated{place}; kube-scheduler has to bind it{said}");
         Outcome { state: PodState::ForScheduler, message, node, claims: self.plain_claims() }
     }
 }
@@ -228,18 +257,24 @@ impl<'v> OnePod<'v> {
 fn is_lack(state: &ClaimState) -> bool {
     matches!(
         state,
-        ClaimState::NotGenerated | ClaimState::Missing | ClaimState::Deleting | ClaimState::NotThePods
+        ClaimState::NotGenerated
+            | ClaimState::Missing
+            | ClaimState::Deleting
+            | ClaimState::NotThePods
     )
 }
 
-/// The template of an entry, and whether it is there. Taken to be there where templates could not be read.
+/// The template of an entry, and whether it is there. Taken to be there where templates could not
+/// be read.
 fn template(view: &View<'_>, pod: &Pod, entry: &str) -> Option<(String, bool)> {
     let entries = pod.spec.as_ref()?.resource_claims.as_ref()?;
-    let name = entries.iter().find(|one| one.name == entry)?.resource_claim_template_name.as_ref()?;
+    let name =
+        entries.iter().find(|one| one.name == entry)?.resource_claim_template_name.as_ref()?;
     let is_it = |metadata: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta| {
         metadata.name.as_ref() == Some(name) && metadata.namespace == pod.metadata.namespace
     };
-    let is_there = view.snapshot.resource_claim_templates.iter().any(|template| is_it(&template.metadata));
+    let is_there =
+        view.snapshot.resource_claim_templates.iter().any(|template| is_it(&template.metadata));
     let unknown = view.snapshot.not_read("resourceclaimtemplates.resource.k8s.io").is_some();
     Some((name.clone(), is_there || unknown))
 }

@@ -81,7 +81,8 @@ fn reason_lines(reasons: &Explanation, indent: &str) -> Vec<String> {
     let mut lines = Vec::new();
     for (clause, (_, tally)) in reasons.clauses().zip(reasons.tallies()) {
         lines.push(format!("{indent}{clause}"));
-        let mut named: Vec<&str> = tally.nodes().iter().take(NODES_NAMED).map(|node| node.as_str()).collect();
+        let mut named: Vec<&str> =
+            tally.nodes().iter().take(NODES_NAMED).map(|node| node.as_str()).collect();
         let more = format!("and {} more", tally.nodes().len().saturating_sub(NODES_NAMED));
         if tally.nodes().len() > NODES_NAMED {
             named.push(&more);

@@ -1,6 +1,9 @@
-//! Objects of manifests beside those of a snapshot: what Kubernetes' own controllers would make of them.
+//! Objects of manifests beside those of a snapshot: what Kubernetes' own controllers would make of
+//! them.
 
-use k8s_openapi::api::core::v1::{Container, Pod, PodResourceClaimStatus, PodSpec, ResourceRequirements};
+use k8s_openapi::api::core::v1::{
+    Container, Pod, PodResourceClaimStatus, PodSpec, ResourceRequirements,
+};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference, Time};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
@@ -11,13 +14,14 @@ use crate::snapshot::{self, Snapshot};
 
 /// What has come into the snapshot.
 pub(super) struct Expanded {
-    /// The pods of the manifests, in their order, and whether the cluster had one of that name already.
+    /// The pods of the manifests, in their order, and whether the cluster had one of that name
+    /// already.
     pub(super) pods: Vec<(Namespace, PodName, bool)>,
     pub(super) notes: Vec<String>,
 }
 
-/// Puts the objects into the snapshot. Classes, templates, nodes, slices and taint rules replace those of the same name; claims
-/// and pods that are there already stay as they are.
+/// Puts the objects into the snapshot. Classes, templates, nodes, slices and taint rules replace
+/// those of the same name; claims and pods that are there already stay as they are.
 pub(super) fn into_snapshot(snapshot: &mut Snapshot, manifests: Manifests) -> Expanded {
     let mut pods = Vec::new();
     let mut notes = manifests.notes;
@@ -27,21 +31,29 @@ pub(super) fn into_snapshot(snapshot: &mut Snapshot, manifests: Manifests) -> Ex
             Object::Workload(workload) => pods.extend(replicas(*workload)),
             Object::Claim(claim) => notes.extend(add_claim(snapshot, *claim)),
             Object::Template(object) => {
-                replace(&mut snapshot.resource_claim_templates, snapshot::trimmed_template(*object), |o| {
-                    &o.metadata
-                });
+                replace(
+                    &mut snapshot.resource_claim_templates,
+                    snapshot::trimmed_template(*object),
+                    |o| &o.metadata,
+                );
             }
             Object::Class(object) => {
-                replace(&mut snapshot.device_classes, snapshot::trimmed_class(*object), |o| &o.metadata);
+                replace(&mut snapshot.device_classes, snapshot::trimmed_class(*object), |o| {
+                    &o.metadata
+                });
             }
             Object::Node(object) => {
                 replace(&mut snapshot.nodes, snapshot::trimmed_node(*object), |o| &o.metadata);
             }
             Object::Slice(object) => {
-                replace(&mut snapshot.resource_slices, snapshot::trimmed_slice(*object), |o| &o.metadata);
+                replace(&mut snapshot.resource_slices, snapshot::trimmed_slice(*object), |o| {
+                    &o.metadata
+                });
             }
             Object::TaintRule(object) => {
-                replace(&mut snapshot.device_taint_rules, snapshot::trimmed_rule(*object), |o| &o.metadata);
+                replace(&mut snapshot.device_taint_rules, snapshot::trimmed_rule(*object), |o| {
+                    &o.metadata
+                });
             }
         }
     }
@@ -70,19 +82,30 @@ fn replace<K>(objects: &mut Vec<K>, object: K, metadata: impl Fn(&K) -> &ObjectM
     objects.push(object);
 }
 
-/// Adds a claim as the API server would make it, unless there is one of that name. Gives a note if there is.
+/// Adds a claim as the API server would make it, unless there is one of that name. Gives a note if
+/// there is.
 fn add_claim(snapshot: &mut Snapshot, claim: ResourceClaim) -> Option<String> {
     let ObjectMeta { namespace, name, .. } = &claim.metadata;
-    let is_it =
-        |known: &ResourceClaim| known.metadata.namespace == *namespace && known.metadata.name == *name;
+    let is_it = |known: &ResourceClaim| {
+        known.metadata.namespace == *namespace && known.metadata.name == *name
+    };
     if snapshot.resource_claims.iter().any(is_it) {
-        let name =
-            format!("{}/{}", namespace.as_deref().unwrap_or_default(), name.as_deref().unwrap_or_default());
-        return Some(format!("ResourceClaim {name} is in the cluster already and is used as it is there"));
+        let name = format!(
+            "{}/{}",
+            namespace.as_deref().unwrap_or_default(),
+            name.as_deref().unwrap_or_default()
+        );
+        return Some(format!(
+            "ResourceClaim {name} is in the cluster already and is used as it is there"
+        ));
     }
     let uid = format!("simulated-claim-{}", snapshot.resource_claims.len());
     let metadata = ObjectMeta { uid: Some(uid), resource_version: None, ..claim.metadata };
-    snapshot.resource_claims.push(snapshot::trimmed_claim(ResourceClaim { metadata, status: None, ..claim }));
+    snapshot.resource_claims.push(snapshot::trimmed_claim(ResourceClaim {
+        metadata,
+        status: None,
+        ..claim
+    }));
     None
 }
 
@@ -104,7 +127,8 @@ impl Adding<'_> {
     fn pod(&mut self, pod: Pod) {
         let (namespace, name) =
             (pod.metadata.namespace.unwrap_or_default(), pod.metadata.name.unwrap_or_default());
-        let (Ok(in_namespace), Ok(called)) = (Namespace::new(&namespace), PodName::new(&name)) else {
+        let (Ok(in_namespace), Ok(called)) = (Namespace::new(&namespace), PodName::new(&name))
+        else {
             self.notes.push(format!(
                 "Pod {namespace}/{name} has a name that the API server refuses; it is left out"
             ));
@@ -122,7 +146,8 @@ impl Adding<'_> {
         }
         let uid = format!("simulated-pod-{}", self.snapshot.pods.len());
         // One after the other, as kubectl makes them: age decides among equals.
-        self.created = self.created.checked_add(SignedDuration::from_secs(1)).unwrap_or(self.created);
+        self.created =
+            self.created.checked_add(SignedDuration::from_secs(1)).unwrap_or(self.created);
         let mut spec = pod.spec.unwrap_or_default();
         self.prioritise(&mut spec, &name);
         default_requests(&mut spec);
@@ -164,7 +189,8 @@ impl Adding<'_> {
         };
     }
 
-    /// Makes the pod's claims, as kube-controller-manager does. A template that is not there makes none.
+    /// Makes the pod's claims, as kube-controller-manager does. A template that is not there makes
+    /// none.
     fn claims_from_templates(
         &mut self,
         spec: &PodSpec,
@@ -176,7 +202,8 @@ impl Adding<'_> {
         for entry in spec.resource_claims.iter().flatten() {
             let Some(template) = &entry.resource_claim_template_name else { continue };
             let is_it = |metadata: &ObjectMeta| {
-                metadata.namespace.as_deref() == Some(namespace) && metadata.name.as_ref() == Some(template)
+                metadata.namespace.as_deref() == Some(namespace)
+                    && metadata.name.as_ref() == Some(template)
             };
             let templates = &self.snapshot.resource_claim_templates;
             let Some(template) = templates.iter().find(|template| is_it(&template.metadata)) else {
@@ -203,8 +230,10 @@ impl Adding<'_> {
                 status: None,
             };
             self.snapshot.resource_claims.push(claim);
-            statuses
-                .push(PodResourceClaimStatus { name: entry.name.clone(), resource_claim_name: Some(name) });
+            statuses.push(PodResourceClaimStatus {
+                name: entry.name.clone(),
+                resource_claim_name: Some(name),
+            });
         }
         statuses
     }
@@ -213,7 +242,9 @@ impl Adding<'_> {
 /// What is not requested is requested as far as it is limited: the API server's default.
 fn default_requests(spec: &mut PodSpec) {
     let containers = spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten());
-    containers.for_each(|container: &mut Container| container.resources.iter_mut().for_each(request_limits));
+    containers.for_each(|container: &mut Container| {
+        container.resources.iter_mut().for_each(request_limits)
+    });
     spec.resources.iter_mut().for_each(request_limits);
 }
 

@@ -86,7 +86,9 @@ pub enum ManifestError {
         source: NameError,
     },
     /// There is no pod in it.
-    #[error("nothing to simulate: there is no Pod, Deployment, StatefulSet, ReplicaSet or Job in it")]
+    #[error(
+        "nothing to simulate: there is no Pod, Deployment, StatefulSet, ReplicaSet or Job in it"
+    )]
     NoPods,
 }
 
@@ -120,7 +122,10 @@ impl Manifests {
         };
         if kind == "List" {
             let items = value.get_mut("items").and_then(Value::as_array_mut).map(std::mem::take);
-            return items.into_iter().flatten().try_for_each(|item| self.document(item, number, namespace));
+            return items
+                .into_iter()
+                .flatten()
+                .try_for_each(|item| self.document(item, number, namespace));
         }
         quote_amounts(&mut value);
         let mut reader = Reader { notes: &mut self.notes, version: &version, kind: &kind, value };
@@ -201,7 +206,11 @@ impl Reader<'_> {
                 let Job { metadata, spec, .. } = self.typed("batch/v1")?;
                 let spec = spec.unwrap_or_default();
                 let at_once = spec.parallelism.unwrap_or(1);
-                (metadata, Some(spec.completions.map_or(at_once, |all| all.min(at_once))), spec.template)
+                (
+                    metadata,
+                    Some(spec.completions.map_or(at_once, |all| all.min(at_once))),
+                    spec.template,
+                )
             }
         };
         let name = metadata.name.or(metadata.generate_name).unwrap_or_default();
@@ -215,18 +224,29 @@ impl Reader<'_> {
     }
 
     /// The object as its type, with a note for each field that the type does not have.
-    fn typed<T: DeserializeOwned + Serialize>(&mut self, expected: &'static str) -> Result<T, ManifestError> {
+    fn typed<T: DeserializeOwned + Serialize>(
+        &mut self,
+        expected: &'static str,
+    ) -> Result<T, ManifestError> {
         let (kind, name) = (self.kind.to_owned(), name_of(&self.value));
         if self.version != expected {
-            return Err(ManifestError::Version { kind, name, found: self.version.to_owned(), expected });
+            return Err(ManifestError::Version {
+                kind,
+                name,
+                found: self.version.to_owned(),
+                expected,
+            });
         }
-        let failed = |source| ManifestError::Object { kind: kind.clone(), name: name.clone(), source };
+        let failed =
+            |source| ManifestError::Object { kind: kind.clone(), name: name.clone(), source };
         let typed: T = serde_json::from_value(self.value.clone()).map_err(failed)?;
         let kept = serde_json::to_value(&typed).map_err(failed)?;
         let mut unknown = Vec::new();
         unknown_fields(&self.value, &kept, String::new(), &mut unknown);
         self.notes.extend(
-            unknown.iter().map(|field| format!("{kind} {name}: there is no field {field}; it is ignored")),
+            unknown
+                .iter()
+                .map(|field| format!("{kind} {name}: there is no field {field}; it is ignored")),
         );
         Ok(typed)
     }
@@ -254,12 +274,14 @@ fn named(
 
 /// The API server takes numbers for quantities, and people write `cores: 25`.
 fn quote_amounts(value: &mut Value) {
-    const MAPS_OF_AMOUNTS: [&str; 5] = ["requests", "limits", "overhead", "allocatable", "capacity"];
+    const MAPS_OF_AMOUNTS: [&str; 5] =
+        ["requests", "limits", "overhead", "allocatable", "capacity"];
     match value {
         Value::Array(items) => items.iter_mut().for_each(quote_amounts),
         Value::Object(fields) => {
             for (key, inner) in fields.iter_mut() {
-                if let (true, Value::Object(amounts)) = (MAPS_OF_AMOUNTS.contains(&key.as_str()), &mut *inner)
+                if let (true, Value::Object(amounts)) =
+                    (MAPS_OF_AMOUNTS.contains(&key.as_str()), &mut *inner)
                 {
                     for amount in amounts.values_mut().filter(|amount| amount.is_number()) {
                         *amount = Value::String(amount.to_string());
@@ -296,5 +318,6 @@ fn unknown_fields(given: &Value, kept: &Value, path: String, unknown: &mut Vec<S
 }
 
 fn is_empty(value: &Value) -> bool {
-    value.as_array().is_some_and(Vec::is_empty) || value.as_object().is_some_and(serde_json::Map::is_empty)
+    value.as_array().is_some_and(Vec::is_empty)
+        || value.as_object().is_some_and(serde_json::Map::is_empty)
 }

@@ -52,7 +52,8 @@ fn sum(simulation: &Simulation) -> String {
     let of = |result| simulation.pods.iter().filter(|pod| pod.result == result).count();
     let fit = of(Outcome::Fits);
     let concerned = fit + of(Outcome::DoesNotFit);
-    let mut text = format!("{fit} of {} that ask for GPUs would be placed", count(concerned, "pod"));
+    let mut text =
+        format!("{fit} of {} that ask for GPUs would be placed", count(concerned, "pod"));
     if simulation.waiting_before > 0 {
         text.push_str(&format!(
             "; in the cluster {} already",

@@ -1,4 +1,5 @@
-//! The file that a snapshot is saved in: one JSON document, compressed where its name ends in `.gz`.
+//! The file that a snapshot is saved in: one JSON document, compressed where its name ends in
+//! `.gz`.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Write};
@@ -14,8 +15,8 @@ use super::Snapshot;
 /// What the document says it is.
 const KIND: &str = "TesseraSnapshot";
 
-/// Version of the format. It grows when an older program would misread a newer file; fields that older programs may do
-/// without are added without it.
+/// Version of the format. It grows when an older program would misread a newer file; fields that
+/// older programs may do without are added without it.
 pub const VERSION: u32 = 1;
 
 /// Beginning of a compressed file (RFC 1952), whatever its name.
@@ -59,7 +60,9 @@ pub enum FileError {
         source: io::Error,
     },
     /// It is something else.
-    #[error("`{path}` is no snapshot of this program; `kubectl tessera snapshot -o FILE` makes one")]
+    #[error(
+        "`{path}` is no snapshot of this program; `kubectl tessera snapshot -o FILE` makes one"
+    )]
     Foreign {
         /// The file.
         path: PathBuf,
@@ -120,9 +123,11 @@ impl Snapshot {
     /// # Errors
     /// Every [`FileError`] but that of writing.
     pub fn load(path: &Path) -> Result<Self, FileError> {
-        let bytes = read(path).map_err(|source| FileError::Read { path: path.to_owned(), source })?;
+        let bytes =
+            read(path).map_err(|source| FileError::Read { path: path.to_owned(), source })?;
         let foreign = |source| FileError::Foreign { path: path.to_owned(), source };
-        let header: Header = serde_json::from_slice(&bytes).map_err(|error| foreign(Some(error)))?;
+        let header: Header =
+            serde_json::from_slice(&bytes).map_err(|error| foreign(Some(error)))?;
         match header {
             Header { kind, .. } if kind != KIND => Err(foreign(None)),
             Header { version: 0, .. } => Err(foreign(None)),

@@ -1,5 +1,6 @@
-//! What planning looks at, of each kind. Everything else is left out: what a pod runs and with which environment, most annotations,
-//! addresses and images of nodes, configurations for other drivers.
+//! What planning looks at, of each kind. Everything else is left out: what a pod runs and with
+//! which environment, most annotations, addresses and images of nodes, configurations for other
+//! drivers.
 
 use std::collections::BTreeMap;
 
@@ -9,9 +10,9 @@ use k8s_openapi::api::core::v1::{
     ResourceRequirements,
 };
 use k8s_openapi::api::resource::v1::{
-    AllocationResult, DeviceAllocationResult, DeviceClaim, DeviceClass, DeviceClassSpec, DeviceTaintRule,
-    OpaqueDeviceConfiguration, ResourceClaim, ResourceClaimSpec, ResourceClaimStatus, ResourceClaimTemplate,
-    ResourceClaimTemplateSpec, ResourceSlice,
+    AllocationResult, DeviceAllocationResult, DeviceClaim, DeviceClass, DeviceClassSpec,
+    DeviceTaintRule, OpaqueDeviceConfiguration, ResourceClaim, ResourceClaimSpec,
+    ResourceClaimStatus, ResourceClaimTemplate, ResourceClaimTemplateSpec, ResourceSlice,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use tessera_api::names::{DRIVER_NAME, POD_CLAIM_NAME_ANNOTATION, TOPOLOGY_ANNOTATION};
@@ -39,13 +40,20 @@ fn annotation(metadata: &ObjectMeta, name: &str) -> Option<BTreeMap<String, Stri
 #[must_use]
 pub fn trimmed_slice(slice: ResourceSlice) -> ResourceSlice {
     let annotations = annotation(&slice.metadata, TOPOLOGY_ANNOTATION);
-    ResourceSlice { metadata: ObjectMeta { annotations, ..metadata(slice.metadata) }, spec: slice.spec }
+    ResourceSlice {
+        metadata: ObjectMeta { annotations, ..metadata(slice.metadata) },
+        spec: slice.spec,
+    }
 }
 
 /// A DeviceTaintRule: all of its spec.
 #[must_use]
 pub fn trimmed_rule(rule: DeviceTaintRule) -> DeviceTaintRule {
-    DeviceTaintRule { metadata: metadata(rule.metadata), spec: rule.spec, ..DeviceTaintRule::default() }
+    DeviceTaintRule {
+        metadata: metadata(rule.metadata),
+        spec: rule.spec,
+        ..DeviceTaintRule::default()
+    }
 }
 
 /// A DeviceClass: its selectors, and its configurations for our driver.
@@ -59,12 +67,16 @@ pub fn trimmed_class(class: DeviceClass) -> DeviceClass {
     DeviceClass { metadata: metadata(class.metadata), spec }
 }
 
-/// A ResourceClaim: who owns it, which of a pod's entries it was made for, what it asks for, what it got and who has reserved it.
+/// A ResourceClaim: who owns it, which of a pod's entries it was made for, what it asks for, what
+/// it got and who has reserved it.
 #[must_use]
 pub fn trimmed_claim(claim: ResourceClaim) -> ResourceClaim {
     let annotations = annotation(&claim.metadata, POD_CLAIM_NAME_ANNOTATION);
-    let owners =
-        claim.metadata.owner_references.clone().map(|owners| owners.into_iter().map(owner).collect());
+    let owners = claim
+        .metadata
+        .owner_references
+        .clone()
+        .map(|owners| owners.into_iter().map(owner).collect());
     let status = claim.status.map(|status| ResourceClaimStatus {
         allocation: status.allocation.map(allocation),
         reserved_for: status.reserved_for,
@@ -112,7 +124,8 @@ fn ours<C>(
     configs: Option<Vec<C>>,
     opaque: impl Fn(&C) -> &Option<OpaqueDeviceConfiguration>,
 ) -> Option<Vec<C>> {
-    let is_ours = |config: &C| opaque(config).as_ref().is_some_and(|opaque| opaque.driver == DRIVER_NAME);
+    let is_ours =
+        |config: &C| opaque(config).as_ref().is_some_and(|opaque| opaque.driver == DRIVER_NAME);
     let ours: Vec<C> = configs?.into_iter().filter(is_ours).collect();
     (!ours.is_empty()).then_some(ours)
 }
@@ -125,7 +138,9 @@ pub fn trimmed_node(node: Node) -> Node {
         allocatable: status.allocatable,
         conditions: status.conditions.map(|conditions| {
             let ready = conditions.into_iter().filter(|c| c.type_ == "Ready");
-            ready.map(|c| k8s_openapi::api::core::v1::NodeCondition { message: None, ..c }).collect()
+            ready
+                .map(|c| k8s_openapi::api::core::v1::NodeCondition { message: None, ..c })
+                .collect()
         }),
         ..NodeStatus::default()
     });
@@ -137,7 +152,8 @@ pub fn trimmed_node(node: Node) -> Node {
     Node { metadata: ObjectMeta { labels, ..metadata(node.metadata) }, spec, status }
 }
 
-/// A Pod: where it is or may go, what it requests, which claims it uses. None for one that has ended and used no claims.
+/// A Pod: where it is or may go, what it requests, which claims it uses. None for one that has
+/// ended and used no claims.
 #[must_use]
 pub fn trimmed_pod(pod: Pod) -> Option<Pod> {
     let spec = pod.spec?;
@@ -189,7 +205,11 @@ fn container(from: Container) -> Container {
 }
 
 fn requests(from: ResourceRequirements) -> ResourceRequirements {
-    ResourceRequirements { requests: from.requests, claims: from.claims, ..ResourceRequirements::default() }
+    ResourceRequirements {
+        requests: from.requests,
+        claims: from.claims,
+        ..ResourceRequirements::default()
+    }
 }
 
 fn pod_status(status: PodStatus) -> PodStatus {

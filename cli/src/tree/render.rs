@@ -7,7 +7,8 @@ use crate::output::{Table, count};
 const TREE_HEADERS: [&str; 10] =
     ["NAME", "PRODUCT", "MEMORY", "TAKEN", "FREE", "CORES", "TAKEN", "FREE", "PODS", "STATE"];
 
-const CLAIM_HEADERS: [&str; 8] = ["NAMESPACE", "CLAIM", "PODS", "NODE", "GPU", "MEMORY", "CORES", "STATE"];
+const CLAIM_HEADERS: [&str; 8] =
+    ["NAMESPACE", "CLAIM", "PODS", "NODE", "GPU", "MEMORY", "CORES", "STATE"];
 
 /// Nodes, below each its GPUs, below each its shares.
 pub fn tree(tree: &Tree, headers: bool) -> String {
@@ -46,7 +47,9 @@ pub fn claims(tree: &Tree, headers: bool) -> String {
     if shares.is_empty() {
         return "No claims hold GPUs.\n".to_owned();
     }
-    shares.sort_by_key(|(share, node, gpu)| (&share.namespace, &share.claim, &node.name, &gpu.device));
+    shares.sort_by_key(|(share, node, gpu)| {
+        (&share.namespace, &share.claim, &node.name, &gpu.device)
+    });
     let mut table = Table::new(headers.then_some(&CLAIM_HEADERS[..]));
     for (share, node, gpu) in shares {
         table.row(vec![
@@ -73,8 +76,10 @@ fn node_row(node: &NodeView) -> Vec<String> {
 
 fn gpu_row(gpu: &GpuView, branch: &str) -> Vec<String> {
     let index = gpu.index.map(|index| format!("{index} ")).unwrap_or_default();
-    let mut row =
-        vec![format!("{branch} {index}{}", short(&gpu.device)), gpu.product.clone().unwrap_or_default()];
+    let mut row = vec![
+        format!("{branch} {index}{}", short(&gpu.device)),
+        gpu.product.clone().unwrap_or_default(),
+    ];
     row.extend(amount(gpu.memory));
     row.extend(amount(gpu.cores));
     let state: Vec<&str> = gpu.state.iter().chain(&gpu.taints).map(String::as_str).collect();
@@ -114,7 +119,8 @@ fn share_state(share: &Share) -> String {
 
 fn sum(tree: &Tree) -> String {
     let gpus = || tree.nodes.iter().flat_map(|node| &node.gpus);
-    let untouched = gpus().filter(|gpu| gpu.memory.taken.is_zero() && gpu.cores.taken.is_zero()).count();
+    let untouched =
+        gpus().filter(|gpu| gpu.memory.taken.is_zero() && gpu.cores.taken.is_zero()).count();
     let shares: usize = gpus().map(|gpu| gpu.shares.len()).sum();
     let mut memory = Amount::default();
     tree.nodes.iter().for_each(|node| memory.add(node.memory));

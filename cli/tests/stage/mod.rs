@@ -1,4 +1,5 @@
-//! A cluster in words, for the tests of what is shown of it; and files that hold what is to be shown.
+//! A cluster in words, for the tests of what is shown of it; and files that hold what is to be
+//! shown.
 #![allow(dead_code, reason = "each test uses what it needs of this")]
 
 use std::path::{Path, PathBuf};
@@ -39,10 +40,9 @@ impl Stage {
         stage.node("node-a", json!([h100(0, "aa"), h100(1, "ab")]));
         stage.node("node-b", json!([h100(0, "ba"), h100(1, "bb")]));
         let mut a30 = gpu(0, "ca", "NVIDIA A30", "24576Mi");
-        a30["taints"]
-            .as_array_mut()
-            .unwrap()
-            .push(json!({"key": "gpu.tessera.dev/unhealthy", "value": "xid-79", "effect": "NoSchedule"}));
+        a30["taints"].as_array_mut().unwrap().push(
+            json!({"key": "gpu.tessera.dev/unhealthy", "value": "xid-79", "effect": "NoSchedule"}),
+        );
         stage.node("node-c", json!([a30]));
         stage
     }
@@ -78,8 +78,13 @@ impl Stage {
     }
 
     /// Changes the last node.
-    pub(crate) fn node_is(&mut self, name: &str, change: impl FnOnce(&mut k8s_openapi::api::core::v1::Node)) {
-        let node = self.snapshot.nodes.iter_mut().find(|node| node.metadata.name.as_deref() == Some(name));
+    pub(crate) fn node_is(
+        &mut self,
+        name: &str,
+        change: impl FnOnce(&mut k8s_openapi::api::core::v1::Node),
+    ) {
+        let node =
+            self.snapshot.nodes.iter_mut().find(|node| node.metadata.name.as_deref() == Some(name));
         change(node.unwrap());
     }
 
@@ -106,7 +111,8 @@ impl Stage {
     /// The claim is marked as made for that entry of its pod.
     pub(crate) fn made_for(&mut self, claim: &str, entry: &str) {
         let claims = &mut self.snapshot.resource_claims;
-        let at = claims.iter().position(|known| known.metadata.name.as_deref() == Some(claim)).unwrap();
+        let at =
+            claims.iter().position(|known| known.metadata.name.as_deref() == Some(claim)).unwrap();
         let mut made = claims.remove(at);
         let annotation = ("resource.kubernetes.io/pod-claim-name".to_owned(), entry.to_owned());
         let other = ("example.com/secret".to_owned(), "hunter2".to_owned());
@@ -115,9 +121,17 @@ impl Stage {
     }
 
     /// The claim has that share of a device.
-    pub(crate) fn allocated(&mut self, claim: &str, node: &str, device: &str, memory: &str, cores: &str) {
+    pub(crate) fn allocated(
+        &mut self,
+        claim: &str,
+        node: &str,
+        device: &str,
+        memory: &str,
+        cores: &str,
+    ) {
         let claims = &mut self.snapshot.resource_claims;
-        let claim = claims.iter_mut().find(|known| known.metadata.name.as_deref() == Some(claim)).unwrap();
+        let claim =
+            claims.iter_mut().find(|known| known.metadata.name.as_deref() == Some(claim)).unwrap();
         let mut object = serde_json::to_value(&*claim).unwrap();
         object["status"] = json!({"allocation": {
             "allocationTimestamp": "2026-01-10T11:00:00Z",
@@ -134,7 +148,8 @@ impl Stage {
     /// The claim's allocation says how its device is shared.
     pub(crate) fn shared_by(&mut self, claim: &str, sharing: &str) {
         let claims = &mut self.snapshot.resource_claims;
-        let claim = claims.iter_mut().find(|known| known.metadata.name.as_deref() == Some(claim)).unwrap();
+        let claim =
+            claims.iter_mut().find(|known| known.metadata.name.as_deref() == Some(claim)).unwrap();
         let mut object = serde_json::to_value(&*claim).unwrap();
         object["status"]["allocation"]["devices"]["config"] = json!([{"source": "FromClaim", "opaque": {
             "driver": "gpu.tessera.dev",
@@ -144,7 +159,11 @@ impl Stage {
     }
 
     /// A pod that waits, with the claims of those names.
-    pub(crate) fn pod(&mut self, name: &str, claims: &[&str]) -> &mut k8s_openapi::api::core::v1::Pod {
+    pub(crate) fn pod(
+        &mut self,
+        name: &str,
+        claims: &[&str],
+    ) -> &mut k8s_openapi::api::core::v1::Pod {
         let made = self.stamp();
         let entries: Vec<Value> =
             claims.iter().map(|claim| json!({"name": claim, "resourceClaimName": claim})).collect();
@@ -168,7 +187,14 @@ impl Stage {
     }
 
     /// A running pod with a share of a device.
-    pub(crate) fn tenant(&mut self, name: &str, node: &str, device: &str, memory: &str, cores: &str) {
+    pub(crate) fn tenant(
+        &mut self,
+        name: &str,
+        node: &str,
+        device: &str,
+        memory: &str,
+        cores: &str,
+    ) {
         let claim = format!("{name}-gpu");
         self.claim(&claim, share(memory, cores));
         self.allocated(&claim, node, device, memory, cores);
@@ -183,8 +209,7 @@ pub(crate) fn share(memory: &str, cores: &str) -> Value {
     }})
 }
 
-const H100: &str =
-    "device.attributes['gpu.tessera.dev'].productName.matches('(^|[^A-Za-z0-9])H100([^A-Za-z0-9]|$)')";
+const H100: &str = "device.attributes['gpu.tessera.dev'].productName.matches('(^|[^A-Za-z0-9])H100([^A-Za-z0-9]|$)')";
 
 /// The name of a device.
 pub(crate) fn device(mark: &str) -> String {

@@ -42,16 +42,24 @@ impl Planner {
         }
     }
 
-    /// Takes back allocations that serve nobody: of pods that went away before they reserved anything, of pods that the
-    /// scheduler cannot place there or does not try, and of pods of which another claim found no room.
-    pub(super) fn take_back(&mut self, refusals: &[Refusal], taken_back: &BTreeSet<PodUid>, now: Instant) {
+    /// Takes back allocations that serve nobody: of pods that went away before they reserved
+    /// anything, of pods that the scheduler cannot place there or does not try, and of pods of
+    /// which another claim found no room.
+    pub(super) fn take_back(
+        &mut self,
+        refusals: &[Refusal],
+        taken_back: &BTreeSet<PodUid>,
+        now: Instant,
+    ) {
         for claim in self.index.abandoned() {
             self.release(&claim, None, now);
         }
         let refused: BTreeSet<&PodUid> = refusals.iter().map(|r| &r.pod).collect();
-        let written: BTreeSet<PodUid> = self.writing.values().filter_map(|w| w.pod.clone()).collect();
+        let written: BTreeSet<PodUid> =
+            self.writing.values().filter_map(|w| w.pod.clone()).collect();
         for waiting in self.index.waiting() {
-            // What cannot be written now is not given up either, nor the claims beside it: the node would be blamed for it.
+            // What cannot be written now is not given up either, nor the claims beside it: the node
+            // would be blamed for it.
             let busy = |claim| self.writing.contains_key(claim) || self.is_held(claim, now);
             if written.contains(&waiting.pod) || waiting.movable.iter().any(busy) {
                 continue;
@@ -64,7 +72,8 @@ impl Planner {
                     // Room is being made for the rest where the others are.
                     continue;
                 }
-                // The rest of its claims cannot follow the first. That says nothing against the node.
+                // The rest of its claims cannot follow the first. That says nothing against the
+                // node.
                 self.retries.not_written(&waiting.pod, NotWritten::Outdated, now);
             } else if !taken_back.contains(&waiting.pod) && self.is_stuck(&waiting, now) {
                 self.tell_stuck(&waiting, now);
@@ -99,8 +108,10 @@ impl Planner {
             self.tell_pod(&waiting.pod, "TryingElsewhere", note, waiting.node.as_ref(), now);
             return;
         }
-        let place =
-            waiting.node.as_ref().map_or_else(|| "anywhere".to_owned(), |node| format!("on node {node}"));
+        let place = waiting
+            .node
+            .as_ref()
+            .map_or_else(|| "anywhere".to_owned(), |node| format!("on node {node}"));
         let why = waiting.unschedulable.as_deref().unwrap_or_default();
         let note = format!(
             "kube-scheduler cannot place the pod {place}, where its devices are: {why}; trying elsewhere"
@@ -117,8 +128,9 @@ impl Planner {
         self.tell_pod(pod, "TryingElsewhere", note, Some(node), now);
     }
 
-    /// Starts `request`, which writes the claim. Returns `false` while another write of it is under way: of a claim there is one write
-    /// at a time, and what it was decided on is not known any more before it has ended.
+    /// Starts `request`, which writes the claim. Returns `false` while another write of it is under
+    /// way: of a claim there is one write at a time, and what it was decided on is not known
+    /// any more before it has ended.
     pub(super) fn start_write(
         &mut self,
         claim: &ClaimUid,
@@ -136,7 +148,8 @@ impl Planner {
         let (claim, outcomes) = (claim.clone(), self.outcomes.clone());
         self.executor.spawn(async move {
             let result = request.await;
-            // The planner ends only after it has received the outcome of every write, so it is there to receive it.
+            // The planner ends only after it has received the outcome of every write, so it is
+            // there to receive it.
             let _ = outcomes.send(Outcome { id, claim, result });
         });
         true
@@ -177,15 +190,22 @@ impl Planner {
         }
     }
 
-    /// Tells the pods that have to wait why, and counts them. So many claims are of pods that were not decided on and are not planned
-    /// yet again.
-    pub(super) fn tell_refused(&mut self, plan: &Plan, blocked: &[Blocked], undecided: i64, now: Instant) {
+    /// Tells the pods that have to wait why, and counts them. So many claims are of pods that were
+    /// not decided on and are not planned yet again.
+    pub(super) fn tell_refused(
+        &mut self,
+        plan: &Plan,
+        blocked: &[Blocked],
+        undecided: i64,
+        now: Instant,
+    ) {
         let mut pending: BTreeMap<&'static str, i64> = BTreeMap::new();
         if undecided > 0 {
             pending.insert(message::label(&Cause::NotDecided), undecided);
         }
         for refusal in &plan.refusals {
-            // A claim that any driver could serve is not ours to complain about, as long as it is sound.
+            // A claim that any driver could serve is not ours to complain about, as long as it is
+            // sound.
             let anybodys = self.index.scope(&refusal.claim) == Some(Scope::Any);
             if anybodys && !matches!(*refusal.cause, Cause::UnknownClass { .. }) {
                 continue;
@@ -201,7 +221,9 @@ impl Planner {
             let (reason, note) = message::obstacle(&claim, blocked.obstacle);
             *pending.entry(reason).or_default() += 1;
             // Between two events of one cause it may be so for a moment.
-            if blocked.obstacle == Obstacle::MixedDrivers || self.repairs.is_confirmed(&blocked.claim) {
+            if blocked.obstacle == Obstacle::MixedDrivers
+                || self.repairs.is_confirmed(&blocked.claim)
+            {
                 self.tell_pod(&blocked.pod, reason, note, None, now);
             }
         }
@@ -250,12 +272,14 @@ impl Planner {
     }
 }
 
-/// `metav1.Time` has whole seconds: with a fraction, what is read back would differ from what was sent.
+/// `metav1.Time` has whole seconds: with a fraction, what is read back would differ from what was
+/// sent.
 fn now_in_seconds() -> Timestamp {
     let now = Timestamp::now();
     Timestamp::from_second(now.as_second()).unwrap_or(now)
 }
 
 fn fresh_share() -> ShareId {
-    ShareId::new(uuid::Uuid::new_v4().to_string()).expect("invariant: a UUID prints as a lowercase UUID")
+    ShareId::new(uuid::Uuid::new_v4().to_string())
+        .expect("invariant: a UUID prints as a lowercase UUID")
 }

@@ -10,8 +10,8 @@ use tokio::time::Instant;
 use super::{Planner, Write};
 use crate::repairs::Due;
 
-/// Steps for the claims of bound pods in one step of the planner, and at most those of one pod more. Any tenant makes such pods, by
-/// `spec.nodeName`.
+/// Steps for the claims of bound pods in one step of the planner, and at most those of one pod
+/// more. Any tenant makes such pods, by `spec.nodeName`.
 const STEPS_FOR_BOUND: u64 = 500_000;
 
 impl Planner {
@@ -44,9 +44,14 @@ impl Planner {
         self.plan_all_bound(&to_plan, cause, now);
     }
 
-    /// Plans the claims of bound pods as far as the steps go; the next step goes on with the others. What was tried has to wait, so
-    /// that each has its turn.
-    fn plan_all_bound(&mut self, pods: &BTreeMap<PodUid, Vec<Misplaced>>, cause: Instant, now: Instant) {
+    /// Plans the claims of bound pods as far as the steps go; the next step goes on with the
+    /// others. What was tried has to wait, so that each has its turn.
+    fn plan_all_bound(
+        &mut self,
+        pods: &BTreeMap<PodUid, Vec<Misplaced>>,
+        cause: Instant,
+        now: Instant,
+    ) {
         let mut left = STEPS_FOR_BOUND;
         for (pod, misplaced) in pods {
             if left == 0 {

@@ -16,7 +16,8 @@ fn planner() -> Planner {
 
 fn node(heartbeat: &str, ready: &str) -> Change {
     let condition = json!({"type": "Ready", "status": ready, "lastHeartbeatTime": heartbeat});
-    let node: Value = json!({"metadata": {"name": "node-a"}, "status": {"conditions": [condition]}});
+    let node: Value =
+        json!({"metadata": {"name": "node-a"}, "status": {"conditions": [condition]}});
     let node: Node = serde_json::from_value(node).unwrap();
     Change { what: What::Applied(Object::Node(Arc::new(node))), at: Instant::now() }
 }

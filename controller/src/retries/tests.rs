@@ -51,7 +51,10 @@ fn the_scheduler_has_its_time_from_when_the_decision_is_written() {
     retries.placed(&pod(), node("node-a"), Some("old".to_owned()), now);
     let written = now + seconds(60);
     retries.written(&pod(), written);
-    assert_eq!(retries.verdict(&waiting(Some("old")), written), Verdict::WaitUntil(written + WITHOUT_NEWS));
+    assert_eq!(
+        retries.verdict(&waiting(Some("old")), written),
+        Verdict::WaitUntil(written + WITHOUT_NEWS)
+    );
 }
 
 #[test]
@@ -68,7 +71,10 @@ fn after_an_interruption_the_scheduler_gets_longer_and_not_for_ever() {
     assert_eq!(retries.verdict(&waiting(Some("old")), deadline), Verdict::GiveUp);
     let later = now + seconds(1000);
     retries.placed(&pod(), node("node-a"), Some("old".to_owned()), later);
-    assert_eq!(retries.verdict(&waiting(Some("old")), later), Verdict::WaitUntil(later + WITHOUT_NEWS));
+    assert_eq!(
+        retries.verdict(&waiting(Some("old")), later),
+        Verdict::WaitUntil(later + WITHOUT_NEWS)
+    );
 }
 
 #[test]
@@ -121,7 +127,10 @@ fn what_the_queue_was_like_is_forgotten_when_nothing_is_bound_any_more() {
     retries.bound([other].into_iter(), now + seconds(15));
     let later = now + seconds(45);
     retries.placed(&pod(), node("node-a"), Some("old".to_owned()), later);
-    assert_eq!(retries.verdict(&waiting(Some("old")), later), Verdict::WaitUntil(later + WITHOUT_NEWS));
+    assert_eq!(
+        retries.verdict(&waiting(Some("old")), later),
+        Verdict::WaitUntil(later + WITHOUT_NEWS)
+    );
 }
 
 #[test]
@@ -154,7 +163,10 @@ fn a_pod_that_has_not_failed_or_has_room_being_made_is_left_alone() {
     retries.placed(&pod(), node("node-a"), None, now);
     let later = now + seconds(1000);
     assert_eq!(retries.verdict(&waiting(None), later), Verdict::Wait);
-    assert_eq!(retries.verdict(&Waiting { nominated: true, ..waiting(Some("new")) }, later), Verdict::Wait);
+    assert_eq!(
+        retries.verdict(&Waiting { nominated: true, ..waiting(Some("new")) }, later),
+        Verdict::Wait
+    );
     assert_eq!(
         retries.verdict(&Waiting { movable: Vec::new(), ..waiting(Some("new")) }, later),
         Verdict::Wait
@@ -272,7 +284,11 @@ fn a_claim_that_lost_its_allocation_is_held_for_a_moment_for_every_pod() {
     let mut retries = Retries::default();
     retries.deallocated([claim.clone()].into(), now);
     assert!(retries.is_claim_held(&claim, now + seconds(1)));
-    assert_eq!(retries.next_wake(now), Some(now + AFTER_RELEASE), "nothing else may happen until then");
+    assert_eq!(
+        retries.next_wake(now),
+        Some(now + AFTER_RELEASE),
+        "nothing else may happen until then"
+    );
     assert!(!retries.is_claim_held(&claim, now + AFTER_RELEASE));
 }
 
@@ -299,5 +315,9 @@ fn pauses_of_an_undecided_pod_double_up_to_five_minutes() {
     }
     retries.placed(&pod(), node("node-a"), None, now);
     retries.not_decided(&pod(), now);
-    assert_eq!(retries.next_wake(now), Some(now + seconds(1)), "once it was decided on, they begin anew");
+    assert_eq!(
+        retries.next_wake(now),
+        Some(now + seconds(1)),
+        "once it was decided on, they begin anew"
+    );
 }

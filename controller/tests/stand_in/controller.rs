@@ -15,7 +15,8 @@ use tokio_util::sync::CancellationToken;
 use super::StandIn;
 use super::objects::{bound, class, node, pod, slice};
 
-/// A controller at work. It starts at the epoch, when pods that do not say when were created, and its clock is tokio's.
+/// A controller at work. It starts at the epoch, when pods that do not say when were created, and
+/// its clock is tokio's.
 pub(crate) struct Controller {
     pub(crate) stop: CancellationToken,
     pub(crate) task: JoinHandle<bool>,
@@ -74,7 +75,8 @@ pub(crate) fn event(api: &StandIn, pod: &str, reason: &str) -> Option<String> {
     Some(event["note"].as_str().unwrap().to_owned())
 }
 
-/// Adds the pod to `reservedFor` of a claim, as kube-scheduler's PreBind and kube-controller-manager do.
+/// Adds the pod to `reservedFor` of a claim, as kube-scheduler's PreBind and
+/// kube-controller-manager do.
 pub(crate) fn reserve(api: &StandIn, pod_name: &str, claim: &str) {
     let mut object = api.get("resourceclaims", "default", claim).unwrap();
     let entry = json!({"resource": "pods", "name": pod_name, "uid": format!("uid-{pod_name}")});
@@ -93,7 +95,8 @@ pub(crate) fn reserve_and_bind(api: &StandIn, pod_name: &str, claims: &[&str]) {
     api.put("pods", bound(pod(pod_name, claims), "node-a"));
 }
 
-/// Clears a claim's status, as kube-scheduler's PostFilter and kube-controller-manager do. Gives the object.
+/// Clears a claim's status, as kube-scheduler's PostFilter and kube-controller-manager do. Gives
+/// the object.
 pub(crate) fn clear(api: &StandIn, claim: &str) -> Value {
     let mut cleared = api.get("resourceclaims", "default", claim).unwrap();
     cleared.as_object_mut().unwrap().remove("status");
@@ -103,6 +106,7 @@ pub(crate) fn clear(api: &StandIn, claim: &str) -> Value {
 /// Writes of claims that the stand-in has served, as (claim, what).
 pub(crate) fn claim_writes(api: &StandIn, claim: &str) -> Vec<Value> {
     let path = format!("resourceclaims/{claim}");
-    let ours = |path_of: &str| path_of.ends_with(&path) || path_of.ends_with(&format!("{path}/status"));
+    let ours =
+        |path_of: &str| path_of.ends_with(&path) || path_of.ends_with(&format!("{path}/status"));
     api.writes().into_iter().filter(|w| ours(&w.path)).map(|w| w.body).collect()
 }

@@ -1,5 +1,5 @@
-//! An API server in this process, as far as the controller uses one: list, watch, get, merge patch with `resourceVersion`
-//! preconditions, create. It knows nothing of DRA.
+//! An API server in this process, as far as the controller uses one: list, watch, get, merge patch
+//! with `resourceVersion` preconditions, create. It knows nothing of DRA.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 pub(crate) mod controller;
@@ -109,7 +109,10 @@ impl StandIn {
     }
 
     /// Does something to the writes that come; the fault is asked before each.
-    pub(crate) fn fault(&self, fault: impl FnMut(&mut Store, &Request) -> Option<Response> + Send + 'static) {
+    pub(crate) fn fault(
+        &self,
+        fault: impl FnMut(&mut Store, &Request) -> Option<Response> + Send + 'static,
+    ) {
         self.store.lock().unwrap().faults.push(Box::new(fault));
     }
 
@@ -225,12 +228,15 @@ impl StandIn {
     fn watch(&self, resource: &str, query: &BTreeMap<String, String>) -> Response {
         let since: u64 = query.get("resourceVersion").and_then(|v| v.parse().ok()).unwrap_or(0);
         let mut store = self.store.lock().unwrap();
-        let sender = store.watchers.entry(resource.to_owned()).or_insert_with(|| broadcast::channel(1024).0);
+        let sender =
+            store.watchers.entry(resource.to_owned()).or_insert_with(|| broadcast::channel(1024).0);
         let live = sender.subscribe();
         let missed = store.list(resource).into_iter().filter(|o| version_of(o) > since);
-        let missed: Vec<Value> = missed.map(|object| json!({"type": "ADDED", "object": object})).collect();
+        let missed: Vec<Value> =
+            missed.map(|object| json!({"type": "ADDED", "object": object})).collect();
         let live = futures::stream::unfold(live, async |mut live| Some((live.recv().await, live)));
-        let lines = futures::stream::iter(missed).map(Ok).chain(live).map_ok(|event| format!("{event}\n"));
+        let lines =
+            futures::stream::iter(missed).map(Ok).chain(live).map_ok(|event| format!("{event}\n"));
         Response::new(Body::from_stream(lines))
     }
 }
@@ -268,7 +274,11 @@ impl Store {
 
     fn list(&self, resource: &str) -> Vec<Value> {
         let prefix = format!("{resource}/");
-        self.objects.iter().filter(|(key, _)| key.starts_with(&prefix)).map(|(_, o)| o.clone()).collect()
+        self.objects
+            .iter()
+            .filter(|(key, _)| key.starts_with(&prefix))
+            .map(|(_, o)| o.clone())
+            .collect()
     }
 
     fn write(&mut self, request: &Request, parts: &[&str]) -> Response {

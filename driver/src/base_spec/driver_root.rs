@@ -46,8 +46,8 @@ pub struct DriverNode {
     pub container_path: PathBuf,
 }
 
-/// Where distributions keep libraries. The first that has a library wins where two are one directory (`/usr/lib64` is often
-/// a link).
+/// Where distributions keep libraries. The first that has a library wins where two are one
+/// directory (`/usr/lib64` is often a link).
 const LIBRARY_DIRECTORIES: [&str; 5] = [
     "usr/lib/x86_64-linux-gnu",
     "usr/lib/aarch64-linux-gnu",
@@ -109,7 +109,10 @@ impl DriverRoot {
     fn add(&self, mounts: &mut BTreeMap<PathBuf, DriverFile>, relative: &Path) {
         let Some(resolved) = self.resolve(relative) else { return };
         let container_path = Path::new("/").join(relative);
-        let file = DriverFile { host_path: self.host.join(resolved), container_path: container_path.clone() };
+        let file = DriverFile {
+            host_path: self.host.join(resolved),
+            container_path: container_path.clone(),
+        };
         mounts.insert(container_path, file);
     }
 
@@ -131,8 +134,8 @@ impl DriverRoot {
         nodes
     }
 
-    /// Follows links as a process would that has this root, so that absolute ones stay below it. `None` where there is
-    /// nothing, or the links go in circles.
+    /// Follows links as a process would that has this root, so that absolute ones stay below it.
+    /// `None` where there is nothing, or the links go in circles.
     fn resolve(&self, relative: &Path) -> Option<PathBuf> {
         /// As many as the kernel follows.
         const MOST_LINKS: usize = 40;
@@ -166,7 +169,9 @@ impl DriverRoot {
 
 /// The parts of a path, last first; the root and `.` are none.
 fn components(path: &Path) -> Vec<PathBuf> {
-    let parts = path.components().filter(|part| matches!(part, Component::Normal(_) | Component::ParentDir));
+    let parts = path
+        .components()
+        .filter(|part| matches!(part, Component::Normal(_) | Component::ParentDir));
     parts.rev().map(|part| PathBuf::from(AsRef::<OsStr>::as_ref(&part))).collect()
 }
 

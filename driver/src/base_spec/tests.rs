@@ -59,7 +59,10 @@ fn libraries_are_mounted_at_their_path_with_links_resolved_below_the_root() {
     assert_eq!(
         mounts,
         [
-            (format!("/on/the/host/{libraries}/libcuda.so.580.95.05"), format!("/{libraries}/libcuda.so.1")),
+            (
+                format!("/on/the/host/{libraries}/libcuda.so.580.95.05"),
+                format!("/{libraries}/libcuda.so.1")
+            ),
             (
                 format!("/on/the/host/{libraries}/libcuda.so.580.95.05"),
                 format!("/{libraries}/libcuda.so.580.95.05")
@@ -79,7 +82,8 @@ fn every_gpu_is_a_device_named_by_its_uuid_and_closed_to_legacy_runtimes() {
     let (base, store) = base_spec(directory.path());
     base.describe(&[gpu(GPU, Some(0)), gpu(OTHER, None)], &BTreeSet::new()).expect("written");
 
-    let names: Vec<_> = written(&store).devices.iter().map(|device| device.name.to_string()).collect();
+    let names: Vec<_> =
+        written(&store).devices.iter().map(|device| device.name.to_string()).collect();
     assert_eq!(names, [OTHER, GPU]);
     for device in written(&store).devices {
         assert_eq!(device.container_edits.env, ["NVIDIA_VISIBLE_DEVICES=void"]);
@@ -117,7 +121,8 @@ fn a_gpu_that_is_gone_stays_described_while_a_claim_has_it() {
 
     let kept = BTreeSet::from([GpuUuid::new(GPU).expect("a UUID")]);
     base.describe(&[], &kept).expect("written");
-    let names: Vec<_> = written(&store).devices.iter().map(|device| device.name.to_string()).collect();
+    let names: Vec<_> =
+        written(&store).devices.iter().map(|device| device.name.to_string()).collect();
     assert_eq!(names, [GPU]);
 
     base.describe(&[], &BTreeSet::new()).expect("removed");
@@ -158,5 +163,9 @@ fn a_driver_root_without_libcuda_is_named_as_the_host_knows_it() {
     assert_eq!(base.lacks_cuda(), None);
     fs::remove_file(directory.path().join("root/usr/lib/x86_64-linux-gnu/libcuda.so.580.95.05"))
         .expect("removed");
-    assert_eq!(base.lacks_cuda().as_deref(), Some("/on/the/host"), "a link to nothing is no library");
+    assert_eq!(
+        base.lacks_cuda().as_deref(),
+        Some("/on/the/host"),
+        "a link to nothing is no library"
+    );
 }

@@ -56,7 +56,11 @@ impl HealthWatch for Events {
 
 impl GpuLibrary for Machine {
     fn inventory(&self) -> Result<Inventory, LibraryError> {
-        self.inventory.lock().expect("no panic").clone().map_err(|()| LibraryError::Lost { gpu: uuid(GPU) })
+        self.inventory
+            .lock()
+            .expect("no panic")
+            .clone()
+            .map_err(|()| LibraryError::Lost { gpu: uuid(GPU) })
     }
 
     fn memory(&self, gpu: &GpuUuid) -> Result<GpuMemory, LibraryError> {
@@ -132,7 +136,13 @@ fn in_use(bench: &Bench) {
 }
 
 fn healths(bench: &Bench) -> Vec<(String, Option<bool>)> {
-    bench.health.borrow().devices.iter().map(|found| (found.device.clone(), found.healthy)).collect()
+    bench
+        .health
+        .borrow()
+        .devices
+        .iter()
+        .map(|found| (found.device.clone(), found.healthy))
+        .collect()
 }
 
 #[test]
@@ -151,14 +161,24 @@ fn an_xid_makes_a_gpu_unhealthy_for_slice_and_kubelet_until_it_was_reset() {
 
     bench.watcher.found(inventory(&[GPU, OTHER]));
     assert_eq!(healths_of_slice(&bench), ["Xid119", ""]);
-    assert_eq!(healths(&bench), [(GPU.to_lowercase(), Some(false)), (OTHER.to_lowercase(), Some(true))]);
+    assert_eq!(
+        healths(&bench),
+        [(GPU.to_lowercase(), Some(false)), (OTHER.to_lowercase(), Some(true))]
+    );
 
-    let lost =
-        Unpublished { uuid: Some(uuid(GPU)), index: None, pci_bus_id: None, reason: UnpublishedReason::Lost };
+    let lost = Unpublished {
+        uuid: Some(uuid(GPU)),
+        index: None,
+        pci_bus_id: None,
+        reason: UnpublishedReason::Lost,
+    };
     bench.watcher.found(Inventory::new(vec![gpu(OTHER)], vec![], vec![lost]));
     bench.watcher.found(inventory(&[GPU, OTHER]));
     assert_eq!(healths_of_slice(&bench), ["", ""]);
-    assert_eq!(healths(&bench), [(GPU.to_lowercase(), Some(true)), (OTHER.to_lowercase(), Some(true))]);
+    assert_eq!(
+        healths(&bench),
+        [(GPU.to_lowercase(), Some(true)), (OTHER.to_lowercase(), Some(true))]
+    );
 }
 
 #[test]
@@ -204,7 +224,11 @@ fn a_watch_goes_on_over_looks_that_find_the_same_gpus() {
         bench.machine.watches.load(Ordering::Relaxed)
     };
     assert_eq!(events_of(&[GPU, OTHER], 45), 1);
-    assert_eq!(events_of(&[GPU, OTHER], 48), 1, "a new watch would have missed what came during the look");
+    assert_eq!(
+        events_of(&[GPU, OTHER], 48),
+        1,
+        "a new watch would have missed what came during the look"
+    );
     assert_eq!(events_of(&[OTHER], 79), 2, "what the old watch has collected is delivered");
 }
 
@@ -213,13 +237,24 @@ fn a_gpu_that_vanished_under_a_claim_is_reported_unhealthy() {
     let mut bench = bench();
     in_use(&bench);
     bench.watcher.found(inventory(&[GPU, OTHER]));
-    let lost =
-        Unpublished { uuid: Some(uuid(GPU)), index: None, pci_bus_id: None, reason: UnpublishedReason::Lost };
+    let lost = Unpublished {
+        uuid: Some(uuid(GPU)),
+        index: None,
+        pci_bus_id: None,
+        reason: UnpublishedReason::Lost,
+    };
     bench.watcher.found(Inventory::new(vec![gpu(OTHER)], vec![], vec![lost]));
     assert!(bench.watcher.in_trouble, "it is looked for again soon");
 
-    assert_eq!(healths(&bench), [(OTHER.to_lowercase(), Some(true)), (GPU.to_lowercase(), Some(false))]);
-    assert!(bench.health.borrow().devices[1].message.contains("bus"), "{:?}", bench.health.borrow());
+    assert_eq!(
+        healths(&bench),
+        [(OTHER.to_lowercase(), Some(true)), (GPU.to_lowercase(), Some(false))]
+    );
+    assert!(
+        bench.health.borrow().devices[1].message.contains("bus"),
+        "{:?}",
+        bench.health.borrow()
+    );
 
     // Taken out by the operator: nobody knows.
     let excluded = inventory(&[GPU, OTHER]).excluding(&BTreeSet::from([uuid(GPU)]));
@@ -252,8 +287,15 @@ fn a_look_that_finds_nothing_new_wakes_nobody_and_refreshes_the_time() {
 
 #[tokio::test]
 async fn an_event_makes_the_thread_look_again() {
-    let Bench { watcher, mut hardware, machine, events, others: _others, directory: _directory, .. } =
-        bench();
+    let Bench {
+        watcher,
+        mut hardware,
+        machine,
+        events,
+        others: _others,
+        directory: _directory,
+        ..
+    } = bench();
     *machine.inventory.lock().expect("no panic") = Ok(inventory(&[GPU, OTHER]));
     let handle = watcher.spawn().expect("a thread");
     let both = HardwareState::Known(inventory(&[GPU, OTHER]));
@@ -283,9 +325,11 @@ async fn nothing_is_published_before_it_is_known_who_else_hands_out_the_gpus() {
 #[test]
 fn gpus_that_no_container_could_use_are_not_published_and_the_operator_is_told_once() {
     let mut bench = bench();
-    std::fs::remove_file(bench.directory.path().join("root/usr/lib64/libcuda.so.1")).expect("removed");
+    std::fs::remove_file(bench.directory.path().join("root/usr/lib64/libcuda.so.1"))
+        .expect("removed");
     for _ in 0..2 {
-        let sharable = bench.watcher.sharable(inventory(&[GPU, OTHER]), &OtherAllocators::default());
+        let sharable =
+            bench.watcher.sharable(inventory(&[GPU, OTHER]), &OtherAllocators::default());
         assert!(bench.watcher.found(sharable).is_empty());
     }
     let NodeNews { reason, note } = bench.news.try_recv().expect("an event");

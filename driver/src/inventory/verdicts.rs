@@ -1,4 +1,5 @@
-//! What is held against GPUs: the one source of the taint in the slice and of the health that the kubelet shows.
+//! What is held against GPUs: the one source of the taint in the slice and of the health that the
+//! kubelet shows.
 //!
 //! ```text
 //! XID, ECC error -----------> verdict --\
@@ -18,8 +19,8 @@ use tessera_api::{
 };
 use tessera_gpu::{HealthEvent, RecoveryAction};
 
-/// How long an event counts although NVIDIA's driver asks for nothing. The driver reports the XID first and what it wants done
-/// after it; health monitors correlate the two within half a minute.
+/// How long an event counts although NVIDIA's driver asks for nothing. The driver reports the XID
+/// first and what it wants done after it; health monitors correlate the two within half a minute.
 const SETTLES_WITHIN: Duration = Duration::from_secs(30);
 
 /// What events have said against GPUs.
@@ -33,7 +34,8 @@ struct Verdict {
     code: String,
     message: String,
     since: Instant,
-    /// NVIDIA's driver sets the recovery action after this event and those before it, if one is needed.
+    /// NVIDIA's driver sets the recovery action after this event and those before it, if one is
+    /// needed.
     sets_recovery_action: bool,
     /// It has asked for something since.
     action_seen: bool,
@@ -45,7 +47,8 @@ impl Verdict {
     /// Whether nothing speaks for it any more.
     fn is_over(&self, action: Option<RecoveryAction>, now: Instant) -> bool {
         match action {
-            // A driver that does not know the question: only a reset helps, and it makes the GPU disappear for a moment.
+            // A driver that does not know the question: only a reset helps, and it makes the GPU
+            // disappear for a moment.
             None => self.was_gone,
             Some(RecoveryAction::None) => {
                 let settled = now.saturating_duration_since(self.since) >= SETTLES_WITHIN;
@@ -57,21 +60,31 @@ impl Verdict {
 }
 
 impl Verdicts {
-    /// Remembers what an event says. Returns whether that is news; an event that says nothing against the GPU is none.
+    /// Remembers what an event says. Returns whether that is news; an event that says nothing
+    /// against the GPU is none.
     pub(super) fn remember(&mut self, event: &HealthEvent, now: Instant) -> bool {
         let Some(Health::Unhealthy { code, message }) = event.kind.health() else { return false };
         let known = self.by_gpu.get(&event.gpu);
         let news = known.is_none_or(|known| known.code != code);
-        // What "none" proves nothing about is not over because another error came after it, as 120 comes after 119.
-        let settles = |known: &Verdict| known.sets_recovery_action || known.action_seen || known.was_gone;
+        // What "none" proves nothing about is not over because another error came after it, as 120
+        // comes after 119.
+        let settles =
+            |known: &Verdict| known.sets_recovery_action || known.action_seen || known.was_gone;
         let sets_recovery_action = event.kind.sets_recovery_action() && known.is_none_or(settles);
-        let verdict =
-            Verdict { code, message, since: now, sets_recovery_action, action_seen: false, was_gone: false };
+        let verdict = Verdict {
+            code,
+            message,
+            since: now,
+            sets_recovery_action,
+            action_seen: false,
+            was_gone: false,
+        };
         self.by_gpu.insert(event.gpu.clone(), verdict);
         news
     }
 
-    /// Sees which GPUs are not there: one that is back after that has been reset, or has even been replaced.
+    /// Sees which GPUs are not there: one that is back after that has been reset, or has even been
+    /// replaced.
     pub(super) fn see(&mut self, inventory: &Inventory) {
         for (gpu, verdict) in &mut self.by_gpu {
             let known = inventory.unpublished.iter().find(|known| known.uuid.as_ref() == Some(gpu));
@@ -81,9 +94,14 @@ impl Verdicts {
         }
     }
 
-    /// The health of a GPU for which NVIDIA's driver asks `action`; `None` where it does not know that question. A verdict that is
-    /// over is forgotten.
-    pub(super) fn health(&mut self, gpu: &GpuUuid, action: Option<RecoveryAction>, now: Instant) -> Health {
+    /// The health of a GPU for which NVIDIA's driver asks `action`; `None` where it does not know
+    /// that question. A verdict that is over is forgotten.
+    pub(super) fn health(
+        &mut self,
+        gpu: &GpuUuid,
+        action: Option<RecoveryAction>,
+        now: Instant,
+    ) -> Health {
         let asked = action.filter(|action| *action != RecoveryAction::None);
         if let Some(verdict) = self.by_gpu.get_mut(gpu) {
             verdict.action_seen |= asked.is_some();

@@ -1,4 +1,5 @@
-//! Device health, streamed to the kubelet, which shows it in `containerStatuses[].allocatedResourcesStatus`.
+//! Device health, streamed to the kubelet, which shows it in
+//! `containerStatuses[].allocatedResourcesStatus`.
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
@@ -8,8 +9,8 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
-/// How often the list is sent although nothing changed. The kubelet calls health unknown that is older than 30 s by
-/// default (`DefaultHealthTimeout`).
+/// How often the list is sent although nothing changed. The kubelet calls health unknown that is
+/// older than 30 s by default (`DefaultHealthTimeout`).
 const REPEAT: Duration = Duration::from_secs(10);
 
 /// The health of one device.
@@ -42,7 +43,8 @@ pub struct HealthService {
 }
 
 impl HealthService {
-    /// Streams `reports` until `stop`: a stream that did not end would keep the server from stopping.
+    /// Streams `reports` until `stop`: a stream that did not end would keep the server from
+    /// stopping.
     #[must_use]
     pub fn new(reports: watch::Receiver<Arc<HealthReport>>, stop: CancellationToken) -> Self {
         Self { reports, stop }
@@ -70,8 +72,9 @@ macro_rules! serve {
     ($version:ident) => {
         #[tonic::async_trait]
         impl $version::dra_resource_health_server::DraResourceHealth for HealthService {
-            type NodeWatchResourcesStream =
-                Pin<Box<dyn Stream<Item = Result<$version::NodeWatchResourcesResponse, Status>> + Send>>;
+            type NodeWatchResourcesStream = Pin<
+                Box<dyn Stream<Item = Result<$version::NodeWatchResourcesResponse, Status>> + Send>,
+            >;
 
             async fn node_watch_resources(
                 &self,
@@ -94,8 +97,11 @@ macro_rules! serve {
                     message: device.message.clone(),
                 };
                 let messages = self.stream().map(move |report| {
-                    let devices =
-                        report.devices.iter().map(|found| device(report.checked_at, found)).collect();
+                    let devices = report
+                        .devices
+                        .iter()
+                        .map(|found| device(report.checked_at, found))
+                        .collect();
                     Ok($version::NodeWatchResourcesResponse { devices })
                 });
                 Ok(Response::new(Box::pin(messages)))

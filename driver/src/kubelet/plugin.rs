@@ -35,7 +35,10 @@ pub struct PreparedDevice {
 /// Who prepares claims. An error is text for the kubelet, which puts it into an event of the pod.
 pub trait Claims: Send + Sync + 'static {
     /// Prepares one claim. Dropping the future must not stop what it began.
-    fn prepare(&self, claim: AskedClaim) -> impl Future<Output = Result<Vec<PreparedDevice>, String>> + Send;
+    fn prepare(
+        &self,
+        claim: AskedClaim,
+    ) -> impl Future<Output = Result<Vec<PreparedDevice>, String>> + Send;
 
     /// Undoes it. A claim that is not prepared is no error.
     fn unprepare(&self, claim: AskedClaim) -> impl Future<Output = Result<(), String>> + Send;
@@ -104,11 +107,15 @@ macro_rules! serve {
                             devices: devices.into_iter().map($device).collect(),
                             error: String::new(),
                         },
-                        Err(error) => $version::NodePrepareResourceResponse { devices: Vec::new(), error },
+                        Err(error) => {
+                            $version::NodePrepareResourceResponse { devices: Vec::new(), error }
+                        }
                     };
                     (uid, answer)
                 });
-                Ok(Response::new($version::NodePrepareResourcesResponse { claims: answers.collect() }))
+                Ok(Response::new($version::NodePrepareResourcesResponse {
+                    claims: answers.collect(),
+                }))
             }
 
             async fn node_unprepare_resources(
@@ -120,7 +127,9 @@ macro_rules! serve {
                     let error = answer.err().unwrap_or_default();
                     (uid, $version::NodeUnprepareResourceResponse { error })
                 });
-                Ok(Response::new($version::NodeUnprepareResourcesResponse { claims: answers.collect() }))
+                Ok(Response::new($version::NodeUnprepareResourcesResponse {
+                    claims: answers.collect(),
+                }))
             }
         }
     };

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use tessera_proto::{
-    PLUGIN_TYPE, SUPPORTS_DRA_V1, SUPPORTS_DRA_V1BETA1, SUPPORTS_HEALTH_V1, SUPPORTS_HEALTH_V1ALPHA1,
+    PLUGIN_TYPE, SUPPORTS_DRA_V1, SUPPORTS_DRA_V1BETA1, SUPPORTS_HEALTH_V1,
+    SUPPORTS_HEALTH_V1ALPHA1,
     registration::{
         InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse,
         registration_server::Registration,
@@ -33,9 +34,14 @@ pub struct RegistrationService {
 }
 
 impl RegistrationService {
-    /// Registers `driver`, whose services are at `endpoint`; word of how it went goes to `registered`.
+    /// Registers `driver`, whose services are at `endpoint`; word of how it went goes to
+    /// `registered`.
     #[must_use]
-    pub fn new(driver: impl Into<String>, endpoint: PathBuf, registered: watch::Sender<Registered>) -> Self {
+    pub fn new(
+        driver: impl Into<String>,
+        endpoint: PathBuf,
+        registered: watch::Sender<Registered>,
+    ) -> Self {
         Self { driver: driver.into(), endpoint, registered }
     }
 }
@@ -67,7 +73,10 @@ impl Registration for RegistrationService {
             tracing::info!(endpoint = %self.endpoint.display(), "registered with the kubelet");
             self.registered.send_replace(Registered::Yes);
         } else {
-            tracing::error!(error = status.error, "the kubelet refused the registration; it will try again");
+            tracing::error!(
+                error = status.error,
+                "the kubelet refused the registration; it will try again"
+            );
             self.registered.send_replace(Registered::Refused(status.error));
         }
         Ok(Response::new(RegistrationStatusResponse {}))

@@ -3,7 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use tessera_proto::{
-    dra_v1, dra_v1beta1, health_v1, health_v1alpha1, registration::registration_server::RegistrationServer,
+    dra_v1, dra_v1beta1, health_v1, health_v1alpha1,
+    registration::registration_server::RegistrationServer,
 };
 use tokio::{sync::watch, task::JoinHandle};
 use tokio_stream::wrappers::UnixListenerStream;
@@ -17,8 +18,8 @@ use super::{
     socket::{Socket, SocketError, SocketPaths},
 };
 
-/// How long calls may take to end once the server stops. Longer ones go on in tasks of their own as long as the process
-/// lives, and the kubelet asks again.
+/// How long calls may take to end once the server stops. Longer ones go on in tasks of their own as
+/// long as the process lives, and the kubelet asks again.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// Both servers, serving.
@@ -38,7 +39,8 @@ struct RunningServer {
 }
 
 impl KubeletServers {
-    /// Serves. The plugin's socket answers before the registrar's is there: the kubelet calls as soon as it sees that.
+    /// Serves. The plugin's socket answers before the registrar's is there: the kubelet calls as
+    /// soon as it sees that.
     ///
     /// # Errors
     /// [`SocketError`]; nothing is left then.
@@ -55,15 +57,20 @@ impl KubeletServers {
         let router = Server::builder()
             .add_service(dra_v1::dra_plugin_server::DraPluginServer::new(plugin.clone()))
             .add_service(dra_v1beta1::dra_plugin_server::DraPluginServer::new(plugin))
-            .add_service(health_v1::dra_resource_health_server::DraResourceHealthServer::new(health.clone()))
-            .add_service(health_v1alpha1::dra_resource_health_server::DraResourceHealthServer::new(health))
+            .add_service(health_v1::dra_resource_health_server::DraResourceHealthServer::new(
+                health.clone(),
+            ))
+            .add_service(health_v1alpha1::dra_resource_health_server::DraResourceHealthServer::new(
+                health,
+            ))
             .add_service(liveness);
         let plugin = RunningServer::start(&paths.plugin, router, stop)?;
 
         let (sender, registered) = watch::channel(Registered::NotYet);
         let service = RegistrationService::new(driver, paths.plugin.clone(), sender);
         let router = Server::builder().add_service(RegistrationServer::new(service));
-        let registration = RunningServer::start(&paths.registration, router, CancellationToken::new())?;
+        let registration =
+            RunningServer::start(&paths.registration, router, CancellationToken::new())?;
         Ok(Self { registration, plugin, registered })
     }
 
@@ -86,7 +93,8 @@ impl KubeletServers {
         }
     }
 
-    /// Stops: the registrar first, so that the kubelet sends nothing new, then the plugin. Both sockets are gone then.
+    /// Stops: the registrar first, so that the kubelet sends nothing new, then the plugin. Both
+    /// sockets are gone then.
     pub async fn stop(self) {
         self.registration.stop().await;
         self.plugin.stop().await;
@@ -94,7 +102,11 @@ impl KubeletServers {
 }
 
 impl RunningServer {
-    fn start(path: &std::path::Path, router: Router, stop: CancellationToken) -> Result<Self, SocketError> {
+    fn start(
+        path: &std::path::Path,
+        router: Router,
+        stop: CancellationToken,
+    ) -> Result<Self, SocketError> {
         let (socket, listener) = Socket::bind(path)?;
         let stopped = stop.clone().cancelled_owned();
         let incoming = UnixListenerStream::new(listener);

@@ -54,19 +54,25 @@ pub struct SocketPaths {
 }
 
 impl SocketPaths {
-    /// The sockets of `driver` below the kubelet's root directory. With a pod UID the names are this instance's own, so
-    /// that during a rolling update old and new serve side by side (KEP-4381, from 1.33).
+    /// The sockets of `driver` below the kubelet's root directory. With a pod UID the names are
+    /// this instance's own, so that during a rolling update old and new serve side by side
+    /// (KEP-4381, from 1.33).
     ///
     /// # Errors
     /// [`SocketError::TooLong`].
-    pub fn new(kubelet_root: &Path, driver: &str, pod_uid: Option<&str>) -> Result<Self, SocketError> {
+    pub fn new(
+        kubelet_root: &Path,
+        driver: &str,
+        pod_uid: Option<&str>,
+    ) -> Result<Self, SocketError> {
         let plugins = kubelet_root.join("plugins").join(driver);
         let registry = kubelet_root.join("plugins_registry");
         let (plugin, registration) = match pod_uid {
             None => (plugins.join("dra.sock"), registry.join(format!("{driver}@reg.sock"))),
-            Some(uid) => {
-                (plugins.join(format!("dra-{uid}.sock")), registration_of_instance(&registry, driver, uid))
-            }
+            Some(uid) => (
+                plugins.join(format!("dra-{uid}.sock")),
+                registration_of_instance(&registry, driver, uid),
+            ),
         };
         fits(&plugin)?;
         fits(&registration)?;
@@ -74,9 +80,10 @@ impl SocketPaths {
     }
 }
 
-/// The names that the kubelet plugin library falls through until one fits, but for `@` in place of the last dash
-/// (docs/adr/0006-registration-socket-name.md): kubelet 1.37 sends the percent-encoded path of this socket as `:authority`,
-/// and `http`, under tonic, takes a `%` only in the user part, which ends at `@`.
+/// The names that the kubelet plugin library falls through until one fits, but for `@` in place of
+/// the last dash (docs/adr/0006-registration-socket-name.md): kubelet 1.37 sends the
+/// percent-encoded path of this socket as `:authority`, and `http`, under tonic, takes a `%` only
+/// in the user part, which ends at `@`.
 fn registration_of_instance(registry: &Path, driver: &str, uid: &str) -> PathBuf {
     let short = base64_url(&Sha256::digest(uid)[..8]);
     let shortest = base64_url(&Sha256::digest(format!("{driver}\0{uid}"))[..16]);
@@ -161,7 +168,8 @@ fn remove_socket(path: &Path) -> Result<(), SocketError> {
     }
 }
 
-/// Removes sockets of instances that died without doing so: named like ours, and nobody answers there. Returns them.
+/// Removes sockets of instances that died without doing so: named like ours, and nobody answers
+/// there. Returns them.
 #[must_use]
 pub fn remove_abandoned(kubelet_root: &Path, driver: &str) -> Vec<PathBuf> {
     let plugins = kubelet_root.join("plugins").join(driver);
@@ -169,7 +177,8 @@ pub fn remove_abandoned(kubelet_root: &Path, driver: &str) -> Vec<PathBuf> {
     let mut removed = sweep(&plugins, |name| name.starts_with("dra") && name.ends_with(".sock"));
     // Names by hash do not tell whose they are, and stay.
     let prefix = format!("{driver}-");
-    removed.extend(sweep(&registry, |name| name.starts_with(&prefix) && name.ends_with("@reg.sock")));
+    removed
+        .extend(sweep(&registry, |name| name.starts_with(&prefix) && name.ends_with("@reg.sock")));
     removed
 }
 
@@ -179,7 +188,8 @@ fn sweep(directory: &Path, is_ours: impl Fn(&str) -> bool) -> Vec<PathBuf> {
         .filter(|entry| entry.file_name().to_str().is_some_and(&is_ours))
         .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_socket()));
     let abandoned = sockets.map(|entry| entry.path()).filter(|path| {
-        UnixStream::connect(path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+        UnixStream::connect(path)
+            .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
     });
     abandoned.filter(|path| fs::remove_file(path).is_ok()).collect()
 }
@@ -197,8 +207,8 @@ mod tests {
 
     #[test]
     fn an_instance_without_a_pod_uid_has_the_plain_names() {
-        let paths =
-            SocketPaths::new(Path::new("/var/lib/kubelet"), "gpu.tessera.dev", None).expect("short enough");
+        let paths = SocketPaths::new(Path::new("/var/lib/kubelet"), "gpu.tessera.dev", None)
+            .expect("short enough");
         assert_eq!(paths.plugin, Path::new("/var/lib/kubelet/plugins/gpu.tessera.dev/dra.sock"));
         assert_eq!(
             paths.registration,
@@ -214,10 +224,16 @@ mod tests {
                 paths.registration.file_name().expect("a name").to_str().expect("text").to_owned(),
             )
         };
-        assert_eq!(at("/var/lib/kubelet").expect("fits"), format!("gpu.tessera.dev-{UID}@reg.sock"));
+        assert_eq!(
+            at("/var/lib/kubelet").expect("fits"),
+            format!("gpu.tessera.dev-{UID}@reg.sock")
+        );
         // Expected values from Go's base64.RawURLEncoding and crypto/sha256.
         let long = format!("/{}", "k".repeat(24));
-        assert_eq!(at(&long).expect("fits").len(), "gpu.tessera.dev-".len() + 36 + "@reg.sock".len());
+        assert_eq!(
+            at(&long).expect("fits").len(),
+            "gpu.tessera.dev-".len() + 36 + "@reg.sock".len()
+        );
         assert!(matches!(at(&format!("/{}", "k".repeat(60))), Err(SocketError::TooLong { .. })));
     }
 
@@ -237,8 +253,14 @@ mod tests {
 
     #[test]
     fn base64_is_that_of_rfc_4648() {
-        let vectors =
-            [("", ""), ("f", "Zg"), ("fo", "Zm8"), ("foo", "Zm9v"), ("foob", "Zm9vYg"), ("fooba", "Zm9vYmE")];
+        let vectors = [
+            ("", ""),
+            ("f", "Zg"),
+            ("fo", "Zm8"),
+            ("foo", "Zm9v"),
+            ("foob", "Zm9vYg"),
+            ("fooba", "Zm9vYmE"),
+        ];
         for (bytes, text) in vectors {
             assert_eq!(base64_url(bytes.as_bytes()), text);
         }
@@ -273,8 +295,10 @@ mod tests {
         let root = directory.path();
         let alive = SocketPaths::new(root, "d", Some("alive")).expect("short");
         let dead = SocketPaths::new(root, "d", Some("dead")).expect("short");
-        let (_a, _b) =
-            (Socket::bind(&alive.plugin).expect("bound"), Socket::bind(&alive.registration).expect("bound"));
+        let (_a, _b) = (
+            Socket::bind(&alive.plugin).expect("bound"),
+            Socket::bind(&alive.registration).expect("bound"),
+        );
         for path in [&dead.plugin, &dead.registration] {
             let (socket, listener) = Socket::bind(path).expect("bound");
             drop(listener);

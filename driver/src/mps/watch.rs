@@ -110,7 +110,8 @@ impl MpsWatch {
 }
 
 impl Seen {
-    /// What is to be said of it: once for each time that it fails after it was up, or was started again between two looks.
+    /// What is to be said of it: once for each time that it fails after it was up, or was started
+    /// again between two looks.
     fn look(&mut self, gpu: &GpuUuid, status: &Status) -> Option<String> {
         let is_ready = status.state == State::Ready;
         let restarted = self.was_ready && status.starts > self.starts;

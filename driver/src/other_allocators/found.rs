@@ -15,8 +15,8 @@ use tessera_api::{
     names::{GpuUuid, PciBusId, attribute},
 };
 
-/// Extended resources by which others hand out NVIDIA GPUs: NVIDIA's device plugin and HAMi's, with the plugin's name for shared
-/// ones; AWS's; Alibaba's; Tencent's; Volcano's.
+/// Extended resources by which others hand out NVIDIA GPUs: NVIDIA's device plugin and HAMi's, with
+/// the plugin's name for shared ones; AWS's; Alibaba's; Tencent's; Volcano's.
 const RESOURCES: [&str; 11] = [
     "nvidia.com/gpu",
     "nvidia.com/gpu.shared",
@@ -31,8 +31,8 @@ const RESOURCES: [&str; 11] = [
     "volcano.sh/vgpu-number",
 ];
 
-/// Beginnings of such names: MIG slices of NVIDIA's plugin, vgpu-manager's, Elastic GPU's. `nvidia.com/` alone would be too much: its
-/// network operator's resources have it as well.
+/// Beginnings of such names: MIG slices of NVIDIA's plugin, vgpu-manager's, Elastic GPU's.
+/// `nvidia.com/` alone would be too much: its network operator's resources have it as well.
 const PREFIXES: [&str; 3] = ["nvidia.com/mig-", "nvidia.com/vgpu-", "elasticgpu.io/"];
 
 /// Names of attributes that hold the UUID of a GPU, or of the one that a MIG device is a part of.
@@ -87,10 +87,17 @@ impl OtherAllocators {
 /// The extended resources of a Node by which GPUs are handed out.
 pub(super) fn resources(node: &Node) -> Vec<String> {
     let status = node.status.as_ref();
-    // The kubelet keeps the capacity of a plugin that went away for five minutes, while its pods may still run.
-    let all =
-        [status.and_then(|status| status.capacity.as_ref()), status.and_then(|s| s.allocatable.as_ref())];
-    let given = all.into_iter().flatten().flatten().filter(|(name, amount)| is_of_gpus(name) && some(amount));
+    // The kubelet keeps the capacity of a plugin that went away for five minutes, while its pods
+    // may still run.
+    let all = [
+        status.and_then(|status| status.capacity.as_ref()),
+        status.and_then(|s| s.allocatable.as_ref()),
+    ];
+    let given = all
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter(|(name, amount)| is_of_gpus(name) && some(amount));
     given.map(|(name, _)| name.clone()).collect()
 }
 
@@ -109,10 +116,12 @@ pub(super) fn devices(slice: &ResourceSlice) -> Vec<(Identity, String)> {
     devices.flat_map(identities).map(|identity| (identity, slice.spec.driver.clone())).collect()
 }
 
-/// By name, with the driver's domain or without. A UUID in whatever case, an address in whatever form that parses.
+/// By name, with the driver's domain or without. A UUID in whatever case, an address in whatever
+/// form that parses.
 fn identities(device: &Device) -> Vec<Identity> {
     let attributes = device.attributes.iter().flatten();
-    let texts = attributes.filter_map(|(name, value)| Some((name.as_str(), value.string.as_deref()?)));
+    let texts =
+        attributes.filter_map(|(name, value)| Some((name.as_str(), value.string.as_deref()?)));
     let identity = |(name, text): (&str, &str)| {
         let own = name.rsplit('/').next().unwrap_or(name);
         if UUID_ATTRIBUTES.contains(&own) {

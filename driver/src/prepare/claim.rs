@@ -7,8 +7,8 @@ use tessera_api::{
     ConfigError, Quantity,
     config::{ComputePolicy, ComputePriority, Sharing, allocated_config, effective_config},
     names::{
-        ClaimName, ClaimUid, DRIVER_NAME, DeviceName, NameError, Namespace, PodName, PoolName, RequestName,
-        ShareId, capacity,
+        ClaimName, ClaimUid, DRIVER_NAME, DeviceName, NameError, Namespace, PodName, PoolName,
+        RequestName, ShareId, capacity,
     },
     quantity::QuantityError,
 };
@@ -131,7 +131,9 @@ pub enum ClaimError {
         source: NameError,
     },
     /// Access that nothing limits.
-    #[error("status.allocation.devices.results[{index}].adminAccess: true is not supported in this version")]
+    #[error(
+        "status.allocation.devices.results[{index}].adminAccess: true is not supported in this version"
+    )]
     AdminAccess {
         /// Position of the result.
         index: usize,
@@ -192,7 +194,8 @@ pub enum ClaimError {
 }
 
 impl AllocatedClaim {
-    /// Checks `claim` for preparation on the node of pool `ours`. Results and parameters of other drivers are left alone.
+    /// Checks `claim` for preparation on the node of pool `ours`. Results and parameters of other
+    /// drivers are left alone.
     ///
     /// # Errors
     /// [`ClaimError`]: the first thing found, with its field.
@@ -213,7 +216,8 @@ impl AllocatedClaim {
             });
         }
         let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
-        let not_allocated = || ClaimError::NotAllocated { namespace: namespace.clone(), name: name.clone() };
+        let not_allocated =
+            || ClaimError::NotAllocated { namespace: namespace.clone(), name: name.clone() };
         let shares = shares(allocation.ok_or_else(not_allocated)?, ours)?;
         Ok(Self { uid: uid.clone(), namespace: namespace.clone(), name: name.clone(), shares })
     }
@@ -226,8 +230,8 @@ pub fn reserving_pods(claim: &ResourceClaim) -> Vec<ReservingPod> {
         claim.status.as_ref().and_then(|status| status.reserved_for.as_deref()).unwrap_or_default();
     let namespace = claim.metadata.namespace.as_deref().and_then(|text| Namespace::new(text).ok());
     let pod = |consumer: &ResourceClaimConsumerReference| {
-        let is_pod =
-            consumer.resource == "pods" && consumer.api_group.as_deref().unwrap_or_default().is_empty();
+        let is_pod = consumer.resource == "pods"
+            && consumer.api_group.as_deref().unwrap_or_default().is_empty();
         let name = PodName::new(&consumer.name).ok().filter(|_| is_pod)?;
         Some(ReservingPod { namespace: namespace.clone()?, name, uid: consumer.uid.clone() })
     };
@@ -240,7 +244,9 @@ pub fn reserving_pods(claim: &ResourceClaim) -> Vec<ReservingPod> {
 /// [`ClaimError::NeedsController`], for the first field.
 pub fn check_without_controller(claim: &ResourceClaim) -> Result<(), ClaimError> {
     let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
-    let Some(devices) = allocation.and_then(|allocation| allocation.devices.as_ref()) else { return Ok(()) };
+    let Some(devices) = allocation.and_then(|allocation| allocation.devices.as_ref()) else {
+        return Ok(());
+    };
     let configs = devices.config.as_deref().unwrap_or_default();
     let results = devices.results.iter().flatten().enumerate();
     for (index, result) in results.filter(|(_, result)| result.driver == DRIVER_NAME) {
@@ -254,7 +260,10 @@ pub fn check_without_controller(claim: &ResourceClaim) -> Result<(), ClaimError>
     Ok(())
 }
 
-fn shares(allocation: &AllocationResult, ours: &PoolName) -> Result<Vec<AllocatedShare>, ClaimError> {
+fn shares(
+    allocation: &AllocationResult,
+    ours: &PoolName,
+) -> Result<Vec<AllocatedShare>, ClaimError> {
     let Some(devices) = &allocation.devices else { return Err(ClaimError::NothingOfOurs) };
     let configs = devices.config.as_deref().unwrap_or_default();
     let mut shares = Vec::new();
@@ -300,7 +309,8 @@ fn share(
     if result.admin_access == Some(true) {
         return Err(ClaimError::AdminAccess { index });
     }
-    let share_id = result.share_id.as_deref().map(|text| name(index, "shareID", ShareId::new(text)));
+    let share_id =
+        result.share_id.as_deref().map(|text| name(index, "shareID", ShareId::new(text)));
     let memory = amount(index, result, capacity::MEMORY)?;
     let cores = amount(index, result, capacity::CORES)?;
     let wrong = |capacity, value, expected| ClaimError::Amount { index, capacity, value, expected };
@@ -336,7 +346,11 @@ fn amount(
     Quantity::parse(text).map_err(|source| ClaimError::Quantity { index, capacity, source })
 }
 
-fn name<T>(index: usize, field: &'static str, parsed: Result<T, NameError>) -> Result<T, ClaimError> {
+fn name<T>(
+    index: usize,
+    field: &'static str,
+    parsed: Result<T, NameError>,
+) -> Result<T, ClaimError> {
     parsed.map_err(|source| ClaimError::Name { index, field, source })
 }
 

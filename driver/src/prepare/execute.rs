@@ -55,7 +55,8 @@ impl Executor {
         &self.specs
     }
 
-    /// Takes all steps. Those that were taken stay so on an error: of a claim that is prepared, containers may be running.
+    /// Takes all steps. Those that were taken stay so on an error: of a claim that is prepared,
+    /// containers may be running.
     ///
     /// # Errors
     /// The first step's that failed; it may have done a part of its work.
@@ -89,7 +90,8 @@ impl Executor {
         Ok(())
     }
 
-    /// Takes back steps, in the order given. One that cannot be taken back keeps none after it from being.
+    /// Takes back steps, in the order given. One that cannot be taken back keeps none after it from
+    /// being.
     ///
     /// # Errors
     /// The first that failed; doing all of it again is right.

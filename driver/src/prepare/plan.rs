@@ -23,7 +23,8 @@ pub enum Decision {
 /// Why a claim cannot be prepared now.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
-    /// It is prepared in another way: deallocated and allocated anew, and not unprepared in between.
+    /// It is prepared in another way: deallocated and allocated anew, and not unprepared in
+    /// between.
     #[error(
         "the claim is still prepared on this node for an earlier allocation; it is prepared anew once the kubelet has unprepared that"
     )]
@@ -84,7 +85,8 @@ pub enum PlanError {
 }
 
 impl PlanError {
-    /// Whether it can pass while this claim is waited for: what is taken is given back when the kubelet unprepares another claim.
+    /// Whether it can pass while this claim is waited for: what is taken is given back when the
+    /// kubelet unprepares another claim.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
@@ -112,8 +114,9 @@ const WHOLE_GPU_PERCENT: u32 = 100;
 
 /// Decides.
 ///
-/// The last line of defence against two allocators: whatever the allocation says, the shares prepared on a GPU never add up to
-/// more than the GPU has, or is published of it where all of them may spill to the host; and all of them share it in the same way.
+/// The last line of defence against two allocators: whatever the allocation says, the shares
+/// prepared on a GPU never add up to more than the GPU has, or is published of it where all of them
+/// may spill to the host; and all of them share it in the same way.
 ///
 /// # Errors
 /// [`PlanError`].
@@ -141,7 +144,8 @@ pub fn plan(
     Ok(Decision::Prepare(record))
 }
 
-/// The record of a claim, whatever there is on the node: planning a claim begins with it, and a lost journal is rebuilt from it.
+/// The record of a claim, whatever there is on the node: planning a claim begins with it, and a
+/// lost journal is rebuilt from it.
 ///
 /// # Errors
 /// [`PlanError::NotAGpu`].
@@ -179,9 +183,10 @@ fn record_of(share: &AllocatedShare) -> Result<ShareRecord, PlanError> {
 /// The GPU, if it is there and for us.
 fn find<'i>(gpu: &GpuUuid, inventory: &'i Inventory) -> Result<&'i Gpu, PlanError> {
     inventory.gpu(gpu).ok_or_else(|| {
-        let known = inventory.unpublished.iter().find(|unpublished| unpublished.uuid.as_ref() == Some(gpu));
-        let reason =
-            known.map_or_else(|| "no such GPU is known".to_owned(), |known| known.reason.to_string());
+        let known =
+            inventory.unpublished.iter().find(|unpublished| unpublished.uuid.as_ref() == Some(gpu));
+        let reason = known
+            .map_or_else(|| "no such GPU is known".to_owned(), |known| known.reason.to_string());
         PlanError::Gone { gpu: gpu.clone(), reason }
     })
 }
@@ -206,7 +211,8 @@ fn fits(
     // As published, and with this claim's shares: whole MiB.
     let total_bytes = ratio.of_gpu(hardware, asked.is_fixed || taken.is_fixed) << 20;
     if asked.memory_bytes + taken.memory_bytes > u128::from(total_bytes) {
-        let (asked_bytes, taken_bytes) = (saturated(asked.memory_bytes), saturated(taken.memory_bytes));
+        let (asked_bytes, taken_bytes) =
+            (saturated(asked.memory_bytes), saturated(taken.memory_bytes));
         return Err(PlanError::Memory { gpu: gpu(), asked_bytes, taken_bytes, total_bytes });
     }
     let (asked, taken) = (asked.cores_percent, taken.cores_percent);

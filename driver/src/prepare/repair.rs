@@ -37,16 +37,19 @@ pub struct Repaired {
 }
 
 impl Node {
-    /// Rolls back what was only started, makes again what is missing of what is prepared, and removes what belongs to no prepared claim.
+    /// Rolls back what was only started, makes again what is missing of what is prepared, and
+    /// removes what belongs to no prepared claim.
     ///
-    /// Container restarts reuse CDI ids without another Prepare: what is missing must be there before the kubelet asks again.
+    /// Container restarts reuse CDI ids without another Prepare: what is missing must be there
+    /// before the kubelet asks again.
     ///
     /// # Idempotency
     /// Doing it again changes nothing.
     ///
     /// # Errors
-    /// [`PrepareError`], for the journal and for directories that cannot be listed. A prepared claim that cannot be made whole is
-    /// logged, and tried again when the kubelet asks for it; so is what cannot be removed, for the next start.
+    /// [`PrepareError`], for the journal and for directories that cannot be listed. A prepared
+    /// claim that cannot be made whole is logged, and tried again when the kubelet asks for it;
+    /// so is what cannot be removed, for the next start.
     pub fn repair(&self) -> Result<Repaired, PrepareError> {
         let mut journal = self.journal.lock()?;
         let specs = self.executor.specs().ids(&claim_kind()).map_err(StepError::from)?;
@@ -56,11 +59,15 @@ impl Node {
         self.executor.files().mount_grants().map_err(StepError::from)?;
         let mut repaired = Repaired::default();
         attempts::sweep(&self.paths, &journal)?;
-        let claims: Vec<(ClaimUid, ClaimRecord)> = journal.journal().claims.clone().into_iter().collect();
+        let claims: Vec<(ClaimUid, ClaimRecord)> =
+            journal.journal().claims.clone().into_iter().collect();
         for (claim, record) in claims {
             match record.state {
-                // Of the other instance of an update, which waits for the claim's MPS control daemon.
-                State::Started if attempts::is_under_way(&self.paths, &claim) => repaired.waiting.push(claim),
+                // Of the other instance of an update, which waits for the claim's MPS control
+                // daemon.
+                State::Started if attempts::is_under_way(&self.paths, &claim) => {
+                    repaired.waiting.push(claim)
+                }
                 State::Started => match self.executor.undo(&undo_steps(&claim, &record)) {
                     Ok(()) => {
                         journal.remove(&claim)?;
@@ -113,8 +120,9 @@ impl Node {
         }
     }
 
-    /// Writes an unreadable or lost journal anew, from the claims that are allocated to this node's `pool` and have files here. What the API does
-    /// not know is not put back, so that repair removes its files. Dying in it leaves the journal unreadable, for the next start to rebuild.
+    /// Writes an unreadable or lost journal anew, from the claims that are allocated to this node's
+    /// `pool` and have files here. What the API does not know is not put back, so that repair
+    /// removes its files. Dying in it leaves the journal unreadable, for the next start to rebuild.
     ///
     /// # Errors
     /// [`PrepareError`].
@@ -133,8 +141,8 @@ impl Node {
             };
             let Ok(mut record) = plan::record(&checked, &self.library.hash) else { continue };
             record.state = State::Completed;
-            // How it stood and what contexts cost is lost with the journal: as in claims that are prepared now, or at least in every
-            // program.
+            // How it stood and what contexts cost is lost with the journal: as in claims that are
+            // prepared now, or at least in every program.
             record.intercept = self.stand().unwrap_or_default();
             record.context_bytes = self.context_memory.bytes();
             records.insert(checked.uid, record);
@@ -142,13 +150,18 @@ impl Node {
         let claims = records.len();
         match self.journal.replace_unreadable(Journal { claims: records })? {
             Replaced::Now { aside } => tracing::warn!(?aside, claims, "the journal is rebuilt"),
-            Replaced::ByAnother => tracing::warn!("another instance of the driver has rebuilt the journal"),
+            Replaced::ByAnother => {
+                tracing::warn!("another instance of the driver has rebuilt the journal")
+            }
         }
         Ok(())
     }
 }
 
-fn checked(claim: &k8s_openapi::api::resource::v1::ResourceClaim, pool: &PoolName) -> Option<AllocatedClaim> {
+fn checked(
+    claim: &k8s_openapi::api::resource::v1::ResourceClaim,
+    pool: &PoolName,
+) -> Option<AllocatedClaim> {
     let metadata = &claim.metadata;
     let uid = ClaimUid::new(metadata.uid.as_deref()?).ok()?;
     let namespace = Namespace::new(metadata.namespace.as_deref()?).ok()?;
@@ -156,8 +169,8 @@ fn checked(claim: &k8s_openapi::api::resource::v1::ResourceClaim, pool: &PoolNam
     AllocatedClaim::check(claim, &uid, &namespace, &name, pool).ok()
 }
 
-/// Repairs the node. An unreadable journal is set aside, and as a lost one rebuilt from the API's claims, which is waited for: what is prepared must
-/// be known before anything new is.
+/// Repairs the node. An unreadable journal is set aside, and as a lost one rebuilt from the API's
+/// claims, which is waited for: what is prepared must be known before anything new is.
 ///
 /// # Errors
 /// [`PrepareError`]; above all [`JournalError::Newer`], with which this driver must not go on.
@@ -171,7 +184,9 @@ pub async fn repair(
 
     let worker = Arc::clone(node);
     match tokio::task::spawn_blocking(move || worker.repair()).await? {
-        Err(PrepareError::Journal(error @ (JournalError::Unreadable { .. } | JournalError::Lost { .. }))) => {
+        Err(PrepareError::Journal(
+            error @ (JournalError::Unreadable { .. } | JournalError::Lost { .. }),
+        )) => {
             tracing::error!(error = %chain(&error), "the journal is rebuilt from the claims that the API has");
         }
         result => return result,

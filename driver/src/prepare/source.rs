@@ -42,7 +42,8 @@ pub enum ReadError {
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 impl ReadError {
-    /// Whether another attempt may succeed: everything except what the API server says about this request itself.
+    /// Whether another attempt may succeed: everything except what the API server says about this
+    /// request itself.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
@@ -92,17 +93,20 @@ impl ClaimSource {
             Ok(Err(kube::Error::Api(status))) if status.code == 404 => {
                 Err(ReadError::NotFound { namespace: for_error, name: name_for_error })
             }
-            Ok(Err(error)) => {
-                Err(ReadError::Api { namespace: for_error, name: name_for_error, source: Box::new(error) })
-            }
+            Ok(Err(error)) => Err(ReadError::Api {
+                namespace: for_error,
+                name: name_for_error,
+                source: Box::new(error),
+            }),
             Err(_) => Err(ReadError::TimedOut { namespace: for_error, name: name_for_error }),
         }
     }
 
-    /// The claims of the cluster that are `wanted`, read page by page. Only for rebuilding a lost journal.
+    /// The claims of the cluster that are `wanted`, read page by page. Only for rebuilding a lost
+    /// journal.
     ///
-    /// The others are dropped with their page: all of a large cluster's claims, with the managed fields of each, are more than the
-    /// memory that a driver has.
+    /// The others are dropped with their page: all of a large cluster's claims, with the managed
+    /// fields of each, are more than the memory that a driver has.
     ///
     /// # Errors
     /// What the API says.

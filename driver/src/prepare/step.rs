@@ -5,7 +5,8 @@ use std::path::Path;
 use tessera_api::names::{CDI_CLAIM_KIND, ClaimDeviceName, ClaimUid, GpuUuid};
 use tessera_cdi::{ContainerEdits, Device, Kind, Mount, Spec};
 use tessera_intercept_abi::{
-    ComputePolicy, GRANT_FILE, Grant, GrantError, HOST_DIR, LEDGER_FILE, SHARES_DIR, Text, UuidError, mps,
+    ComputePolicy, GRANT_FILE, Grant, GrantError, HOST_DIR, LEDGER_FILE, SHARES_DIR, Text,
+    UuidError, mps,
 };
 use tessera_mps_protocol::MpsPaths;
 
@@ -71,8 +72,8 @@ pub enum GrantTextError {
     Numbers(ClaimDeviceName, #[source] GrantError),
 }
 
-/// The steps that bring about what `record` says. The same record gives the same steps, so that the journal is all that
-/// repair needs.
+/// The steps that bring about what `record` says. The same record gives the same steps, so that the
+/// journal is all that repair needs.
 ///
 /// # Errors
 /// [`GrantTextError`], for records that were not planned here.
@@ -104,8 +105,8 @@ pub fn undo_steps(claim: &ClaimUid, record: &ClaimRecord) -> Vec<Undo> {
     undo
 }
 
-/// What the kubelet is told of a prepared claim. The base device's files come first: a later mount at the same path wins, and
-/// ours must.
+/// What the kubelet is told of a prepared claim. The base device's files come first: a later mount
+/// at the same path wins, and ours must.
 #[must_use]
 pub fn answer(claim: &ClaimUid, record: &ClaimRecord) -> Vec<PreparedDevice> {
     let device = |share: &ShareRecord| PreparedDevice {
@@ -124,7 +125,11 @@ pub fn claim_kind() -> Kind {
     CDI_CLAIM_KIND.parse().expect("invariant: the kind is a constant")
 }
 
-fn grant(claim: &ClaimUid, share: &ShareRecord, context_bytes: u64) -> Result<Grant, GrantTextError> {
+fn grant(
+    claim: &ClaimUid,
+    share: &ShareRecord,
+    context_bytes: u64,
+) -> Result<Grant, GrantTextError> {
     let id = share.id(claim);
     let text = id.to_string();
     let grant = Grant {
@@ -152,16 +157,21 @@ fn grant(claim: &ClaimUid, share: &ShareRecord, context_bytes: u64) -> Result<Gr
     Ok(grant)
 }
 
-/// The library is mounted by the claim's spec and not by the base spec: it stays the one that the claim was prepared with, for
-/// all of its containers. Containers with several claims get the mount several times, where the last one wins.
+/// The library is mounted by the claim's spec and not by the base spec: it stays the one that the
+/// claim was prepared with, for all of its containers. Containers with several claims get the mount
+/// several times, where the last one wins.
 fn claim_spec(claim: &ClaimUid, record: &ClaimRecord, paths: &StatePaths) -> Spec {
-    let devices = record.shares.iter().map(|share| claim_device(claim, record, share, paths)).collect();
+    let devices =
+        record.shares.iter().map(|share| claim_device(claim, record, share, paths)).collect();
     let installed = |file: &str| library::path(paths, &record.library, file);
     let mut mounts = Vec::new();
     if record.intercept.preloaded {
         let library = installed(library::FILE_NAME);
         mounts.push(Mount::bind_read_only(&library, Path::new(library::CONTAINER_PATH)));
-        mounts.push(Mount::bind_read_only(&paths.preload(), Path::new(library::CONTAINER_PRELOAD_PATH)));
+        mounts.push(Mount::bind_read_only(
+            &paths.preload(),
+            Path::new(library::CONTAINER_PRELOAD_PATH),
+        ));
     }
     // The directory and not the socket in it, which another instance of the driver replaces.
     mounts.push(Mount::bind_read_only(&paths.host(), Path::new(HOST_DIR)));
@@ -173,7 +183,12 @@ fn claim_spec(claim: &ClaimUid, record: &ClaimRecord, paths: &StatePaths) -> Spe
     Spec::new(claim_kind(), devices, container_edits)
 }
 
-fn claim_device(claim: &ClaimUid, record: &ClaimRecord, share: &ShareRecord, paths: &StatePaths) -> Device {
+fn claim_device(
+    claim: &ClaimUid,
+    record: &ClaimRecord,
+    share: &ShareRecord,
+    paths: &StatePaths,
+) -> Device {
     let id = share.id(claim);
     let name = id.to_string();
     let inside = Path::new(SHARES_DIR).join(&name);
@@ -193,10 +208,12 @@ fn claim_device(claim: &ClaimUid, record: &ClaimRecord, share: &ShareRecord, pat
     Device { name, annotations: Default::default(), container_edits }
 }
 
-/// What makes processes clients of MPS, and holds them there (docs.nvidia.com/deploy/mps, "Environment Variables"). The daemon sees one GPU,
-/// which is number 0 to its clients whatever it is on the node. Nothing is said of who has no cap, so that MPS's own default holds.
+/// What makes processes clients of MPS, and holds them there (docs.nvidia.com/deploy/mps,
+/// "Environment Variables"). The daemon sees one GPU, which is number 0 to its clients whatever it
+/// is on the node. Nothing is said of who has no cap, so that MPS's own default holds.
 fn mps_variables(share: &ShareRecord, context_bytes: u64) -> Vec<String> {
-    // Of each process, with its context; what all of them take together the grant says, where contexts are charged or not.
+    // Of each process, with its context; what all of them take together the grant says, where
+    // contexts are charged or not.
     let uncharged_bytes = if context_bytes == 0 { context_memory::MOST_UNCHARGED } else { 0 };
     let memory_mib = share.memory_bytes.saturating_add(uncharged_bytes) >> 20;
     let mut variables = vec![
@@ -213,7 +230,8 @@ fn mps_variables(share: &ShareRecord, context_bytes: u64) -> Vec<String> {
     variables
 }
 
-/// The daemon's pipes, and the memory that client and server share, which both look for in `/dev/shm`.
+/// The daemon's pipes, and the memory that client and server share, which both look for in
+/// `/dev/shm`.
 fn mps_mounts(share: &ShareRecord, paths: &StatePaths) -> [Mount; 2] {
     let daemon = MpsPaths::new(paths.root());
     [

@@ -1,8 +1,8 @@
 //! Which changes bring the slices in line: pure.
 //!
-//! A pool is complete for its readers when the slices of its highest generation are as many as each of them says. So: one changed
-//! slice of an otherwise untouched pool keeps the generation (it is replaced atomically); whatever else changes gives all slices the
-//! next one.
+//! A pool is complete for its readers when the slices of its highest generation are as many as each
+//! of them says. So: one changed slice of an otherwise untouched pool keeps the generation (it is
+//! replaced atomically); whatever else changes gives all slices the next one.
 
 use std::collections::BTreeMap;
 
@@ -39,7 +39,8 @@ impl Change {
         matches!(self, Self::Create(_))
     }
 
-    /// Makes the Node with this UID the owner of a slice that is made, so that the slice goes when the Node goes.
+    /// Makes the Node with this UID the owner of a slice that is made, so that the slice goes when
+    /// the Node goes.
     pub fn owned_by(&mut self, node: &NodeName, uid: &str) {
         if let Self::Create(slice) = self {
             slice.metadata.owner_references = Some(vec![OwnerReference {
@@ -54,11 +55,17 @@ impl Change {
     }
 }
 
-/// The changes from `observed` to `desired`, in the order in which they are to be made: obsolete slices go first, so that no device
-/// is in two slices for longer than it takes. `generation` is the highest ever seen.
+/// The changes from `observed` to `desired`, in the order in which they are to be made: obsolete
+/// slices go first, so that no device is in two slices for longer than it takes. `generation` is
+/// the highest ever seen.
 #[must_use]
-pub fn plan(desired: Vec<ResourceSlice>, observed: Vec<ResourceSlice>, generation: i64) -> Vec<Change> {
-    let highest = observed.iter().map(|slice| slice.spec.pool.generation).max().unwrap_or(0).max(generation);
+pub fn plan(
+    desired: Vec<ResourceSlice>,
+    observed: Vec<ResourceSlice>,
+    generation: i64,
+) -> Vec<Change> {
+    let highest =
+        observed.iter().map(|slice| slice.spec.pool.generation).max().unwrap_or(0).max(generation);
     let count = i64::try_from(desired.len()).unwrap_or(i64::MAX);
     let (matched, obsolete) = match_up(desired, observed);
 
@@ -76,7 +83,8 @@ pub fn plan(desired: Vec<ResourceSlice>, observed: Vec<ResourceSlice>, generatio
     }
     let generation = if keep { highest } else { highest + 1 };
 
-    let mut changes: Vec<_> = obsolete.into_iter().map(|slice| Change::Delete(Box::new(slice))).collect();
+    let mut changes: Vec<_> =
+        obsolete.into_iter().map(|slice| Change::Delete(Box::new(slice))).collect();
     let mut creations = Vec::new();
     for (mut slice, known) in matched {
         slice.spec.pool.generation = generation;
@@ -94,14 +102,17 @@ pub fn plan(desired: Vec<ResourceSlice>, observed: Vec<ResourceSlice>, generatio
     changes
 }
 
-/// Pairs desired slices with those of their names. A slice that has the name and another pool cannot be changed into ours (the
-/// fields are immutable): it is obsolete, as are those of other names.
+/// Pairs desired slices with those of their names. A slice that has the name and another pool
+/// cannot be changed into ours (the fields are immutable): it is obsolete, as are those of other
+/// names.
 fn match_up(
     desired: Vec<ResourceSlice>,
     observed: Vec<ResourceSlice>,
 ) -> (Vec<(ResourceSlice, Option<ResourceSlice>)>, Vec<ResourceSlice>) {
-    let mut observed: BTreeMap<_, _> =
-        observed.into_iter().map(|slice| (slice.metadata.name.clone().unwrap_or_default(), slice)).collect();
+    let mut observed: BTreeMap<_, _> = observed
+        .into_iter()
+        .map(|slice| (slice.metadata.name.clone().unwrap_or_default(), slice))
+        .collect();
     let matched = desired
         .into_iter()
         .map(|slice| {
@@ -119,26 +130,31 @@ fn match_up(
     (matched, observed.into_values().collect())
 }
 
-/// Whether `written` has all taints of `wanted`: an API server without the feature drops them, and then nothing keeps other
-/// schedulers away.
+/// Whether `written` has all taints of `wanted`: an API server without the feature drops them, and
+/// then nothing keeps other schedulers away.
 #[must_use]
 pub fn same_fence(wanted: &ResourceSlice, written: &ResourceSlice) -> bool {
     let fence = |slice: &ResourceSlice| -> BTreeMap<String, Vec<(String, String)>> {
         let taint = |taint: &DeviceTaint| (taint.key.clone(), taint.effect.clone());
         let devices = slice.spec.devices.iter().flatten();
         devices
-            .map(|device| (device.name.clone(), device.taints.iter().flatten().map(taint).collect()))
+            .map(|device| {
+                (device.name.clone(), device.taints.iter().flatten().map(taint).collect())
+            })
             .collect()
     };
     fence(wanted) == fence(written)
 }
 
-/// The body of a merge patch from `observed` to `wanted`, refused by the API if somebody else was faster. Fields that this version
-/// does not know stay, outside of the list of devices.
+/// The body of a merge patch from `observed` to `wanted`, refused by the API if somebody else was
+/// faster. Fields that this version does not know stay, outside of the list of devices.
 #[must_use]
 pub fn patch(observed: &ResourceSlice, wanted: &ResourceSlice) -> Value {
-    let topology =
-        wanted.metadata.annotations.as_ref().and_then(|annotations| annotations.get(TOPOLOGY_ANNOTATION));
+    let topology = wanted
+        .metadata
+        .annotations
+        .as_ref()
+        .and_then(|annotations| annotations.get(TOPOLOGY_ANNOTATION));
     json!({
         "metadata": {
             "resourceVersion": observed.metadata.resource_version,

@@ -1,8 +1,10 @@
-//! From stock to managed: a GPU that kube-scheduler could allocate a moment ago is nobody's for a while.
+//! From stock to managed: a GPU that kube-scheduler could allocate a moment ago is nobody's for a
+//! while.
 //!
-//! kube-scheduler decides first and writes later: what it has decided while a device had no fence may be written up to its binding
-//! timeout (600 s) after the fence is there. So long the device has a second taint. Time is what this process has seen pass, no
-//! clock: a restart of the driver begins the wait anew, never shortens it.
+//! kube-scheduler decides first and writes later: what it has decided while a device had no fence
+//! may be written up to its binding timeout (600 s) after the fence is there. So long the device
+//! has a second taint. Time is what this process has seen pass, no clock: a restart of the driver
+//! begins the wait anew, never shortens it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,8 +28,13 @@ impl StockDrain {
         Self { length, since: BTreeMap::new() }
     }
 
-    /// Sees what is published: a device without the fence begins its wait, and one that waits since before this process goes on.
-    pub(super) fn observe<'a>(&mut self, slices: impl Iterator<Item = &'a ResourceSlice>, now: Instant) {
+    /// Sees what is published: a device without the fence begins its wait, and one that waits since
+    /// before this process goes on.
+    pub(super) fn observe<'a>(
+        &mut self,
+        slices: impl Iterator<Item = &'a ResourceSlice>,
+        now: Instant,
+    ) {
         for device in slices.flat_map(|slice| slice.spec.devices.iter().flatten()) {
             let known = self.since.get(&device.name).copied();
             let leaving = has(device, LEAVING_STOCK_TAINT_KEY);
@@ -43,7 +50,9 @@ impl StockDrain {
     /// The GPUs that wait.
     pub(super) fn leaving(&self, now: Instant) -> BTreeSet<GpuUuid> {
         let waiting = self.since.iter().filter(|(_, since)| !self.is_over(**since, now));
-        waiting.filter_map(|(name, _)| GpuUuid::from_device_name(&DeviceName::new(name).ok()?).ok()).collect()
+        waiting
+            .filter_map(|(name, _)| GpuUuid::from_device_name(&DeviceName::new(name).ok()?).ok())
+            .collect()
     }
 
     /// When the next of them has waited enough.
@@ -70,7 +79,8 @@ mod tests {
     const GPU: &str = "gpu-00000000-0000-0000-0000-000000000001";
 
     fn slice(taints: &[&str]) -> ResourceSlice {
-        let taints: Vec<_> = taints.iter().map(|key| json!({"key": key, "effect": "NoSchedule"})).collect();
+        let taints: Vec<_> =
+            taints.iter().map(|key| json!({"key": key, "effect": "NoSchedule"})).collect();
         serde_json::from_value(json!({
             "metadata": {"name": "s"},
             "spec": {

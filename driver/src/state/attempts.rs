@@ -1,8 +1,9 @@
 //! Prepares under way, as every instance of the driver on the node sees them.
 //!
-//! During a rolling update the kubelet may send a claim's Prepare to one instance and its Unprepare to another. So whoever prepares
-//! a claim first has the file `asked/<claim>`, and Unprepare removes it: an attempt whose file has no name any more has been
-//! unprepared meanwhile, whoever did it, and gives up. The open file is the token; nothing is written into it.
+//! During a rolling update the kubelet may send a claim's Prepare to one instance and its Unprepare
+//! to another. So whoever prepares a claim first has the file `asked/<claim>`, and Unprepare
+//! removes it: an attempt whose file has no name any more has been unprepared meanwhile, whoever
+//! did it, and gives up. The open file is the token; nothing is written into it.
 
 use std::{
     collections::BTreeSet,
@@ -29,10 +30,12 @@ pub struct AttemptError {
     source: io::Error,
 }
 
-/// A Prepare under way. It lasts until the claim's next Unprepare, also beyond the end of the process.
+/// A Prepare under way. It lasts until the claim's next Unprepare, also beyond the end of the
+/// process.
 #[derive(Debug)]
 pub struct Attempt {
-    /// Open, and locked by whoever has it: a lock dies with its process, so that the attempts of the dead can be told.
+    /// Open, and locked by whoever has it: a lock dies with its process, so that the attempts of
+    /// the dead can be told.
     file: File,
     path: PathBuf,
 }
@@ -56,7 +59,8 @@ impl Attempt {
         }
     }
 
-    /// Whether nobody has unprepared the claim since the attempt began. Under the journal's lock the answer stays true.
+    /// Whether nobody has unprepared the claim since the attempt began. Under the journal's lock
+    /// the answer stays true.
     ///
     /// # Errors
     /// [`AttemptError`].
@@ -70,7 +74,11 @@ impl Attempt {
 ///
 /// # Errors
 /// [`AttemptError`]; none is no error.
-pub fn end(paths: &StatePaths, claim: &ClaimUid, _: &LockedJournal<'_>) -> Result<(), AttemptError> {
+pub fn end(
+    paths: &StatePaths,
+    claim: &ClaimUid,
+    _: &LockedJournal<'_>,
+) -> Result<(), AttemptError> {
     let path = paths.asked().join(claim.as_str());
     match fs::remove_file(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -78,7 +86,8 @@ pub fn end(paths: &StatePaths, claim: &ClaimUid, _: &LockedJournal<'_>) -> Resul
     }
 }
 
-/// Removes what attempts have left that are over: of the dead, and of those that were answered. Returns whose they were.
+/// Removes what attempts have left that are over: of the dead, and of those that were answered.
+/// Returns whose they were.
 ///
 /// # Errors
 /// [`AttemptError`]; what came before it is done.
@@ -127,7 +136,10 @@ fn open(paths: &StatePaths, path: &PathBuf) -> Result<File, AttemptError> {
     }
 }
 
-fn error(operation: &'static str, path: &std::path::Path) -> impl FnOnce(io::Error) -> AttemptError {
+fn error(
+    operation: &'static str,
+    path: &std::path::Path,
+) -> impl FnOnce(io::Error) -> AttemptError {
     let path = path.to_owned();
     move |source| AttemptError { operation, path, source }
 }

@@ -61,8 +61,8 @@ pub enum LibraryError {
 
 /// Where an installed library is on the host.
 ///
-/// Its path holds the hash of its content, so that an upgrade installs beside it: a file that containers have mounted
-/// is never replaced.
+/// Its path holds the hash of its content, so that an upgrade installs beside it: a file that
+/// containers have mounted is never replaced.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InstalledLibrary {
     /// SHA-256 of its content, in hexadecimal; of all its files together where it has proxies.
@@ -80,7 +80,8 @@ struct Source {
 }
 
 impl InstalledLibrary {
-    /// Installs the library at `source`, or finds that it is. Under the journal's lock: another instance may be installing its own.
+    /// Installs the library at `source`, or finds that it is. Under the journal's lock: another
+    /// instance may be installing its own.
     ///
     /// # Errors
     /// [`LibraryError`]. Without the library nothing can be enforced, so nothing can be prepared.
@@ -102,8 +103,9 @@ impl InstalledLibrary {
         Ok(Self { hash, sources })
     }
 
-    /// Installs it again if it is gone: during an update of the driver, the new instance removes libraries that no claim uses while
-    /// the old one may still prepare claims. Callers hold the journal's lock, and so does who removes.
+    /// Installs it again if it is gone: during an update of the driver, the new instance removes
+    /// libraries that no claim uses while the old one may still prepare claims. Callers hold
+    /// the journal's lock, and so does who removes.
     ///
     /// # Errors
     /// [`LibraryError`].
@@ -128,7 +130,11 @@ impl InstalledLibrary {
     ///
     /// # Errors
     /// [`LibraryError::Io`].
-    pub fn remove_others(&self, paths: &StatePaths, in_use: &BTreeSet<String>) -> Result<(), LibraryError> {
+    pub fn remove_others(
+        &self,
+        paths: &StatePaths,
+        in_use: &BTreeSet<String>,
+    ) -> Result<(), LibraryError> {
         let directory = paths.libraries();
         let entries = fs::read_dir(&directory).map_err(io_error("list", &directory))?;
         for entry in entries {
@@ -181,8 +187,9 @@ fn write_all_once(
     files.try_for_each(|(source, content)| write_once(&path(paths, hash, source.name), content))
 }
 
-/// Some distributions mount `/run` with `noexec`, which a user-namespaced container cannot take off the mount that it gets:
-/// the library would not load there. Then the libraries get a tmpfs of their own.
+/// Some distributions mount `/run` with `noexec`, which a user-namespaced container cannot take off
+/// the mount that it gets: the library would not load there. Then the libraries get a tmpfs of
+/// their own.
 fn make_executable_directory(
     directory: &Path,
     length: usize,
@@ -199,8 +206,8 @@ fn make_executable_directory(
     Ok(())
 }
 
-/// Writes a file unless it is there with this very content; never changes one that is. The temporary name is the same for all
-/// instances: only the holder of the journal's lock writes.
+/// Writes a file unless it is there with this very content; never changes one that is. The
+/// temporary name is the same for all instances: only the holder of the journal's lock writes.
 fn write_once(path: &Path, content: &[u8]) -> Result<(), LibraryError> {
     if fs::read(path).is_ok_and(|found| found == content) {
         return Ok(());
@@ -284,7 +291,10 @@ mod tests {
 
         assert_ne!(one.hash, two.hash);
         assert_eq!(fs::read_to_string(&before).expect("still there"), "one");
-        assert_eq!(fs::read_to_string(paths.preload()).expect("there"), format!("{CONTAINER_PATH}\n"));
+        assert_eq!(
+            fs::read_to_string(paths.preload()).expect("there"),
+            format!("{CONTAINER_PATH}\n")
+        );
 
         two.remove_others(&paths, &BTreeSet::from([one.hash.clone()])).expect("removed");
         assert!(before.exists(), "a prepared claim uses it");

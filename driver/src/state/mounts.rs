@@ -20,7 +20,8 @@ pub struct Tmpfs {
 
 /// What the driver does with mounts.
 pub trait Mounts: Send + Sync + 'static {
-    /// Mounts a new tmpfs at the directory `target`. Set-user-id bits and device nodes on it mean nothing.
+    /// Mounts a new tmpfs at the directory `target`. Set-user-id bits and device nodes on it mean
+    /// nothing.
     ///
     /// # Errors
     /// What the kernel says; `EPERM` where the process may not mount.
@@ -61,8 +62,8 @@ impl Mounts for KernelMounts {
     }
 
     fn unmount(&self, target: &Path) -> io::Result<()> {
-        // Detached, since a container that still has it would make a plain unmount fail as busy: its own
-        // mount of the file keeps the file system alive.
+        // Detached, since a container that still has it would make a plain unmount fail as busy:
+        // its own mount of the file keeps the file system alive.
         Ok(rustix::mount::unmount(target, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)?)
     }
 

@@ -11,7 +11,8 @@ use std::{
 
 use tessera_api::names::{ClaimDeviceName, ClaimUid};
 use tessera_intercept_abi::{
-    GRANT_LEN, GRANTS_TMPFS_INODES, Grant, GrantError, GrantUpdate, LEDGER_LEN, LEDGER_TMPFS_INODES, ledger,
+    GRANT_LEN, GRANTS_TMPFS_INODES, Grant, GrantError, GrantUpdate, LEDGER_LEN,
+    LEDGER_TMPFS_INODES, ledger,
 };
 
 use super::{
@@ -74,8 +75,8 @@ impl ShareFiles {
         Self { paths, mounts }
     }
 
-    /// Mounts the tmpfs that grants lie on, unless it is there: the library takes no grant from anywhere else. It stays until
-    /// the node reboots.
+    /// Mounts the tmpfs that grants lie on, unless it is there: the library takes no grant from
+    /// anywhere else. It stays until the node reboots.
     ///
     /// # Errors
     /// [`ShareError::Io`]; `EPERM` where the driver may not mount.
@@ -93,7 +94,8 @@ impl ShareFiles {
     /// Makes the grant's file say `grant`.
     ///
     /// # Guarantees
-    /// A file that is there keeps its inode and changes in place, under a sequence number that its readers watch.
+    /// A file that is there keeps its inode and changes in place, under a sequence number that its
+    /// readers watch.
     ///
     /// # Errors
     /// [`ShareError`]; a new file is there whole or not at all.
@@ -102,7 +104,8 @@ impl ShareFiles {
         let refused = |source| ShareError::Grant { path: path.clone(), source };
         match fs::read(&path) {
             Ok(current) => {
-                let same = Grant::parse(&current).is_ok_and(|found| Grant { sequence: 0, ..found } == *grant);
+                let same = Grant::parse(&current)
+                    .is_ok_and(|found| Grant { sequence: 0, ..found } == *grant);
                 if same {
                     return Ok(());
                 }
@@ -128,10 +131,12 @@ impl ShareFiles {
         remove_if_empty(&self.paths.claim_grants(share.claim()))
     }
 
-    /// Makes a ledger, empty and on a tmpfs that nothing else fits on, or leaves the one that is there alone.
+    /// Makes a ledger, empty and on a tmpfs that nothing else fits on, or leaves the one that is
+    /// there alone.
     ///
     /// # Guarantees
-    /// What is in a ledger that is there is not looked at and not changed: its processes may be at work.
+    /// What is in a ledger that is there is not looked at and not changed: its processes may be at
+    /// work.
     ///
     /// # Errors
     /// [`ShareError::Io`]; `EPERM` where the driver may not mount.
@@ -139,9 +144,14 @@ impl ShareFiles {
         let directory = self.paths.ledger_mount(share);
         fs::create_dir_all(&directory).map_err(io_error("create", &directory))?;
         if !self.mounts.is_mounted(&directory).map_err(io_error("look at", &directory))? {
-            let tmpfs =
-                Tmpfs { size_bytes: LEDGER_LEN as u64, inodes: LEDGER_TMPFS_INODES, executable: false };
-            self.mounts.mount_tmpfs(&directory, tmpfs).map_err(io_error("mount a tmpfs at", &directory))?;
+            let tmpfs = Tmpfs {
+                size_bytes: LEDGER_LEN as u64,
+                inodes: LEDGER_TMPFS_INODES,
+                executable: false,
+            };
+            self.mounts
+                .mount_tmpfs(&directory, tmpfs)
+                .map_err(io_error("mount a tmpfs at", &directory))?;
             fault::point("prepare-ledger-mounted");
         }
         let path = self.paths.ledger(share);
@@ -173,8 +183,8 @@ impl ShareFiles {
     /// Removes every grant and ledger whose share is not in `keep`.
     ///
     /// # Guarantees
-    /// What does not have the name and form of ours is left alone. What cannot be removed stays, and keeps nothing else from
-    /// being removed.
+    /// What does not have the name and form of ours is left alone. What cannot be removed stays,
+    /// and keeps nothing else from being removed.
     ///
     /// # Errors
     /// [`ShareError::Io`], where the directories cannot be listed.
@@ -186,8 +196,11 @@ impl ShareFiles {
                 let claim = parent.join(claim.as_str());
                 for share in shares.iter().filter(|share| !keep.contains(share)) {
                     let directory = claim.join(share.to_string());
-                    let removed =
-                        if ledgers { self.remove_ledger_mount(&directory) } else { remove_tree(&directory) };
+                    let removed = if ledgers {
+                        self.remove_ledger_mount(&directory)
+                    } else {
+                        remove_tree(&directory)
+                    };
                     match removed {
                         Ok(()) => drop(cleaned.removed.insert(share.to_string())),
                         Err(error) => cleaned.failed.push(error),
@@ -217,11 +230,12 @@ impl ShareFiles {
     }
 }
 
-/// Any user of the container reads it. The driver, its owner, changes it in place, also one that is not root; what keeps a
-/// container from that is that its mount is read-only.
+/// Any user of the container reads it. The driver, its owner, changes it in place, also one that is
+/// not root; what keeps a container from that is that its mount is read-only.
 const GRANT_MODE: u32 = 0o644;
 
-/// Any user of the container accounts on it, also one that is not root, and one of another user namespace.
+/// Any user of the container accounts on it, also one that is not root, and one of another user
+/// namespace.
 const LEDGER_MODE: u32 = 0o666;
 
 fn change_in_place(path: &Path, update: &GrantUpdate) -> io::Result<()> {
@@ -245,7 +259,8 @@ fn create_whole(path: &Path, page: &[u8; GRANT_LEN]) -> Result<(), ShareError> {
 
 fn initialise_ledger(mut file: File) -> io::Result<()> {
     file.write_all(&ledger::initial())?;
-    // Sparse: its pages are charged to the cgroup of the container that first writes them, not to the driver.
+    // Sparse: its pages are charged to the cgroup of the container that first writes them, not to
+    // the driver.
     file.set_len(LEDGER_LEN as u64)?;
     file.set_permissions(Permissions::from_mode(LEDGER_MODE))
 }
@@ -259,7 +274,12 @@ fn remove_tree(directory: &Path) -> Result<(), ShareError> {
 
 fn remove_if_empty(directory: &Path) -> Result<(), ShareError> {
     match fs::remove_dir(directory) {
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::DirectoryNotEmpty) => {
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::DirectoryNotEmpty
+            ) =>
+        {
             Ok(())
         }
         result => result.map_err(io_error("remove", directory)),
@@ -293,7 +313,8 @@ fn survey(parent: &Path) -> Result<Survey, ShareError> {
     Ok(survey)
 }
 
-/// The directories in a directory, with their names if these are text; none if there is no such directory. What is none goes to `foreign`.
+/// The directories in a directory, with their names if these are text; none if there is no such
+/// directory. What is none goes to `foreign`.
 fn directories(
     parent: &Path,
     foreign: &mut Vec<PathBuf>,
@@ -328,7 +349,9 @@ pub(super) fn claims_with_files(paths: &StatePaths) -> Result<BTreeSet<ClaimUid>
     let mut claims = BTreeSet::new();
     for parent in [paths.grants(), paths.ledgers()] {
         let found = survey(&parent)?.claims;
-        claims.extend(found.into_iter().filter(|(_, shares)| !shares.is_empty()).map(|(claim, _)| claim));
+        claims.extend(
+            found.into_iter().filter(|(_, shares)| !shares.is_empty()).map(|(claim, _)| claim),
+        );
     }
     Ok(claims)
 }

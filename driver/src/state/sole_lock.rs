@@ -4,8 +4,8 @@ use std::{fs::File, io, path::Path};
 
 use rustix::{fs::FlockOperation, io::Errno};
 
-/// Takes the lock of a file, which is made if need be, without waiting; `None` where another has it. Closing the file gives the lock
-/// back, also when this process dies.
+/// Takes the lock of a file, which is made if need be, without waiting; `None` where another has
+/// it. Closing the file gives the lock back, also when this process dies.
 ///
 /// # Errors
 /// The file cannot be opened or locked.

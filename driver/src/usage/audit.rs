@@ -1,7 +1,8 @@
 //! Compares, slowly and for ever, what NVML says that processes of pods hold with what ledgers say.
 //!
-//! A process that does without the library has no slot in any ledger; one whose ledger was rewritten holds more than its slot
-//! says. Neither is stopped by this: it is found, and the operator of the node is told.
+//! A process that does without the library has no slot in any ledger; one whose ledger was
+//! rewritten holds more than its slot says. Neither is stopped by this: it is found, and the
+//! operator of the node is told.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -89,8 +90,9 @@ impl Unaccounted {
     fn note(&self) -> String {
         let Self { gpu, pid, process, pod_uid, held_bytes, accounted_bytes } = self;
         let held = held_bytes.map_or("an unknown amount".to_owned(), mebibytes);
-        let accounted = accounted_bytes
-            .map_or("is in no ledger".to_owned(), |bytes| format!("has {} in its ledgers", mebibytes(bytes)));
+        let accounted = accounted_bytes.map_or("is in no ledger".to_owned(), |bytes| {
+            format!("has {} in its ledgers", mebibytes(bytes))
+        });
         format!(
             "process {pid} ({}) of the pod with UID {pod_uid} holds {held} of {gpu} and {accounted}: it has no share of that GPU, \
              does without Tessera's library, takes what the library does not count yet (README), or has rewritten its ledger. \
@@ -105,7 +107,8 @@ fn mebibytes(bytes: u64) -> String {
 }
 
 impl UsageAudit {
-    /// Compares `ledgers` with what `gpus` says of the processes that `processes` shows; those of the pod that runs `mps` are left out.
+    /// Compares `ledgers` with what `gpus` says of the processes that `processes` shows; those of
+    /// the pod that runs `mps` are left out.
     #[must_use]
     pub fn new(
         ledgers: Ledgers,
@@ -158,8 +161,11 @@ impl UsageAudit {
                 Ok(processes) => {
                     let is_visible = |held: &GpuProcess| self.processes.process(held.pid).is_some();
                     let found_on_it = unaccounted(&gpu, &processes, &of_gpu, &self.processes);
-                    // What MPS servers hold is theirs, or that of clients, who are looked at themselves.
-                    found.extend(found_on_it.into_iter().filter(|of| Some(&of.pod_uid) != servers.as_ref()));
+                    // What MPS servers hold is theirs, or that of clients, who are looked at
+                    // themselves.
+                    found.extend(
+                        found_on_it.into_iter().filter(|of| Some(&of.pod_uid) != servers.as_ref()),
+                    );
                     // One may end in between; all of them do not.
                     processes.is_empty() || processes.iter().any(is_visible)
                 }
@@ -177,8 +183,10 @@ impl UsageAudit {
     /// Twice in a row, since a process begins and ends in between looking at it and at its ledger.
     fn tell(&mut self, found: &[Unaccounted]) {
         let now: BTreeSet<Suspect> = found.iter().map(Unaccounted::suspect).collect();
-        let certain: Vec<_> = found.iter().filter(|f| self.suspected.contains(&f.suspect())).collect();
-        let could_not_look = |audited: &BTreeMap<_, _>, gpu: &GpuUuid| audited.get(gpu) == Some(&false);
+        let certain: Vec<_> =
+            found.iter().filter(|f| self.suspected.contains(&f.suspect())).collect();
+        let could_not_look =
+            |audited: &BTreeMap<_, _>, gpu: &GpuUuid| audited.get(gpu) == Some(&false);
         let mut totals: BTreeMap<GpuUuid, (usize, u64)> = BTreeMap::new();
         for finding in &certain {
             let (processes, bytes) = totals.entry(finding.gpu.clone()).or_default();
@@ -189,7 +197,8 @@ impl UsageAudit {
         self.totals.retain(|gpu, _| could_not_look(&self.audited, gpu));
         self.totals.extend(totals);
         self.metrics.unaccounted(&self.totals, &self.audited);
-        self.told.retain(|suspect| now.contains(suspect) || could_not_look(&self.audited, &suspect.gpu));
+        self.told
+            .retain(|suspect| now.contains(suspect) || could_not_look(&self.audited, &suspect.gpu));
         for finding in certain {
             if self.told.insert(finding.suspect()) {
                 let note = finding.note();
@@ -210,28 +219,34 @@ fn bytes_of(share: &ShareUse, is_own: impl Fn(&ProcessReport) -> bool) -> Option
     Some(slots.map(|slot| slot.used_bytes).reduce(u64::saturating_add)?.min(share.limit_bytes))
 }
 
-/// What the ledgers have for a process. A slot names its process as that one's own `/proc` has it. Where none does, since there is no
-/// `/proc` or it counts from another start (a time namespace), a slot counts by what the host has told its process, which anybody could
-/// have written: so the kernel must say that the process has the slot's ledger mapped. It is asked once for each ledger.
+/// What the ledgers have for a process. A slot names its process as that one's own `/proc` has it.
+/// Where none does, since there is no `/proc` or it counts from another start (a time namespace), a
+/// slot counts by what the host has told its process, which anybody could have written: so the
+/// kernel must say that the process has the slot's ledger mapped. It is asked once for each ledger.
 fn accounted(of_gpu: &[&ShareUse], pid: u32, process: &HostProcess, proc: &ProcFs) -> Option<u64> {
     let itself = (process.own_pid, process.pid_namespace, process.start_ticks);
-    let by_itself = |slot: &ProcessReport| (slot.pid, slot.pid_namespace, slot.start_ticks) == itself;
+    let by_itself =
+        |slot: &ProcessReport| (slot.pid, slot.pid_namespace, slot.start_ticks) == itself;
     let by_host = |slot: &ProcessReport| slot.host_pid == Some(pid);
-    let has_mapped = |share: &ShareUse| share.taken.as_ref().is_ok_and(|taken| proc.maps(pid, taken.file));
+    let has_mapped =
+        |share: &ShareUse| share.taken.as_ref().is_ok_and(|taken| proc.maps(pid, taken.file));
     let own = of_gpu.iter().filter_map(|share| bytes_of(share, by_itself));
-    let told = of_gpu.iter().filter_map(|share| bytes_of(share, by_host).filter(|_| has_mapped(share)));
+    let told =
+        of_gpu.iter().filter_map(|share| bytes_of(share, by_host).filter(|_| has_mapped(share)));
     // Nobody's mappings are read before the second is needed.
     own.reduce(u64::saturating_add).or_else(|| told.reduce(u64::saturating_add))
 }
 
-/// The processes of pods on one GPU that hold more than its shares, `of_gpu`, account for. Others than pods' are not ours to judge.
+/// The processes of pods on one GPU that hold more than its shares, `of_gpu`, account for. Others
+/// than pods' are not ours to judge.
 fn unaccounted(
     gpu: &GpuUuid,
     processes: &[GpuProcess],
     of_gpu: &[&ShareUse],
     proc: &ProcFs,
 ) -> Vec<Unaccounted> {
-    // What a ruined ledger says of its processes nobody knows; that it is ruined is a metric of its own, and so is nothing new.
+    // What a ruined ledger says of its processes nobody knows; that it is ruined is a metric of its
+    // own, and so is nothing new.
     let all_readable = of_gpu.iter().all(|share| share.taken.is_ok());
     let judge = |held: &GpuProcess| {
         let process = proc.process(held.pid)?;

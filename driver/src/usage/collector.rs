@@ -51,12 +51,16 @@ macro_rules! taken {
 }
 
 const GAUGES: [(&str, &str, Figure); 6] = [
-    (metric::SHARE_MEMORY_LIMIT, "Bytes of GPU memory that the share's containers may take", |share| {
-        Some(share.limit_bytes)
-    }),
-    (metric::SHARE_CORES, "Percent of the GPU's compute that the share has; 0 = best effort", |share| {
-        Some(share.cores_percent.into())
-    }),
+    (
+        metric::SHARE_MEMORY_LIMIT,
+        "Bytes of GPU memory that the share's containers may take",
+        |share| Some(share.limit_bytes),
+    ),
+    (
+        metric::SHARE_CORES,
+        "Percent of the GPU's compute that the share has; 0 = best effort",
+        |share| Some(share.cores_percent.into()),
+    ),
     (
         metric::SHARE_LEDGER_READABLE,
         "1 while the share's ledger can be read, 0 where not, such as where its containers have ruined it",
@@ -85,7 +89,11 @@ const COUNTERS: [(&str, &str, Figure); 4] = [
         "Requests for GPU memory that the share's limit refused",
         taken!(|taken| taken.refused),
     ),
-    (metric::SHARE_LAUNCHES, "Kernel launches of the share's processes", taken!(|taken| taken.launches)),
+    (
+        metric::SHARE_LAUNCHES,
+        "Kernel launches of the share's processes",
+        taken!(|taken| taken.launches),
+    ),
     (
         metric::SHARE_THROTTLED_LAUNCHES,
         "Launches of the share's processes that were held back, since the share had no more of the GPU's time",
@@ -126,11 +134,16 @@ impl Collector for ShareCollector {
             encode_all(&mut encoder, (name, help, figure), &shares, ConstCounter::new)?;
         }
         for (name, help, time) in TIMES {
-            let mut family =
-                encoder.encode_descriptor(name, help, None, ConstCounter::new(0.0).metric_type())?;
+            let mut family = encoder.encode_descriptor(
+                name,
+                help,
+                None,
+                ConstCounter::new(0.0).metric_type(),
+            )?;
             for (labels, share) in &shares {
                 if let Ok(taken) = &share.taken {
-                    ConstCounter::new(time(taken).as_secs_f64()).encode(family.encode_family(labels)?)?;
+                    ConstCounter::new(time(taken).as_secs_f64())
+                        .encode(family.encode_family(labels)?)?;
                 }
             }
         }

@@ -57,7 +57,8 @@ impl FileIdentity {
     }
 }
 
-/// A `/proc` that shows the machine's processes: of a container that shares the machine's PID namespace (`hostPID`).
+/// A `/proc` that shows the machine's processes: of a container that shares the machine's PID
+/// namespace (`hostPID`).
 #[derive(Clone, Debug)]
 pub struct ProcFs(PathBuf);
 
@@ -81,8 +82,9 @@ impl ProcFs {
         Some(HostProcess { own_pid, pid_namespace, start_ticks, name, pod_uid: pod_uid(&cgroup) })
     }
 
-    /// Whether the process has a file mapped, which the kernel knows whatever the process says. What lies beyond the first 16 MiB of its
-    /// mappings counts as not there: to have that many is the process's choice.
+    /// Whether the process has a file mapped, which the kernel knows whatever the process says.
+    /// What lies beyond the first 16 MiB of its mappings counts as not there: to have that many
+    /// is the process's choice.
     #[must_use]
     pub fn maps(&self, pid: u32, file: FileIdentity) -> bool {
         const MOST: u64 = 16 << 20;
@@ -107,7 +109,8 @@ fn namespace(link: &Path) -> Option<u64> {
     target.to_str()?.strip_prefix("pid:[")?.strip_suffix(']')?.parse().ok()
 }
 
-/// The pod in a path that the kubelet made: `pod<uid>`, with `_` for `-` where systemd makes the groups.
+/// The pod in a path that the kubelet made: `pod<uid>`, with `_` for `-` where systemd makes the
+/// groups.
 fn pod_uid(cgroup: &str) -> Option<String> {
     const UID: usize = 36;
     let of_part = |part: &str| {
@@ -152,7 +155,8 @@ mod tests {
 
     #[test]
     fn a_file_is_known_to_be_mapped_by_what_it_is() {
-        let line = "7f3c1a000000-7f3c1a00f000 rw-s 00000000 00:5a 1234      /dev/tessera/a-0/ledger";
+        let line =
+            "7f3c1a000000-7f3c1a00f000 rw-s 00000000 00:5a 1234      /dev/tessera/a-0/ledger";
         let file = |minor, inode| FileIdentity { device: rustix::fs::makedev(0, minor), inode };
         assert!(file(0x5a, 1234).is_in(line));
         assert!(!file(0x5b, 1234).is_in(line) && !file(0x5a, 1235).is_in(line));
@@ -172,7 +176,8 @@ mod tests {
 
     #[test]
     fn a_program_may_be_called_anything() {
-        let stat = "4711 (a) S 1 (b) R 1 4711 4711 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 987654 0 0";
+        let stat =
+            "4711 (a) S 1 (b) R 1 4711 4711 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 987654 0 0";
         assert_eq!(start_ticks(stat), Some(987_654));
     }
 

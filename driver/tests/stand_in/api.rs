@@ -1,4 +1,5 @@
-//! An API server for the few calls that the driver makes. Objects are JSON; changes get the next resource version.
+//! An API server for the few calls that the driver makes. Objects are JSON; changes get the next
+//! resource version.
 
 use std::{
     collections::BTreeMap,
@@ -77,13 +78,19 @@ impl Api {
             .route("/api/v1/nodes/{name}", get(node))
             .route("/api/v1/nodes", get(nodes))
             .route("/apis/resource.k8s.io/v1/resourceclaims", get(claims))
-            .route("/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{name}", get(claim))
+            .route(
+                "/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{name}",
+                get(claim),
+            )
             .route("/apis/resource.k8s.io/v1/resourceslices", get(slices).post(create_slice))
             .route(
                 "/apis/resource.k8s.io/v1/resourceslices/{name}",
                 axum::routing::patch(patch_slice).delete(remove_slice),
             )
-            .route("/apis/events.k8s.io/v1/namespaces/{namespace}/events", axum::routing::post(create_event))
+            .route(
+                "/apis/events.k8s.io/v1/namespaces/{namespace}/events",
+                axum::routing::post(create_event),
+            )
             .with_state(self.clone())
     }
 
@@ -107,7 +114,11 @@ impl Api {
 
     /// No read of a claim is answered until [`Api::release_claim_reads`].
     pub fn hold_claim_reads(&self) {
-        self.shared.claim_reads.try_acquire_many(MANY as u32).expect("no read is under way").forget();
+        self.shared
+            .claim_reads
+            .try_acquire_many(MANY as u32)
+            .expect("no read is under way")
+            .forget();
     }
 
     pub fn release_claim_reads(&self) {
@@ -298,11 +309,12 @@ async fn node(State(api): State<Api>, Path(name): Path<String>) -> Response {
 
 async fn nodes(State(api): State<Api>, Query(query): Query<BTreeMap<String, String>>) -> Response {
     if query.get("watch").map(String::as_str) == Some("true") {
-        let events = tokio_stream::wrappers::BroadcastStream::new(api.shared.node_events.subscribe());
+        let events =
+            tokio_stream::wrappers::BroadcastStream::new(api.shared.node_events.subscribe());
         // What happened between the list and this watch.
-        let now =
-            json!({"type": "MODIFIED", "object": api.objects(|objects| node_object(objects, "node-a"))});
-        let events = futures::stream::iter([now]).chain(events.filter_map(|event| async { event.ok() }));
+        let now = json!({"type": "MODIFIED", "object": api.objects(|objects| node_object(objects, "node-a"))});
+        let events =
+            futures::stream::iter([now]).chain(events.filter_map(|event| async { event.ok() }));
         let lines = events.map(|event| Ok::<_, std::convert::Infallible>(format!("{event}\n")));
         return Response::new(Body::from_stream(lines));
     }
@@ -330,7 +342,10 @@ async fn claim(State(api): State<Api>, Path(key): Path<(String, String)>) -> Res
             objects.failures.0 -= 1;
             return failure(objects.failures.1, "Failing");
         }
-        objects.claims.get(&key).map_or_else(|| failure(404, "NotFound"), |claim| Json(claim).into_response())
+        objects
+            .claims
+            .get(&key)
+            .map_or_else(|| failure(404, "NotFound"), |claim| Json(claim).into_response())
     })
 }
 
@@ -342,12 +357,16 @@ async fn claims(State(api): State<Api>) -> Response {
 
 async fn slices(State(api): State<Api>, Query(query): Query<BTreeMap<String, String>>) -> Response {
     if query.get("watch").map(String::as_str) == Some("true") {
-        let events = tokio_stream::wrappers::BroadcastStream::new(api.shared.slice_events.subscribe());
-        let since: u64 = query.get("resourceVersion").and_then(|text| text.parse().ok()).unwrap_or(0);
+        let events =
+            tokio_stream::wrappers::BroadcastStream::new(api.shared.slice_events.subscribe());
+        let since: u64 =
+            query.get("resourceVersion").and_then(|text| text.parse().ok()).unwrap_or(0);
         // What happened between the list and this watch, and is not gone again.
         let missed: Vec<_> = api.objects(|objects| {
             let newer = |slice: &&Value| {
-                text(&slice["metadata"]["resourceVersion"]).parse::<u64>().is_ok_and(|at| at > since)
+                text(&slice["metadata"]["resourceVersion"])
+                    .parse::<u64>()
+                    .is_ok_and(|at| at > since)
             };
             objects
                 .slices
@@ -358,7 +377,8 @@ async fn slices(State(api): State<Api>, Query(query): Query<BTreeMap<String, Str
                 .collect()
         });
         let events = events.filter_map(|event| async { event.ok() });
-        let events = events.filter(move |event| std::future::ready(selected(&event["object"], &query)));
+        let events =
+            events.filter(move |event| std::future::ready(selected(&event["object"], &query)));
         let events = futures::stream::iter(missed).chain(events);
         let lines = events.map(|event| Ok::<_, std::convert::Infallible>(format!("{event}\n")));
         return Response::new(Body::from_stream(lines));
@@ -390,7 +410,11 @@ async fn create_slice(State(api): State<Api>, Json(mut slice): Json<Value>) -> R
     (StatusCode::CREATED, Json(created)).into_response()
 }
 
-async fn patch_slice(State(api): State<Api>, Path(name): Path<String>, Json(body): Json<Value>) -> Response {
+async fn patch_slice(
+    State(api): State<Api>,
+    Path(name): Path<String>,
+    Json(body): Json<Value>,
+) -> Response {
     if api.is_overtaken() {
         api.annotate(&name);
     }
@@ -423,10 +447,13 @@ async fn remove_slice(
     }
     let precondition = &options["preconditions"]["resourceVersion"];
     let differs = |slice: &Value| slice["metadata"]["resourceVersion"] != *precondition;
-    if !precondition.is_null() && api.objects(|objects| objects.slices.get(&name).is_some_and(differs)) {
+    if !precondition.is_null()
+        && api.objects(|objects| objects.slices.get(&name).is_some_and(differs))
+    {
         return failure(409, "Conflict");
     }
-    api.delete_slice(&name).map_or_else(|| failure(404, "NotFound"), |removed| Json(removed).into_response())
+    api.delete_slice(&name)
+        .map_or_else(|| failure(404, "NotFound"), |removed| Json(removed).into_response())
 }
 
 async fn create_event(State(api): State<Api>, Json(event): Json<Value>) -> Response {

@@ -24,7 +24,9 @@ pub fn inject(cdi_dir: &Path, devices: &[dra_v1::Device]) -> oci::Spec {
 /// Where each mount of ours comes from, and whether it is read-only, by its place in the container.
 pub fn mounts(container: &oci::Spec) -> BTreeMap<String, (String, bool)> {
     let mounts = container.mounts().clone().unwrap_or_default();
-    let bound = mounts.iter().filter(|mount| mount.options().iter().flatten().any(|option| option == "bind"));
+    let bound = mounts
+        .iter()
+        .filter(|mount| mount.options().iter().flatten().any(|option| option == "bind"));
     bound
         .map(|mount| {
             let source = mount.source().clone().expect("a source").display().to_string();

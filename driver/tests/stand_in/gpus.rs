@@ -129,8 +129,9 @@ impl HealthWatch for Machine {
     fn wait(&mut self, timeout: Duration) -> Result<Vec<HealthEvent>, LibraryError> {
         let (state, changed) = &*self.shared;
         let state = state.lock().expect("no panic");
-        let (mut state, _) =
-            changed.wait_timeout_while(state, timeout, |state| state.events.is_empty()).expect("no panic");
+        let (mut state, _) = changed
+            .wait_timeout_while(state, timeout, |state| state.events.is_empty())
+            .expect("no panic");
         Ok(state.events.drain(..).collect())
     }
 }

@@ -1,11 +1,14 @@
-//! The kubelet's side: finds the registration socket, registers, and calls over the endpoint that it is told.
+//! The kubelet's side: finds the registration socket, registers, and calls over the endpoint that
+//! it is told.
 
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
 use tessera_proto::{
     dra_v1::{self, dra_plugin_client::DraPluginClient},
     health_v1::dra_resource_health_client::DraResourceHealthClient,
-    registration::{InfoRequest, PluginInfo, RegistrationStatus, registration_client::RegistrationClient},
+    registration::{
+        InfoRequest, PluginInfo, RegistrationStatus, registration_client::RegistrationClient,
+    },
 };
 use tonic::transport::{Channel, Endpoint};
 
@@ -42,7 +45,8 @@ impl Kubelet {
     /// Prepares claims in one call; the answers by UID.
     pub async fn prepare_all(&self, claims: Vec<dra_v1::Claim>) -> BTreeMap<String, Answer> {
         let request = dra_v1::NodePrepareResourcesRequest { claims };
-        let answer = self.dra().node_prepare_resources(request).await.expect("an answer").into_inner();
+        let answer =
+            self.dra().node_prepare_resources(request).await.expect("an answer").into_inner();
         let claims = answer.claims.into_iter();
         claims
             .map(|(uid, claim)| {
@@ -61,16 +65,19 @@ impl Kubelet {
     pub async fn unprepare(&self, claim: dra_v1::Claim) -> Result<(), String> {
         let uid = claim.uid.clone();
         let request = dra_v1::NodeUnprepareResourcesRequest { claims: vec![claim] };
-        let mut answer = self.dra().node_unprepare_resources(request).await.expect("an answer").into_inner();
+        let mut answer =
+            self.dra().node_unprepare_resources(request).await.expect("an answer").into_inner();
         assert_eq!(answer.claims.len(), 1, "exactly the asked claims are answered");
         let error = answer.claims.remove(&uid).expect("the asked claim").error;
         if error.is_empty() { Ok(()) } else { Err(error) }
     }
 }
 
-/// Connects, again and again while the socket is there and does not listen yet: the real kubelet's dial does the same.
+/// Connects, again and again while the socket is there and does not listen yet: the real kubelet's
+/// dial does the same.
 async fn connect(socket: &Path) -> Channel {
-    let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display())).expect("an address");
+    let endpoint =
+        Endpoint::from_shared(format!("unix://{}", socket.display())).expect("an address");
     for _ in 0..60_000 {
         if let Ok(channel) = endpoint.connect().await {
             return channel;

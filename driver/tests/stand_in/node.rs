@@ -1,4 +1,5 @@
-//! A node: its directories, its machine, its API server, and a driver that is started and stopped on it.
+//! A node: its directories, its machine, its API server, and a driver that is started and stopped
+//! on it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -85,14 +86,21 @@ impl Node {
 
     /// Starts a driver, which has looked at the GPUs and published what it found when this returns.
     pub async fn start(&self) -> Driver {
-        let driver =
-            self.start_with(self.settings(), Arc::new(self.mounts.clone())).await.expect("it starts");
+        let driver = self
+            .start_with(self.settings(), Arc::new(self.mounts.clone()))
+            .await
+            .expect("it starts");
         self.api.wait_for("a ResourceSlice", |api| (!api.slices().is_empty()).then_some(())).await;
         driver
     }
 
-    pub async fn start_with(&self, settings: Settings, mounts: Arc<dyn Mounts>) -> anyhow::Result<Driver> {
-        let edges = Edges { client: self.api.client(), gpus: Arc::new(self.machine.clone()), mounts };
+    pub async fn start_with(
+        &self,
+        settings: Settings,
+        mounts: Arc<dyn Mounts>,
+    ) -> anyhow::Result<Driver> {
+        let edges =
+            Edges { client: self.api.client(), gpus: Arc::new(self.machine.clone()), mounts };
         Driver::start(settings, edges).await
     }
 
@@ -109,17 +117,23 @@ impl Node {
         mounts
     }
 
-    /// Everything there is of claims on the node, by path below its directory, mounts included. Empty when nothing is prepared.
+    /// Everything there is of claims on the node, by path below its directory, mounts included.
+    /// Empty when nothing is prepared.
     pub fn traces(&self) -> BTreeSet<String> {
         let mut traces = BTreeSet::new();
         for below in ["state/grants", "state/ledgers", "cdi"] {
             files(&self.path(below), &mut traces);
         }
-        traces.extend(self.claim_mounts().into_keys().map(|path| format!("mount {}", path.display())));
+        traces.extend(
+            self.claim_mounts().into_keys().map(|path| format!("mount {}", path.display())),
+        );
         let journal = std::fs::read_to_string(self.paths().journal()).unwrap_or_default();
         let journal: Value = serde_json::from_str(&journal).unwrap_or_default();
-        traces.extend(journal["claims"].as_object().into_iter().flat_map(|claims| claims.keys().cloned()));
-        // The GPUs' own spec stays, and each instance writes it when it comes to it: under another name first.
+        traces.extend(
+            journal["claims"].as_object().into_iter().flat_map(|claims| claims.keys().cloned()),
+        );
+        // The GPUs' own spec stays, and each instance writes it when it comes to it: under another
+        // name first.
         traces.retain(|trace| !trace.contains("k8s.gpu.tessera.dev-driver"));
         traces
     }
@@ -127,7 +141,9 @@ impl Node {
     /// Claims that a Prepare has been begun for since their last Unprepare.
     pub fn asked(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.paths().asked()).into_iter().flatten();
-        entries.map(|entry| entry.expect("an entry").file_name().into_string().expect("UTF-8")).collect()
+        entries
+            .map(|entry| entry.expect("an entry").file_name().into_string().expect("UTF-8"))
+            .collect()
     }
 }
 
@@ -158,10 +174,12 @@ pub fn asked(name: &str) -> dra_v1::Claim {
 /// The same as [`claim`], with these fields of a GpuConfig.
 pub fn configured(name: &str, shares: &[Share], fields: &Value) -> Value {
     let mut parameters = json!({"apiVersion": "gpu.tessera.dev/v1alpha1", "kind": "GpuConfig"});
-    parameters.as_object_mut().expect("an object").extend(fields.as_object().expect("fields").clone());
+    parameters
+        .as_object_mut()
+        .expect("an object")
+        .extend(fields.as_object().expect("fields").clone());
     let mut claim = claim(name, shares);
-    claim["status"]["allocation"]["devices"]["config"] =
-        json!([{"source": "FromClaim", "opaque": {"driver": "gpu.tessera.dev", "parameters": parameters}}]);
+    claim["status"]["allocation"]["devices"]["config"] = json!([{"source": "FromClaim", "opaque": {"driver": "gpu.tessera.dev", "parameters": parameters}}]);
     claim
 }
 

@@ -1,5 +1,5 @@
-//! `tessera-cluster-bench`: what `e2e/cluster/bench.sh` runs. The script starts a control plane for each round; this says which
-//! rounds, does what is done in one, and compares them.
+//! `tessera-cluster-bench`: what `e2e/cluster/bench.sh` runs. The script starts a control plane for
+//! each round; this says which rounds, does what is done in one, and compares them.
 
 use std::io::Read;
 use std::path::PathBuf;
@@ -21,10 +21,12 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// How many pods a real control plane binds per second on nodes without kubelets: Tessera beside kube-scheduler alone.
+    /// How many pods a real control plane binds per second on nodes without kubelets: Tessera
+    /// beside kube-scheduler alone.
     ///
-    /// etcd, kube-apiserver, kube-controller-manager and kube-scheduler are started anew for each round, in namespaces of their own.
-    /// Needs root, and Go for the first build. Writes nothing but the tables, or JSON, to standard output.
+    /// etcd, kube-apiserver, kube-controller-manager and kube-scheduler are started anew for each
+    /// round, in namespaces of their own. Needs root, and Go for the first build. Writes
+    /// nothing but the tables, or JSON, to standard output.
     #[command(override_usage = "e2e/cluster/bench.sh [OPTIONS]")]
     Plan(Options),
     /// Runs one round on the cluster of $KUBECONFIG and prints it as a line of JSON.

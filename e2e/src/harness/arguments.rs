@@ -1,4 +1,5 @@
-//! The arguments of a test program: those of libtest, so that `cargo test`, `cargo nextest` and IDEs can use it.
+//! The arguments of a test program: those of libtest, so that `cargo test`, `cargo nextest` and
+//! IDEs can use it.
 
 use clap::{Parser, ValueEnum};
 
@@ -39,7 +40,8 @@ pub struct Arguments {
     _without_effect: WithoutEffect,
 }
 
-/// Arguments of libtest that change nothing here: tests run one after the other and print as they go.
+/// Arguments of libtest that change nothing here: tests run one after the other and print as they
+/// go.
 #[derive(Clone, Debug, Default, clap::Args)]
 struct WithoutEffect {
     #[arg(long, hide = true)]
@@ -80,7 +82,11 @@ pub struct UnmatchedFilter {
 
 fn suggestions(close: &[String]) -> String {
     let list = "`--list` lists all";
-    if close.is_empty() { list.to_owned() } else { format!("similar: {} ({list})", close.join(", ")) }
+    if close.is_empty() {
+        list.to_owned()
+    } else {
+        format!("similar: {} ({list})", close.join(", "))
+    }
 }
 
 impl Arguments {
@@ -96,7 +102,10 @@ impl Arguments {
     pub fn select(&self, trials: Vec<Trial>) -> Result<Vec<Trial>, UnmatchedFilter> {
         for filter in &self.filters {
             if !trials.iter().any(|trial| self.matches(filter, trial.name())) {
-                return Err(UnmatchedFilter { filter: filter.clone(), close: close(filter, &trials) });
+                return Err(UnmatchedFilter {
+                    filter: filter.clone(),
+                    close: close(filter, &trials),
+                });
             }
         }
         Ok(trials.into_iter().filter(|trial| self.selects(trial.name())).collect())
@@ -105,7 +114,9 @@ impl Arguments {
     fn selects(&self, name: &str) -> bool {
         let is_filtered_in =
             self.filters.is_empty() || self.filters.iter().any(|filter| self.matches(filter, name));
-        is_filtered_in && !self.ignored && !self.skip.iter().any(|filter| self.matches(filter, name))
+        is_filtered_in
+            && !self.ignored
+            && !self.skip.iter().any(|filter| self.matches(filter, name))
     }
 
     fn matches(&self, filter: &str, name: &str) -> bool {
@@ -114,7 +125,8 @@ impl Arguments {
 
     /// The list of these trials, as libtest prints it.
     pub fn list(&self, trials: &[Trial]) -> String {
-        let mut list: String = trials.iter().map(|trial| format!("{}: test\n", trial.name())).collect();
+        let mut list: String =
+            trials.iter().map(|trial| format!("{}: test\n", trial.name())).collect();
         if self.format == Format::Pretty && !self.quiet {
             let plural = if trials.len() == 1 { "" } else { "s" };
             list += &format!("\n{} test{plural}, 0 benchmarks\n", trials.len());
@@ -158,7 +170,8 @@ mod tests {
 
     #[test]
     fn arguments_of_cargo_test_are_no_filters() {
-        let words = ["--test-threads=1", "--nocapture", "--show-output", "--color", "always", "pack"];
+        let words =
+            ["--test-threads=1", "--nocapture", "--show-output", "--color", "always", "pack"];
         assert_eq!(selected(&words).unwrap(), ["scenario/binpack"]);
         assert_eq!(selected(&["--test-threads", "1", "-Z", "unstable-options"]).unwrap().len(), 4);
         assert!(Arguments::try_parse_from(["cluster", "--no-such-flag"]).is_err());
@@ -188,7 +201,10 @@ mod tests {
     fn the_list_is_that_of_libtest() {
         let some = || arguments(&["scenario"]).select(trials()).unwrap();
         let names = "scenario/binpack: test\nscenario/spread: test\n";
-        assert_eq!(arguments(&["--list"]).list(&some()), format!("{names}\n2 tests, 0 benchmarks\n"));
+        assert_eq!(
+            arguments(&["--list"]).list(&some()),
+            format!("{names}\n2 tests, 0 benchmarks\n")
+        );
         assert_eq!(arguments(&["--list", "--format", "terse"]).list(&some()), names);
         assert_eq!(arguments(&["--list", "--format", "terse", "--ignored"]).list(&[]), "");
     }

@@ -33,7 +33,10 @@ impl Run<'_> {
 
     async fn claim(&self, pod: &str, claim: &str) -> Result<ResourceClaim, StepError> {
         let name = self.claim_name(pod, claim).await?;
-        self.claims_api().get(&name).await.map_err(|error| api(&format!("read claim {name}"), error))
+        self.claims_api()
+            .get(&name)
+            .await
+            .map_err(|error| api(&format!("read claim {name}"), error))
     }
 
     pub(super) async fn unallocated(&self, claims: &[ClaimRef]) -> Result<(), StepError> {
@@ -44,7 +47,10 @@ impl Run<'_> {
                 if let Some(allocation) = allocation {
                     let of = format!("claim `{}` of pod {pod}", reference.claim);
                     let seen = serde_json::to_string(&allocation).unwrap_or_default();
-                    return Err(StepError::Differs { of, difference: format!("it is allocated: {seen}") });
+                    return Err(StepError::Differs {
+                        of,
+                        difference: format!("it is allocated: {seen}"),
+                    });
                 }
             }
         }
@@ -61,7 +67,8 @@ impl Run<'_> {
                 results.extend(own);
             }
         }
-        let devices: BTreeSet<_> = results.iter().map(|result| (&result.pool, &result.device)).collect();
+        let devices: BTreeSet<_> =
+            results.iter().map(|result| (&result.pool, &result.device)).collect();
         let of = format!("the devices {devices:?}");
         expect_equal(&of, "different devices", step.distinct, devices.len())?;
         let mut values = BTreeSet::new();
@@ -71,8 +78,8 @@ impl Run<'_> {
                 return Err(StepError::Differs { of, difference: format!("{name} is on {node}") });
             }
             let device = self.inventory.device(pool, name);
-            let device =
-                device.ok_or_else(|| differs(&of, format!("{name} of pool {pool} is not published")))?;
+            let device = device
+                .ok_or_else(|| differs(&of, format!("{name} of pool {pool} is not published")))?;
             for (wanted, expected) in step.attributes.as_object().into_iter().flatten() {
                 compare(expected, &attribute(device, wanted)).map_err(|difference| {
                     differs(&of, format!("attribute {wanted} of {name}: {difference}"))
@@ -82,7 +89,8 @@ impl Run<'_> {
                 values.insert(attribute(device, alike).to_string());
             }
         }
-        if step.alike.is_some() && (values.len() != 1 || values.contains(&Value::Null.to_string())) {
+        if step.alike.is_some() && (values.len() != 1 || values.contains(&Value::Null.to_string()))
+        {
             return Err(differs(
                 &of,
                 format!("`{}` is {values:?}", step.alike.as_deref().unwrap_or_default()),
@@ -96,9 +104,16 @@ fn differs(of: &str, difference: String) -> StepError {
     StepError::Differs { of: of.to_owned(), difference }
 }
 
-fn expect_equal(of: &str, what: &str, expected: Option<usize>, seen: usize) -> Result<(), StepError> {
+fn expect_equal(
+    of: &str,
+    what: &str,
+    expected: Option<usize>,
+    seen: usize,
+) -> Result<(), StepError> {
     match expected {
-        Some(expected) if expected != seen => Err(differs(of, format!("{seen} {what}, expected {expected}"))),
+        Some(expected) if expected != seen => {
+            Err(differs(of, format!("{seen} {what}, expected {expected}")))
+        }
         _ => Ok(()),
     }
 }
@@ -111,7 +126,8 @@ fn results_of(claim: ResourceClaim) -> Vec<DeviceRequestAllocationResult> {
 }
 
 fn object_name(pod: &Pod, claim: &str) -> Option<String> {
-    let entry = pod.spec.as_ref()?.resource_claims.iter().flatten().find(|entry| entry.name == claim)?;
+    let entry =
+        pod.spec.as_ref()?.resource_claims.iter().flatten().find(|entry| entry.name == claim)?;
     if let Some(name) = &entry.resource_claim_name {
         return Some(name.clone());
     }

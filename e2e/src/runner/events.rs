@@ -24,7 +24,10 @@ impl Run<'_> {
             let said: Vec<_> = about.filter(|event| holds(event, step)).map(words).collect();
             if said.len() > 1 {
                 let of = format!("events on {} {name}", step.on.kind);
-                return Err(StepError::Differs { of, difference: format!("said more than once: {said:?}") });
+                return Err(StepError::Differs {
+                    of,
+                    difference: format!("said more than once: {said:?}"),
+                });
             }
         }
         Ok(())
@@ -42,11 +45,12 @@ impl Run<'_> {
                     events.iter().filter(|event| is_about(event, &step.on.kind, name)).collect();
                 let matching: Vec<_> = about.iter().filter(|event| holds(event, step)).collect();
                 match matching[..] {
-                    [] => {
-                        Verdict::NotYet(about.iter().map(|event| words(event)).collect::<Vec<_>>().join("; "))
-                    }
+                    [] => Verdict::NotYet(
+                        about.iter().map(|event| words(event)).collect::<Vec<_>>().join("; "),
+                    ),
                     [_, _, ..] if step.once => {
-                        let names = matching.iter().map(|event| event.name_any()).collect::<Vec<_>>();
+                        let names =
+                            matching.iter().map(|event| event.name_any()).collect::<Vec<_>>();
                         Verdict::Hopeless(format!("there are several: {names:?}"))
                     }
                     _ => Verdict::Done(()),
@@ -60,7 +64,8 @@ impl Run<'_> {
 
 /// By hand and not by a field selector: names and kinds are all that both event APIs agree on.
 fn is_about(event: &EventObject, kind: &str, name: &str) -> bool {
-    event.involved_object.kind.as_deref() == Some(kind) && event.involved_object.name.as_deref() == Some(name)
+    event.involved_object.kind.as_deref() == Some(kind)
+        && event.involved_object.name.as_deref() == Some(name)
 }
 
 fn holds(event: &EventObject, step: &Event) -> bool {

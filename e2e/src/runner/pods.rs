@@ -23,11 +23,13 @@ impl Run<'_> {
         for name in &step.names.0 {
             let what = format!("pod {name} to be {}", step.phase);
             let judge = |pod: Option<&Pod>| judge_phase(pod, &step.phase);
-            let node = wait::until_one(self.pods_api(), name, &what, seconds(step.within), judge).await?;
+            let node =
+                wait::until_one(self.pods_api(), name, &what, seconds(step.within), judge).await?;
             if let Some(expected) = &step.node
                 && node.as_ref() != Some(expected)
             {
-                let difference = format!("runs on {}, expected {expected}", node.unwrap_or_default());
+                let difference =
+                    format!("runs on {}, expected {expected}", node.unwrap_or_default());
                 return Err(StepError::Differs { of: format!("pod {name}"), difference });
             }
         }
@@ -36,25 +38,32 @@ impl Run<'_> {
 
     pub(super) async fn probe(&self, step: &Probe) -> Result<(), StepError> {
         let mut sums: BTreeMap<&str, i128> = BTreeMap::new();
-        for (pod, container) in
-            step.pods.0.iter().flat_map(|pod| step.wanted_containers().into_iter().map(move |c| (pod, c)))
+        for (pod, container) in step
+            .pods
+            .0
+            .iter()
+            .flat_map(|pod| step.wanted_containers().into_iter().map(move |c| (pod, c)))
         {
             let container = self.container_began(pod, container, seconds(step.within)).await?;
             let of = format!("container {container} of pod {pod}");
             let line = self.line(pod, &container, &step.event, seconds(step.within)).await?;
             let differs = |difference| StepError::Differs { of: of.clone(), difference };
-            compare(&step.has, &line).map_err(|difference| differs(format!("{difference}, in {line}")))?;
+            compare(&step.has, &line)
+                .map_err(|difference| differs(format!("{difference}, in {line}")))?;
             for field in step.sum.keys() {
-                let number =
-                    line[field].as_i64().ok_or_else(|| differs(format!("no number `{field}` in {line}")))?;
+                let number = line[field]
+                    .as_i64()
+                    .ok_or_else(|| differs(format!("no number `{field}` in {line}")))?;
                 *sums.entry(field).or_default() += i128::from(number);
             }
         }
         for (field, expected) in &step.sum {
             let sum = sums.get(field.as_str()).copied().unwrap_or_default();
             let sum = i64::try_from(sum).unwrap_or(i64::MAX).into();
-            compare(expected, &sum)
-                .map_err(|difference| StepError::Differs { of: format!("the sum of {field}"), difference })?;
+            compare(expected, &sum).map_err(|difference| StepError::Differs {
+                of: format!("the sum of {field}"),
+                difference,
+            })?;
         }
         Ok(())
     }
@@ -92,8 +101,11 @@ impl Run<'_> {
         within: Duration,
     ) -> Result<Value, StepError> {
         let of = format!("container {container} of pod {pod}");
-        let parameters =
-            LogParams { container: Some(container.to_owned()), follow: true, ..LogParams::default() };
+        let parameters = LogParams {
+            container: Some(container.to_owned()),
+            follow: true,
+            ..LogParams::default()
+        };
         let mut seen = String::new();
         let read = async {
             let stream = self.pods_api().log_stream(pod, &parameters).await;
@@ -111,12 +123,14 @@ impl Run<'_> {
         let outcome = tokio::time::timeout(within, read).await;
         match outcome {
             Ok(Ok(line)) => Ok(line),
-            Ok(Err(StepError::Differs { of, difference })) => {
-                Err(StepError::Differs { of, difference: format!("{difference}; it said:\n{seen}") })
-            }
+            Ok(Err(StepError::Differs { of, difference })) => Err(StepError::Differs {
+                of,
+                difference: format!("{difference}; it said:\n{seen}"),
+            }),
             Ok(Err(error)) => Err(error),
             Err(_) => {
-                let difference = format!("no line of event `{event}` within {within:?}; it said:\n{seen}");
+                let difference =
+                    format!("no line of event `{event}` within {within:?}; it said:\n{seen}");
                 Err(StepError::Differs { of, difference })
             }
         }
@@ -133,7 +147,9 @@ fn judge_phase(pod: Option<&Pod>, phase: &str) -> Verdict<Option<String>> {
         .and_then(|status| status.phase.as_deref())
         .unwrap_or_default();
     if seen == phase {
-        return Verdict::Done(pod.and_then(|pod| pod.spec.as_ref()).and_then(|spec| spec.node_name.clone()));
+        return Verdict::Done(
+            pod.and_then(|pod| pod.spec.as_ref()).and_then(|spec| spec.node_name.clone()),
+        );
     }
     // A phase never goes back, so there is no use in waiting for an earlier one.
     if matches!(seen, "Succeeded" | "Failed") {
@@ -147,7 +163,8 @@ fn judge_phase(pod: Option<&Pod>, phase: &str) -> Verdict<Option<String>> {
 fn describe(pod: Option<&Pod>) -> String {
     let Some(status) = pod.and_then(|pod| pod.status.as_ref()) else { return "no such pod".into() };
     let phase = status.phase.as_deref().unwrap_or("no phase");
-    let conditions = status.conditions.iter().flatten().filter(|condition| condition.status != "True");
+    let conditions =
+        status.conditions.iter().flatten().filter(|condition| condition.status != "True");
     let conditions = conditions.filter_map(|condition| condition.message.as_deref());
     let states = status.init_container_statuses.iter().chain(&status.container_statuses).flatten();
     let states = states.filter_map(|status| {

@@ -14,11 +14,12 @@ use crate::scenario::{Room, seconds};
 use crate::wait::WaitError;
 
 impl Run<'_> {
-    /// Both ends of the measurement come from one watch: the event in which the last claim of the deleted pods lost its
-    /// devices, and the one in which the waiting claim got its own.
+    /// Both ends of the measurement come from one watch: the event in which the last claim of the
+    /// deleted pods lost its devices, and the one in which the waiting claim got its own.
     pub(super) async fn room(&mut self, step: &Room) -> Result<(), StepError> {
         let waiting = self.claim_name(&step.allocates.pods[0], &step.allocates.claim).await?;
-        let mut stream = Box::pin(watcher(self.claims_api(), watcher::Config::default()).default_backoff());
+        let mut stream =
+            Box::pin(watcher(self.claims_api(), watcher::Config::default()).default_backoff());
         let mut holding = BTreeSet::new();
         let mut freed = None;
         let mut asked = false;
@@ -36,7 +37,8 @@ impl Run<'_> {
                     watcher::Event::InitDone if !asked => {
                         asked = true;
                         for pod in &step.delete.0 {
-                            let deleted = self.pods_api().delete(pod, &DeleteParams::default()).await;
+                            let deleted =
+                                self.pods_api().delete(pod, &DeleteParams::default()).await;
                             deleted.map_err(|error| api(&format!("delete pod {pod}"), error))?;
                         }
                     }

@@ -23,7 +23,8 @@ use crate::inventory::DRIVER;
 /// Requests of the client under way at once.
 const AT_ONCE: usize = 32;
 
-/// A round in which no pod was bound for so long has failed. The longest pause of kube-scheduler for one pod is 10 s.
+/// A round in which no pod was bound for so long has failed. The longest pause of kube-scheduler
+/// for one pod is 10 s.
 const STALLED: Duration = Duration::from_secs(90);
 
 /// A line about the progress comes this often.
@@ -32,7 +33,8 @@ const TELL: Duration = Duration::from_secs(5);
 /// The template of the claims.
 const TEMPLATE: &str = "share";
 
-/// What became of one pod. Times are those at which this client sent or saw something, all by one clock.
+/// What became of one pod. Times are those at which this client sent or saw something, all by one
+/// clock.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PodTimes {
     /// The request that creates it was sent.
@@ -55,8 +57,8 @@ pub struct Load<'a> {
 }
 
 impl<'a> Load<'a> {
-    /// A load in that namespace, on the nodes of `placement` (node selector and tolerations), while the components of `pids`
-    /// ([`usage::read`]) run.
+    /// A load in that namespace, on the nodes of `placement` (node selector and tolerations), while
+    /// the components of `pids` ([`usage::read`]) run.
     pub fn new(
         client: &'a Client,
         namespace: &'a str,
@@ -73,12 +75,15 @@ impl<'a> Load<'a> {
     /// What the API server says.
     pub async fn prepare(&self) -> anyhow::Result<()> {
         let Workload { memory, cores, .. } = self.workload;
-        let capacity = json!({"requests": {"memory": format!("{memory}Gi"), "cores": cores.to_string()}});
-        let request = json!({"name": "gpu", "exactly": {"deviceClassName": DRIVER, "capacity": capacity}});
+        let capacity =
+            json!({"requests": {"memory": format!("{memory}Gi"), "cores": cores.to_string()}});
+        let request =
+            json!({"name": "gpu", "exactly": {"deviceClassName": DRIVER, "capacity": capacity}});
         let template = json!({
             "metadata": {"name": TEMPLATE}, "spec": {"spec": {"devices": {"requests": [request]}}},
         });
-        let templates: Api<ResourceClaimTemplate> = Api::namespaced(self.client.clone(), self.namespace);
+        let templates: Api<ResourceClaimTemplate> =
+            Api::namespaced(self.client.clone(), self.namespace);
         templates.create(&PostParams::default(), &serde_json::from_value(template)?).await?;
         Ok(())
     }
@@ -86,8 +91,14 @@ impl<'a> Load<'a> {
     /// Creates so many pods, `NAME-1` and so on, and waits until each is bound.
     ///
     /// # Errors
-    /// What the API server says; that a component has ended, or that no pod was bound for a long time.
-    pub async fn run(&self, name: &str, pods: u32, rate: Option<u32>) -> anyhow::Result<Vec<PodTimes>> {
+    /// What the API server says; that a component has ended, or that no pod was bound for a long
+    /// time.
+    pub async fn run(
+        &self,
+        name: &str,
+        pods: u32,
+        rate: Option<u32>,
+    ) -> anyhow::Result<Vec<PodTimes>> {
         let mut watched = Watched::open(self.client, self.namespace, name).await?;
         let (created, ()) =
             tokio::try_join!(self.create(name, pods, rate), watched.all_bound(pods, self.pids))?;
@@ -105,7 +116,8 @@ impl<'a> Load<'a> {
         let period = rate.map_or(Duration::ZERO, |rate| Duration::from_secs(1) / rate);
         let began = Instant::now();
         let creating = stream::iter(1..=pods).map(|number| {
-            let (api, name, due) = (&api, format!("{name}-{number}"), began + period * (number - 1));
+            let (api, name, due) =
+                (&api, format!("{name}-{number}"), began + period * (number - 1));
             async move {
                 let pod = serde_json::from_value(self.pod(&name))?;
                 sleep_until(due).await;
@@ -168,7 +180,8 @@ impl Watched {
         let claims: Api<ResourceClaim> = Api::namespaced(client.clone(), namespace);
         let changes = stream::select(changes(pods, Change::Pod), changes(claims, Change::Claim));
         let changes = Box::pin(changes.boxed());
-        let mut watched = Self { changes, prefix: format!("{name}-"), seen: BTreeMap::new(), bound: 0 };
+        let mut watched =
+            Self { changes, prefix: format!("{name}-"), seen: BTreeMap::new(), bound: 0 };
         for _ in 0..2 {
             while !matches!(watched.next().await?, Change::Listed) {}
         }
@@ -179,7 +192,8 @@ impl Watched {
         self.changes.next().await.context("invariant: a watcher never ends")?
     }
 
-    /// Waits until so many pods are bound. Nothing starts a component again that ends meanwhile, so that ends the wait.
+    /// Waits until so many pods are bound. Nothing starts a component again that ends meanwhile, so
+    /// that ends the wait.
     async fn all_bound(&mut self, pods: u32, pids: &Path) -> anyhow::Result<()> {
         let began = Instant::now();
         let mut stalled = began + STALLED;
@@ -222,7 +236,9 @@ impl Watched {
                 }
             }
             Change::Claim(claim) => {
-                let Some(pod) = owner(&claim).filter(|pod| pod.starts_with(&self.prefix)) else { return };
+                let Some(pod) = owner(&claim).filter(|pod| pod.starts_with(&self.prefix)) else {
+                    return;
+                };
                 let sighting = self.seen.entry(pod).or_default();
                 sighting.claimed.get_or_insert(now);
                 if claim.status.as_ref().is_some_and(|status| status.allocation.is_some()) {
@@ -235,7 +251,8 @@ impl Watched {
     fn times(&self, pod: &str, created: Instant) -> anyhow::Result<PodTimes> {
         let seen = self.seen.get(pod).with_context(|| format!("nothing was seen of pod {pod}"))?;
         let bound = seen.bound.with_context(|| format!("pod {pod} was not bound"))?;
-        // Kinds are watched one by one: that a claim was allocated may be seen after what came of it.
+        // Kinds are watched one by one: that a claim was allocated may be seen after what came of
+        // it.
         let claimed = seen.claimed.unwrap_or(bound);
         let allocated = seen.allocated.unwrap_or(bound);
         Ok(PodTimes { created, claimed, allocated, bound })
@@ -254,9 +271,9 @@ where
             Ok(Event::Apply(object) | Event::InitApply(object)) => Some(Ok(wrap(Box::new(object)))),
             Ok(Event::InitDone) => Some(Ok(Change::Listed)),
             Ok(Event::Init | Event::Delete(_)) => None,
-            Err(error) => {
-                Some(Err(anyhow::Error::new(error).context("a watch failed, so times would be wrong")))
-            }
+            Err(error) => Some(Err(
+                anyhow::Error::new(error).context("a watch failed, so times would be wrong")
+            )),
         }
     })
 }

@@ -24,7 +24,8 @@ impl fmt::Display for Allocator {
     }
 }
 
-/// Requests per second that the clients of kube-controller-manager and kube-scheduler allow themselves.
+/// Requests per second that the clients of kube-controller-manager and kube-scheduler allow
+/// themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Limits {
@@ -102,17 +103,23 @@ impl Workload {
         let Self { pods, nodes, gpus, memory, cores, .. } = *self;
         let per_gpu = (80 / memory.max(1)).min(100_u32.checked_div(cores).unwrap_or(u32::MAX));
         let room = u64::from(nodes) * u64::from(gpus) * u64::from(per_gpu);
-        if room < u64::from(pods) { Err(NoRoom { nodes, gpus, memory, cores, room, pods }) } else { Ok(()) }
+        if room < u64::from(pods) {
+            Err(NoRoom { nodes, gpus, memory, cores, room, pods })
+        } else {
+            Ok(())
+        }
     }
 }
 
 /// Which rounds are run.
 #[derive(Clone, Debug, Args)]
 pub struct Rounds {
-    /// Rounds with each allocator, at each limit. They alternate as stock, tessera, tessera, stock.
+    /// Rounds with each allocator, at each limit. They alternate as stock, tessera, tessera,
+    /// stock.
     #[arg(long, default_value_t = 2, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: u32,
-    /// Client limits of kube-controller-manager and kube-scheduler, requests per second; each makes a table of its own.
+    /// Client limits of kube-controller-manager and kube-scheduler, requests per second; each
+    /// makes a table of its own.
     #[arg(long, default_values = ["default", "5000"], value_delimiter = ',', value_name = "LIMIT,...")]
     pub limits: Vec<Limits>,
     /// Only rounds with this allocator.
@@ -121,10 +128,12 @@ pub struct Rounds {
 }
 
 impl Rounds {
-    /// The rounds in their order: whatever changes steadily on the machine meanwhile tells on both allocators alike.
+    /// The rounds in their order: whatever changes steadily on the machine meanwhile tells on both
+    /// allocators alike.
     pub fn in_order(&self) -> Vec<(Allocator, Limits)> {
         let turns = [Allocator::Stock, Allocator::Tessera, Allocator::Tessera, Allocator::Stock];
-        let allocators: Vec<Allocator> = turns.into_iter().cycle().take(2 * self.rounds as usize).collect();
+        let allocators: Vec<Allocator> =
+            turns.into_iter().cycle().take(2 * self.rounds as usize).collect();
         let wanted = |allocator: &Allocator| self.only.is_none_or(|only| only == *allocator);
         let of_limits = |limits: &Limits| {
             let limits = *limits;
@@ -145,13 +154,19 @@ mod tests {
 
     #[test]
     fn allocators_take_turns_there_and_back() {
-        let rounds = Rounds { rounds: 2, limits: vec![Limits::Default, Limits::PerSecond(5000)], only: None };
+        let rounds = Rounds {
+            rounds: 2,
+            limits: vec![Limits::Default, Limits::PerSecond(5000)],
+            only: None,
+        };
         let names: Vec<String> = rounds
             .in_order()
             .into_iter()
             .map(|(allocator, limits)| format!("{allocator} {limits}"))
             .collect();
-        let of = |limits| ["stock", "tessera", "tessera", "stock"].map(|name| format!("{name} {limits}"));
+        let of = |limits| {
+            ["stock", "tessera", "tessera", "stock"].map(|name| format!("{name} {limits}"))
+        };
         assert_eq!(names, [of("default"), of("5000")].concat());
     }
 
@@ -159,15 +174,19 @@ mod tests {
     fn each_allocator_has_as_many_rounds_as_asked() {
         for number in 1..=5 {
             let rounds = Rounds { rounds: number, limits: vec![Limits::Default], only: None };
-            let stock =
-                rounds.in_order().iter().filter(|(allocator, _)| *allocator == Allocator::Stock).count();
+            let stock = rounds
+                .in_order()
+                .iter()
+                .filter(|(allocator, _)| *allocator == Allocator::Stock)
+                .count();
             assert_eq!((rounds.in_order().len(), stock), (2 * number as usize, number as usize));
         }
     }
 
     #[test]
     fn more_pods_than_room_are_refused_with_the_room_there_is() {
-        let mut workload = Workload { pods: 32, nodes: 1, gpus: 8, memory: 20, cores: 25, rate: None };
+        let mut workload =
+            Workload { pods: 32, nodes: 1, gpus: 8, memory: 20, cores: 25, rate: None };
         assert_eq!(workload.check(), Ok(()));
         workload.pods = 33;
         let error = workload.check().unwrap_err().to_string();

@@ -1,6 +1,7 @@
 //! Quantiles of samples.
 
-/// The smallest sample that at least `percent` of all are not above (nearest rank); none without samples.
+/// The smallest sample that at least `percent` of all are not above (nearest rank); none without
+/// samples.
 pub(super) fn percentile(samples: &[f64], percent: u32) -> Option<f64> {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -43,7 +43,8 @@ pub struct Comparison {
     pub stock: Vec<f64>,
     /// With Tessera.
     pub tessera: Vec<f64>,
-    /// The median with Tessera by the one without; none where one is missing or there is nothing to divide by.
+    /// The median with Tessera by the one without; none where one is missing or there is nothing
+    /// to divide by.
     pub ratio: Option<f64>,
 }
 
@@ -91,7 +92,8 @@ impl Report {
         let round = |(number, line)| {
             serde_json::from_str(line).with_context(|| format!("line {} is no round", number + 1))
         };
-        let rounds = lines.lines().enumerate().map(round).collect::<anyhow::Result<Vec<Round>>>()?;
+        let rounds =
+            lines.lines().enumerate().map(round).collect::<anyhow::Result<Vec<Round>>>()?;
         Ok(Self::new(machine, rounds))
     }
 }
@@ -131,12 +133,14 @@ fn figures(rounds: &[&Round]) -> Vec<Figure> {
         "CPU of all components, s".to_owned(),
         Box::new(|r| Some(r.usage.values().map(|u| u.cpu_s).sum())),
     ));
-    let mut components: Vec<String> = rounds.iter().flat_map(|round| round.usage.keys().cloned()).collect();
+    let mut components: Vec<String> =
+        rounds.iter().flat_map(|round| round.usage.keys().cloned()).collect();
     components.sort();
     components.dedup();
     for component in components {
         let of = component.clone();
-        figures.push((format!("  of {component}"), Box::new(move |r| Some(r.usage.get(&of)?.cpu_s))));
+        figures
+            .push((format!("  of {component}"), Box::new(move |r| Some(r.usage.get(&of)?.cpu_s))));
         if component.starts_with("tessera-") {
             figures.push((
                 format!("memory of {component}, peak, MiB"),
@@ -153,8 +157,10 @@ impl fmt::Display for Report {
         let Machine { cpu, cores, linux } = &self.machine;
         writeln!(f, "machine: {cores} x {cpu}, Linux {linux}")?;
         if let Some(Round { kubernetes, workload: w, .. }) = self.rounds.first() {
-            let pace =
-                w.rate.map_or_else(|| "as fast as possible".to_owned(), |rate| format!("{rate} a second"));
+            let pace = w.rate.map_or_else(
+                || "as fast as possible".to_owned(),
+                |rate| format!("{rate} a second"),
+            );
             writeln!(
                 f,
                 "Kubernetes {kubernetes}; {} pods, created {pace}, on {} nodes x {} GPUs;",
@@ -172,14 +178,22 @@ impl fmt::Display for Report {
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.limits {
-            Limits::Default => {
-                writeln!(f, "client limits of kube-controller-manager and kube-scheduler: their own")?
-            }
+            Limits::Default => writeln!(
+                f,
+                "client limits of kube-controller-manager and kube-scheduler: their own"
+            )?,
             Limits::PerSecond(limit) => {
-                writeln!(f, "client limits of kube-controller-manager and kube-scheduler: {limit} a second")?;
+                writeln!(
+                    f,
+                    "client limits of kube-controller-manager and kube-scheduler: {limit} a second"
+                )?;
             }
         }
-        writeln!(f, "{:<40} {:>24} {:>24} {:>8}", "median (least to most)", "stock", "Tessera", "ratio")?;
+        writeln!(
+            f,
+            "{:<40} {:>24} {:>24} {:>8}",
+            "median (least to most)", "stock", "Tessera", "ratio"
+        )?;
         for figure in &self.figures {
             let ratio = figure.ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}"));
             writeln!(
@@ -214,14 +228,22 @@ mod tests {
 
     fn round(allocator: Allocator, limits: Limits, bound_per_second: f64) -> Round {
         let times = Times { p50_s: 1.0, p99_s: 2.0, longest_s: 3.0 };
-        let mut usage = Usages::from([("etcd".to_owned(), Usage { cpu_s: 1.0, peak_rss_mib: 30.0 })]);
+        let mut usage =
+            Usages::from([("etcd".to_owned(), Usage { cpu_s: 1.0, peak_rss_mib: 30.0 })]);
         if allocator == Allocator::Tessera {
             usage.insert("tessera-controller".to_owned(), Usage { cpu_s: 0.5, peak_rss_mib: 40.0 });
         }
         Round {
             allocator,
             limits,
-            workload: Workload { pods: 500, nodes: 300, gpus: 8, memory: 20, cores: 25, rate: None },
+            workload: Workload {
+                pods: 500,
+                nodes: 300,
+                gpus: 8,
+                memory: 20,
+                cores: 25,
+                rate: None,
+            },
             kubernetes: "v1.37.1".to_owned(),
             bound_per_second,
             creating_s: 1.0,
@@ -257,7 +279,8 @@ mod tests {
         let report = Report::new(machine(), rounds);
         let limits: Vec<Limits> = report.tables.iter().map(|table| table.limits).collect();
         assert_eq!(limits, [Limits::Default, other]);
-        let throughput = |table: usize| figure(&report.tables[table], "pods bound per second").ratio;
+        let throughput =
+            |table: usize| figure(&report.tables[table], "pods bound per second").ratio;
         assert_eq!((throughput(0), throughput(1)), (Some(0.5), Some(1.5)));
     }
 
@@ -274,7 +297,10 @@ mod tests {
             (&[][..], &[40.0][..], None)
         );
         let text = report.to_string();
-        assert!(text.contains("500 pods, created as fast as possible, on 300 nodes x 8 GPUs"), "{text}");
+        assert!(
+            text.contains("500 pods, created as fast as possible, on 300 nodes x 8 GPUs"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -283,9 +309,15 @@ mod tests {
             round(Allocator::Stock, Limits::PerSecond(50), 10.0),
             round(Allocator::Tessera, Limits::Default, 10.0),
         ];
-        let lines: Vec<String> = rounds.iter().map(|round| serde_json::to_string(round).unwrap()).collect();
-        assert_eq!(Report::of_lines(machine(), &lines.join("\n")).unwrap(), Report::new(machine(), rounds));
-        let error = Report::of_lines(machine(), &format!("{}\nnonsense", lines[0])).unwrap_err().to_string();
+        let lines: Vec<String> =
+            rounds.iter().map(|round| serde_json::to_string(round).unwrap()).collect();
+        assert_eq!(
+            Report::of_lines(machine(), &lines.join("\n")).unwrap(),
+            Report::new(machine(), rounds)
+        );
+        let error = Report::of_lines(machine(), &format!("{}\nnonsense", lines[0]))
+            .unwrap_err()
+            .to_string();
         assert_eq!(error, "line 2 is no round");
     }
 }

@@ -22,7 +22,8 @@ use crate::hollow::{HollowNodes, Shape};
 use crate::inventory::DRIVER;
 use crate::wait::{self, Verdict};
 
-/// kube-controller-manager takes the taints of new nodes away, one request each, under its own limits.
+/// kube-controller-manager takes the taints of new nodes away, one request each, under its own
+/// limits.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Nothing tells when an admission policy is in force, so it is tried.
@@ -69,7 +70,8 @@ pub struct Round {
     pub attempts_in_vain: f64,
     /// CPU time of each component during the load; its peak of memory since it was started.
     pub usage: Usages,
-    /// CPU time that the machine meanwhile gave to others than the components and this program, seconds.
+    /// CPU time that the machine meanwhile gave to others than the components and this program,
+    /// seconds.
     pub elsewhere_s: f64,
 }
 
@@ -84,7 +86,8 @@ pub struct Task {
     pub workload: Workload,
 }
 
-/// Runs a round on the control plane of `client`, which is as good as new. Components' process numbers are in files of `pids`.
+/// Runs a round on the control plane of `client`, which is as good as new. Components' process
+/// numbers are in files of `pids`.
 ///
 /// # Errors
 /// What the API server says; a component that has ended; pods that are not bound.
@@ -108,7 +111,12 @@ pub async fn run(task: Task, client: &Client, pids: &Path) -> anyhow::Result<Rou
     }
 }
 
-async fn measure(task: &Task, client: &Client, hollow: &HollowNodes, pids: &Path) -> anyhow::Result<Round> {
+async fn measure(
+    task: &Task,
+    client: &Client,
+    hollow: &HollowNodes,
+    pids: &Path,
+) -> anyhow::Result<Round> {
     let load = Load::new(client, NAMESPACE, &task.workload, hollow.placement(), pids);
     has_service_account(client).await?;
     load.prepare().await?;
@@ -152,8 +160,10 @@ fn round(
 ) -> anyhow::Result<Round> {
     let usage = usage::between(&before.usages, &after.usages);
     let components: f64 = usage.values().map(|usage| usage.cpu_s).sum();
-    let elsewhere_s = after.machine_s - before.machine_s - (after.own_s - before.own_s) - components;
-    let of = |from: fn(&PodTimes) -> Instant, to: fn(&PodTimes) -> Instant| quantiles(times, from, to);
+    let elsewhere_s =
+        after.machine_s - before.machine_s - (after.own_s - before.own_s) - components;
+    let of =
+        |from: fn(&PodTimes) -> Instant, to: fn(&PodTimes) -> Instant| quantiles(times, from, to);
     let first = times.iter().map(|t| t.created).min();
     let last = |at: fn(&PodTimes) -> Instant| Some(seconds(first?, times.iter().map(at).max()?));
     let missing = || anyhow::anyhow!("no pod was created");
@@ -206,7 +216,9 @@ async fn policies_are_in_force(client: &Client) -> anyhow::Result<()> {
         loop {
             ticks.tick().await;
             match slices.create(&tried, &forged).await {
-                Err(kube::Error::Api(status)) if status.message.contains("only tessera-driver publishes") => {
+                Err(kube::Error::Api(status))
+                    if status.message.contains("only tessera-driver publishes") =>
+                {
                     break Ok(());
                 }
                 Ok(_) => {}
@@ -215,8 +227,9 @@ async fn policies_are_in_force(client: &Client) -> anyhow::Result<()> {
         }
     };
     let waited = tokio::time::timeout(PATIENCE, denied).await;
-    Ok(waited
-        .map_err(|_| anyhow::anyhow!("the admission policies are not in force after {PATIENCE:?}"))??)
+    Ok(waited.map_err(|_| {
+        anyhow::anyhow!("the admission policies are not in force after {PATIENCE:?}")
+    })??)
 }
 
 /// Waits until kube-controller-manager has made the account that every pod runs under.
@@ -228,7 +241,8 @@ async fn has_service_account(client: &Client) -> anyhow::Result<()> {
     Ok(wait::until_one(accounts, "default", "the default service account", PATIENCE, judge).await?)
 }
 
-/// Waits until no node has a taint of kube-controller-manager's any more: new ones have `not-ready`.
+/// Waits until no node has a taint of kube-controller-manager's any more: new ones have
+/// `not-ready`.
 async fn are_schedulable(client: &Client, nodes: u32) -> anyhow::Result<()> {
     let api: Api<Node> = Api::all(client.clone());
     let judge = |seen: &[Node]| {
@@ -253,8 +267,14 @@ async fn remove_warm_up(client: &Client) -> anyhow::Result<()> {
         0 => Verdict::Done(()),
         left => Verdict::NotYet(format!("{left} are left")),
     };
-    Ok(wait::until(claims, watcher::Config::default(), "the claim of the warm-up to go", PATIENCE, judge)
-        .await?)
+    Ok(wait::until(
+        claims,
+        watcher::Config::default(),
+        "the claim of the warm-up to go",
+        PATIENCE,
+        judge,
+    )
+    .await?)
 }
 
 #[cfg(test)]
@@ -268,7 +288,8 @@ mod tests {
     }
 
     fn reading(etcd_s: f64, attempts_in_vain: f64, machine_s: f64, own_s: f64) -> Reading {
-        let usages = Usages::from([("etcd".to_owned(), Usage { cpu_s: etcd_s, peak_rss_mib: 1.0 })]);
+        let usages =
+            Usages::from([("etcd".to_owned(), Usage { cpu_s: etcd_s, peak_rss_mib: 1.0 })]);
         Reading { usages, attempts_in_vain, machine_s, own_s }
     }
 
@@ -285,10 +306,16 @@ mod tests {
     #[test]
     fn a_rounds_throughput_runs_from_the_first_creation_to_the_last_binding() {
         let began = Instant::now();
-        let pods = [times(began + Duration::from_secs(1), [100, 300, 1000]), times(began, [100, 200, 400])];
+        let pods = [
+            times(began + Duration::from_secs(1), [100, 300, 1000]),
+            times(began, [100, 200, 400]),
+        ];
         let round = of(&pods, &Reading::default(), &Reading::default());
         assert!(is(round.bound_per_second, 1.0) && is(round.creating_s, 1.0), "{round:?}");
-        assert!(is(round.to_binding.p50_s, 0.4) && is(round.to_binding.longest_s, 1.0), "{round:?}");
+        assert!(
+            is(round.to_binding.p50_s, 0.4) && is(round.to_binding.longest_s, 1.0),
+            "{round:?}"
+        );
         assert!(is(round.claim_to_allocation.longest_s, 0.2), "{round:?}");
     }
 

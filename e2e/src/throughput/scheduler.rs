@@ -4,7 +4,8 @@ use anyhow::Context;
 use kube::core::Request;
 use kube::{Client, Config};
 
-/// Where it serves its metrics: on the loopback of its machine, which is this one's, with a certificate that it signed itself.
+/// Where it serves its metrics: on the loopback of its machine, which is this one's, with a
+/// certificate that it signed itself.
 const SERVER: &str = "https://127.0.0.1:10259";
 
 /// Its attempts at pods, by result.
@@ -16,8 +17,8 @@ pub(super) async fn attempts_in_vain() -> anyhow::Result<f64> {
     config.accept_invalid_certs = true;
     let client = Client::try_from(config)?;
     let metrics = client.request_text(Request::new("").get("metrics", &Default::default())?).await;
-    let metrics =
-        metrics.with_context(|| format!("cannot read the metrics of kube-scheduler at {SERVER}"))?;
+    let metrics = metrics
+        .with_context(|| format!("cannot read the metrics of kube-scheduler at {SERVER}"))?;
     Ok(in_vain(&metrics))
 }
 

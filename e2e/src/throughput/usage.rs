@@ -21,12 +21,14 @@ pub struct Usage {
 /// The usage of each component, by its name.
 pub type Usages = BTreeMap<String, Usage>;
 
-/// Reads the usage of every component whose process number is the first word of a file of that directory, named as the component.
+/// Reads the usage of every component whose process number is the first word of a file of that
+/// directory, named as the component.
 ///
 /// # Errors
 /// A process has ended, or the directory holds something else.
 pub fn read(pids: &Path) -> anyhow::Result<Usages> {
-    let entries = std::fs::read_dir(pids).with_context(|| format!("cannot read {}", pids.display()))?;
+    let entries =
+        std::fs::read_dir(pids).with_context(|| format!("cannot read {}", pids.display()))?;
     let mut usages = Usages::new();
     for entry in entries {
         let entry = entry?;
@@ -34,10 +36,13 @@ pub fn read(pids: &Path) -> anyhow::Result<Usages> {
         let pid = std::fs::read_to_string(entry.path())?;
         let process = Path::new("/proc").join(pid.split_whitespace().next().unwrap_or_default());
         let read = |file: &str| {
-            std::fs::read_to_string(process.join(file)).with_context(|| format!("{component} has ended"))
+            std::fs::read_to_string(process.join(file))
+                .with_context(|| format!("{component} has ended"))
         };
-        let cpu_s = cpu_seconds(&read("stat")?).with_context(|| format!("no CPU time of {component}"))?;
-        let peak_rss_mib = peak_mib(&read("status")?).with_context(|| format!("no memory of {component}"))?;
+        let cpu_s =
+            cpu_seconds(&read("stat")?).with_context(|| format!("no CPU time of {component}"))?;
+        let peak_rss_mib =
+            peak_mib(&read("status")?).with_context(|| format!("no memory of {component}"))?;
         usages.insert(component, Usage { cpu_s, peak_rss_mib });
     }
     Ok(usages)
@@ -70,11 +75,19 @@ pub fn of_this_process() -> anyhow::Result<f64> {
     cpu_seconds(&stat).context("no CPU time in /proc/self/stat")
 }
 
-/// From `/proc/stat`: all but idle time, waiting for input and output, and what guests used, which is counted twice.
+/// From `/proc/stat`: all but idle time, waiting for input and output, and what guests used, which
+/// is counted twice.
 fn busy_seconds(stat: &str) -> Option<f64> {
-    let fields: Vec<f64> =
-        stat.lines().next()?.strip_prefix("cpu ")?.split_whitespace().flat_map(str::parse).collect();
-    let [user, nice, system, _idle, _waiting, interrupts, softirqs, ..] = fields[..] else { return None };
+    let fields: Vec<f64> = stat
+        .lines()
+        .next()?
+        .strip_prefix("cpu ")?
+        .split_whitespace()
+        .flat_map(str::parse)
+        .collect();
+    let [user, nice, system, _idle, _waiting, interrupts, softirqs, ..] = fields[..] else {
+        return None;
+    };
     Some((user + nice + system + interrupts + softirqs) / TICKS_PER_SECOND)
 }
 
@@ -104,14 +117,18 @@ mod tests {
 
     #[test]
     fn an_idle_machine_uses_nothing() {
-        assert_eq!(busy_seconds("cpu  100 20 30 999 88 40 10 0 0 0\ncpu0 1 1 1 1 1 1 1 0 0 0"), Some(2.0));
+        assert_eq!(
+            busy_seconds("cpu  100 20 30 999 88 40 10 0 0 0\ncpu0 1 1 1 1 1 1 1 0 0 0"),
+            Some(2.0)
+        );
         assert_eq!(busy_seconds("cpu"), None);
     }
 
     #[test]
     fn our_own_process_has_used_something() {
         let directory = tempfile::tempdir().unwrap();
-        std::fs::write(directory.path().join("this"), format!("{} 4711\n", std::process::id())).unwrap();
+        std::fs::write(directory.path().join("this"), format!("{} 4711\n", std::process::id()))
+            .unwrap();
         let usage = read(directory.path()).unwrap()["this"];
         assert!(usage.peak_rss_mib > 0.1, "{usage:?}");
     }
@@ -126,7 +143,9 @@ mod tests {
 
     #[test]
     fn time_is_the_difference_and_the_peak_is_the_last() {
-        let usage = |cpu_s, peak_rss_mib| Usages::from([("etcd".to_owned(), Usage { cpu_s, peak_rss_mib })]);
+        let usage = |cpu_s, peak_rss_mib| {
+            Usages::from([("etcd".to_owned(), Usage { cpu_s, peak_rss_mib })])
+        };
         assert_eq!(between(&usage(1.0, 50.0), &usage(4.0, 60.0)), usage(3.0, 60.0));
     }
 }

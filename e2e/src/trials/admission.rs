@@ -1,7 +1,8 @@
-//! What the chart's admission policies deny, and beside each the nearest thing that they must let through.
+//! What the chart's admission policies deny, and beside each the nearest thing that they must let
+//! through.
 //!
-//! One list of attempts, by whoever makes them on a cluster, for the real policies and for the stand-ins' copy of them. What
-//! RBAC says comes in a list of its own: the stand-ins have none.
+//! One list of attempts, by whoever makes them on a cluster, for the real policies and for the
+//! stand-ins' copy of them. What RBAC says comes in a list of its own: the stand-ins have none.
 
 mod allocation;
 mod desk;

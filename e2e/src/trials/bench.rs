@@ -123,7 +123,8 @@ impl Bench {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// Makes a template for claims of one device of that class; `capacity` as in `capacity.requests`.
+    /// Makes a template for claims of one device of that class; `capacity` as in
+    /// `capacity.requests`.
     pub async fn template(&self, name: &str, class: &str, capacity: Value) -> anyhow::Result<()> {
         let mut exactly = json!({"deviceClassName": class});
         if !capacity.is_null() {
@@ -134,7 +135,8 @@ impl Bench {
 
     /// Makes a template for claims of these devices.
     pub async fn template_of(&self, name: &str, devices: Value) -> anyhow::Result<()> {
-        let templates: Api<ResourceClaimTemplate> = Api::namespaced(self.client.clone(), &self.namespace);
+        let templates: Api<ResourceClaimTemplate> =
+            Api::namespaced(self.client.clone(), &self.namespace);
         let template = serde_json::from_value(json!({
             "metadata": {"name": name}, "spec": {"spec": {"devices": devices}},
         }))?;
@@ -142,7 +144,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Creates a pod that takes a little memory of a claim from `template` and holds it until it is deleted.
+    /// Creates a pod that takes a little memory of a claim from `template` and holds it until it is
+    /// deleted.
     pub async fn holder(&self, name: &str, template: &str) -> anyhow::Result<()> {
         self.create(from_template(name, template)).await.map(drop)
     }
@@ -156,7 +159,10 @@ impl Bench {
     pub async fn holds(&self, name: &str) -> anyhow::Result<Pod> {
         let judge = |pod: Option<&Pod>| {
             let pod = pod.filter(|pod| phase(pod) == "Running");
-            pod.map_or_else(|| Verdict::NotYet("not running".into()), |pod| Verdict::Done(pod.clone()))
+            pod.map_or_else(
+                || Verdict::NotYet("not running".into()),
+                |pod| Verdict::Done(pod.clone()),
+            )
         };
         let what = format!("pod {name} to run");
         Ok(wait::until_one(self.pods(), name, &what, PATIENCE, judge).await?)
@@ -164,7 +170,8 @@ impl Bench {
 
     /// The claim that was made for the pod from a template.
     pub(super) async fn claim_of(&self, pod: &Pod) -> anyhow::Result<ResourceClaim> {
-        let statuses = pod.status.iter().flat_map(|status| status.resource_claim_statuses.iter().flatten());
+        let statuses =
+            pod.status.iter().flat_map(|status| status.resource_claim_statuses.iter().flatten());
         let name = statuses.into_iter().find_map(|status| status.resource_claim_name.as_deref());
         let name = name.ok_or_else(|| anyhow::anyhow!("pod {} has no claim", pod.name_any()))?;
         Ok(self.claims().get(name).await?)
@@ -184,7 +191,11 @@ impl Bench {
     }
 
     /// Deletes a pod that may be gone already, and waits for nothing.
-    pub(super) async fn delete_if_there(&self, pod: &str, parameters: &DeleteParams) -> anyhow::Result<()> {
+    pub(super) async fn delete_if_there(
+        &self,
+        pod: &str,
+        parameters: &DeleteParams,
+    ) -> anyhow::Result<()> {
         match self.pods().delete(pod, parameters).await {
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
             answer => Ok(answer.map(drop)?),
@@ -201,7 +212,8 @@ impl Bench {
                 None => Verdict::Done(()),
                 Some(pod) => Verdict::NotYet(phase(pod).to_owned()),
             };
-            wait::until_one(self.pods(), name, &format!("pod {name} to be gone"), PATIENCE, judge).await?;
+            wait::until_one(self.pods(), name, &format!("pod {name} to be gone"), PATIENCE, judge)
+                .await?;
         }
         Ok(())
     }

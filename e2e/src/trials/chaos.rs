@@ -1,4 +1,5 @@
-//! Pods of random shapes come and go, and GPUs fail and recover, while everything happens that an API server can do to its clients.
+//! Pods of random shapes come and go, and GPUs fail and recover, while everything happens that an
+//! API server can do to its clients.
 
 mod failing;
 
@@ -31,18 +32,24 @@ const LENGTH: u64 = 20;
 /// Between two pods that come or go.
 const PACE: Duration = Duration::from_millis(200);
 
-/// So many pods live at once. With the shapes below they fit on twelve GPUs, however they are spread.
+/// So many pods live at once. With the shapes below they fit on twelve GPUs, however they are
+/// spread.
 const MOST: usize = 16;
 
-/// A pause of the controller after failures (20 s, doubled, and 60 s where the API server was away) may begin with the last fault.
+/// A pause of the controller after failures (20 s, doubled, and 60 s where the API server was away)
+/// may begin with the last fault.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Memory and cores of the shapes.
-const SHAPES: [(&str, &str, &str); 4] =
-    [("crumb", "1Gi", "1"), ("slice", "8Gi", "10"), ("quarter", "19Gi", "25"), ("half", "38Gi", "40")];
+const SHAPES: [(&str, &str, &str); 4] = [
+    ("crumb", "1Gi", "1"),
+    ("slice", "8Gi", "10"),
+    ("quarter", "19Gi", "25"),
+    ("half", "38Gi", "40"),
+];
 
-/// Lives through one plan after the other. All of them together must have had every kind of fault: a short one may miss a rare
-/// kind.
+/// Lives through one plan after the other. All of them together must have had every kind of fault:
+/// a short one may miss a rare kind.
 pub(super) async fn survived(bench: Bench, seeds: Vec<u64>) -> TrialOutcome {
     for (name, memory, cores) in SHAPES {
         bench.template(name, DRIVER, json!({"memory": memory, "cores": cores})).await?;
@@ -128,7 +135,8 @@ async fn create(bench: &Bench, name: &str, random: &mut Random) -> anyhow::Resul
     // Small ones, so that everything fits in the end.
     let (second, ..) = random.one_of(&SHAPES[..2]);
     if random.percent(25) {
-        let entry = |list: &mut Value, entry: Value| list.as_array_mut().map(|list| list.push(entry));
+        let entry =
+            |list: &mut Value, entry: Value| list.as_array_mut().map(|list| list.push(entry));
         entry(
             &mut pod["spec"]["resourceClaims"],
             json!({"name": "more", "resourceClaimTemplateName": second}),
@@ -166,9 +174,17 @@ async fn settled(bench: &Bench, living: &[String]) -> anyhow::Result<()> {
 
 /// Waits until no pod and no claim is left.
 async fn settled_gone(bench: &Bench) -> anyhow::Result<()> {
-    wait::until(bench.pods(), Default::default(), "all pods to be gone", PATIENCE, none_left::<Pod>).await?;
+    wait::until(
+        bench.pods(),
+        Default::default(),
+        "all pods to be gone",
+        PATIENCE,
+        none_left::<Pod>,
+    )
+    .await?;
     let claims = none_left::<ResourceClaim>;
-    wait::until(bench.claims(), Default::default(), "all claims to be gone", PATIENCE, claims).await?;
+    wait::until(bench.claims(), Default::default(), "all claims to be gone", PATIENCE, claims)
+        .await?;
     Ok(())
 }
 
@@ -189,7 +205,8 @@ async fn report(bench: &Bench) -> anyhow::Result<Option<BTreeMap<String, u64>>> 
     Ok(Some(counts.collect::<BTreeMap<_, _>>()).filter(|report| !report.is_empty()))
 }
 
-/// Looks at every change of every claim: what devices give, and that no share is given twice. Ends only with an error.
+/// Looks at every change of every claim: what devices give, and that no share is given twice. Ends
+/// only with an error.
 async fn watch_over(bench: &Bench, mut ledger: DeviceLedger) -> anyhow::Result<()> {
     let claims: Api<ResourceClaim> = Api::all(bench.client.clone());
     let mut shares: BTreeMap<String, String> = BTreeMap::new();
@@ -201,7 +218,10 @@ async fn watch_over(bench: &Bench, mut ledger: DeviceLedger) -> anyhow::Result<(
                 let uid = claim.uid().unwrap_or_default();
                 for share in shares_of(&claim) {
                     let owner = shares.entry(share.clone()).or_insert_with(|| uid.clone());
-                    anyhow::ensure!(*owner == uid, "share {share} was given to {owner} and to {uid}");
+                    anyhow::ensure!(
+                        *owner == uid,
+                        "share {share} was given to {owner} and to {uid}"
+                    );
                 }
             }
             Ok(Some(watcher::Event::Delete(claim))) => ledger.forget(&claim),

@@ -10,12 +10,14 @@ use crate::wait::{self, Verdict};
 
 const HOUR: i64 = 3600;
 
-/// Pods start on a node whose driver's clock jumps, and kubelet goes on to believe what the driver says of its devices: it
-/// counts from when a report came, not from the time that the report names.
+/// Pods start on a node whose driver's clock jumps, and kubelet goes on to believe what the driver
+/// says of its devices: it counts from when a report came, not from the time that the report names.
 pub(super) async fn of_a_node(bench: Bench) -> TrialOutcome {
     let node = bench.node_with("a100", 4).await?;
     let hands = bench.hands()?;
-    bench.template("share", "a100.gpu.tessera.dev", json!({"memory": "10Gi", "cores": "10"})).await?;
+    bench
+        .template("share", "a100.gpu.tessera.dev", json!({"memory": "10Gi", "cores": "10"}))
+        .await?;
     let mut names = Vec::new();
     for (name, ahead) in [("ahead", HOUR), ("behind", -HOUR), ("right", 0)] {
         hands.run(&["clock", &node, &ahead.to_string()]).await?;

@@ -11,8 +11,8 @@ use crate::inventory::DRIVER;
 use crate::runner::Outcome;
 
 const CONTROL_PLANE: &str = "control-plane";
-/// How what is ended, and how many pods are created meanwhile. An API server that is stopped serves those to their end who are
-/// connected, and nobody else.
+/// How what is ended, and how many pods are created meanwhile. An API server that is stopped serves
+/// those to their end who are connected, and nobody else.
 const ENDED: [(&str, &[&str], usize); 4] = [
     ("stop", &["kube-apiserver"], 4),
     ("kill", &["kube-apiserver"], 4),
@@ -29,7 +29,8 @@ pub(super) async fn restarted(bench: Bench) -> TrialOutcome {
     bench.holder("before", "share").await?;
     let mut running = vec![bench.holds("before").await?];
     for (how, components, pods) in ENDED {
-        let names: Vec<_> = (0..pods).map(|number| format!("{how}-{}-{number}", components[0])).collect();
+        let names: Vec<_> =
+            (0..pods).map(|number| format!("{how}-{}-{number}", components[0])).collect();
         let restart = async {
             for component in components {
                 hands.run(&[how, CONTROL_PLANE, component]).await?;
@@ -60,8 +61,10 @@ pub(super) async fn restarted(bench: Bench) -> TrialOutcome {
 
 /// Creates a pod, again and again while there is nobody to answer.
 async fn create(bench: &Bench, name: &str) -> anyhow::Result<()> {
-    let pod =
-        serde_json::from_value(holder(name, json!({"name": "gpu", "resourceClaimTemplateName": "share"})))?;
+    let pod = serde_json::from_value(holder(
+        name,
+        json!({"name": "gpu", "resourceClaimTemplateName": "share"}),
+    ))?;
     let mut ticks = tokio::time::interval(std::time::Duration::from_millis(200));
     loop {
         ticks.tick().await;
@@ -70,7 +73,9 @@ async fn create(bench: &Bench, name: &str) -> anyhow::Result<()> {
             // An earlier attempt was carried out without an answer.
             Err(kube::Error::Api(status)) if status.is_already_exists() => return Ok(()),
             // An API server that has just started does not know every resource and role at once.
-            Err(kube::Error::Api(status)) if status.code < 500 && !matches!(status.code, 403 | 429) => {
+            Err(kube::Error::Api(status))
+                if status.code < 500 && !matches!(status.code, 403 | 429) =>
+            {
                 return Err(kube::Error::Api(status).into());
             }
             Err(_) => {}

@@ -10,7 +10,9 @@ use crate::runner::Outcome;
 
 pub(super) async fn stopped(bench: Bench) -> TrialOutcome {
     bench.node_with("h100", 8).await?;
-    bench.template("share", "h100.gpu.tessera.dev", json!({"memory": "10Gi", "cores": "10"})).await?;
+    bench
+        .template("share", "h100.gpu.tessera.dev", json!({"memory": "10Gi", "cores": "10"}))
+        .await?;
     let switch = Switch::of(&bench).await?;
     switch.off().await?;
     let waited = waits(&bench).await;

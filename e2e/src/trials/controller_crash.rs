@@ -1,4 +1,5 @@
-//! The controller killed at each point between its writes: the next one finds what it needs, and nothing leaks.
+//! The controller killed at each point between its writes: the next one finds what it needs, and
+//! nothing leaks.
 
 use std::collections::BTreeSet;
 
@@ -19,8 +20,8 @@ use crate::runner::Outcome;
 /// A build with fault points (`e2e/cluster/images.sh`).
 const IMAGE: &str = "tessera/controller:fault-points";
 
-/// Exit codes above this one are those of a process that a signal ended. Which signal: process 1 of a container cannot kill
-/// itself with SIGKILL, so a fault point ends it in another way as abrupt.
+/// Exit codes above this one are those of a process that a signal ended. Which signal: process 1 of
+/// a container cannot kill itself with SIGKILL, so a fault point ends it in another way as abrupt.
 const SIGNALLED: i32 = 128;
 
 /// What it passes on the way to an allocation, and on the way back.
@@ -51,7 +52,11 @@ async fn at_each_point(bench: &Bench, deployment: &ControllerDeployment) -> Tria
 }
 
 /// The pod for which the controller was at work gets its claim from the next one.
-async fn gets_its_claim(bench: &Bench, controller: &mut Controller<'_>, point: &str) -> anyhow::Result<()> {
+async fn gets_its_claim(
+    bench: &Bench,
+    controller: &mut Controller<'_>,
+    point: &str,
+) -> anyhow::Result<()> {
     let pod = format!("stays-{point}");
     controller.arm(point).await?;
     bench.create(from_template(&pod, "share")).await?;
@@ -61,8 +66,13 @@ async fn gets_its_claim(bench: &Bench, controller: &mut Controller<'_>, point: &
     placement::unallocated(bench, &pod).await
 }
 
-/// The pod for which the controller was at work is gone when the next one begins, and nobody had reserved the claim.
-async fn goes_meanwhile(bench: &Bench, controller: &mut Controller<'_>, point: &str) -> anyhow::Result<()> {
+/// The pod for which the controller was at work is gone when the next one begins, and nobody had
+/// reserved the claim.
+async fn goes_meanwhile(
+    bench: &Bench,
+    controller: &mut Controller<'_>,
+    point: &str,
+) -> anyhow::Result<()> {
     let pod = format!("goes-{point}");
     controller.arm(point).await?;
     own(bench, &pod).await?;
@@ -71,8 +81,13 @@ async fn goes_meanwhile(bench: &Bench, controller: &mut Controller<'_>, point: &
     free_and_deletable(bench, &pod).await
 }
 
-/// The claim from which the controller was about to take, or had just taken, an allocation that nobody uses.
-async fn is_released(bench: &Bench, controller: &mut Controller<'_>, point: &str) -> anyhow::Result<()> {
+/// The claim from which the controller was about to take, or had just taken, an allocation that
+/// nobody uses.
+async fn is_released(
+    bench: &Bench,
+    controller: &mut Controller<'_>,
+    point: &str,
+) -> anyhow::Result<()> {
     let pod = format!("leaves-{point}");
     own(bench, &pod).await?;
     placement::allocated(bench, &pod, "allocated", |_| true).await?;
@@ -84,7 +99,10 @@ async fn is_released(bench: &Bench, controller: &mut Controller<'_>, point: &str
 
 /// A pod that nobody binds, with a claim of the user's own of the same name.
 async fn own(bench: &Bench, name: &str) -> anyhow::Result<()> {
-    bench.claims().create(&PostParams::default(), &serde_json::from_value(own_claim(name))?).await?;
+    bench
+        .claims()
+        .create(&PostParams::default(), &serde_json::from_value(own_claim(name))?)
+        .await?;
     let pod = unbound(holder(name, json!({"name": "gpu", "resourceClaimName": name})));
     bench.create(pod).await.map(drop)
 }
@@ -109,8 +127,11 @@ struct Controller<'a> {
 
 impl<'a> Controller<'a> {
     fn of(bench: &'a Bench, deployment: &'a ControllerDeployment, pod: &Pod) -> Self {
-        let container_ports =
-            pod.spec.iter().flat_map(|spec| &spec.containers).flat_map(|c| c.ports.iter().flatten());
+        let container_ports = pod
+            .spec
+            .iter()
+            .flat_map(|spec| &spec.containers)
+            .flat_map(|c| c.ports.iter().flatten());
         Self {
             bench,
             deployment,
@@ -123,7 +144,8 @@ impl<'a> Controller<'a> {
     /// Asks its fault points, by the API server's way to pods.
     async fn ask(&self, method: &str, path: &str) -> anyhow::Result<Value> {
         let namespace = super::controller_deployment::NAMESPACE;
-        let path = format!("/api/v1/namespaces/{namespace}/pods/{}:{}/proxy/{path}", self.pod, self.port);
+        let path =
+            format!("/api/v1/namespaces/{namespace}/pods/{}:{}/proxy/{path}", self.pod, self.port);
         let request = Request::builder().method(method).uri(path).body(Vec::new())?;
         Ok(self.bench.client.request(request).await?)
     }
@@ -133,7 +155,10 @@ impl<'a> Controller<'a> {
         let declared: BTreeSet<&str> =
             points.as_object().into_iter().flatten().map(|(name, _)| name.as_str()).collect();
         let tried: BTreeSet<&str> = tried.iter().copied().collect();
-        anyhow::ensure!(declared == tried, "the controller has the points {declared:?}, tried are {tried:?}");
+        anyhow::ensure!(
+            declared == tried,
+            "the controller has the points {declared:?}, tried are {tried:?}"
+        );
         Ok(())
     }
 

@@ -43,23 +43,28 @@ impl ControllerDeployment {
         self.change(json!({"spec": {"replicas": replicas}})).await
     }
 
-    /// Waits until all are of that image, and none of another is left. Returns the image from before.
+    /// Waits until all are of that image, and none of another is left. Returns the image from
+    /// before.
     pub(super) async fn set_image(&self, image: &str) -> anyhow::Result<String> {
         let deployment = self.deployments.get(NAME).await?;
         let before = &deployment.data["spec"]["template"]["spec"]["containers"][0];
-        let (container, before) = (before["name"].clone(), before["image"].as_str().unwrap_or_default());
+        let (container, before) =
+            (before["name"].clone(), before["image"].as_str().unwrap_or_default());
         let containers = json!([{"name": container, "image": image}]);
         self.change(json!({"spec": {"template": {"spec": {"containers": containers}}}})).await?;
         Ok(before.to_owned())
     }
 
     async fn change(&self, change: Value) -> anyhow::Result<()> {
-        let changed =
-            self.deployments.patch(NAME, &PatchParams::default(), &Patch::Strategic(change)).await?;
+        let changed = self
+            .deployments
+            .patch(NAME, &PatchParams::default(), &Patch::Strategic(change))
+            .await?;
         let replicas = changed.data["spec"]["replicas"].as_i64().unwrap_or(1);
         let generation = changed.metadata.generation.unwrap_or_default();
         let judge = |deployment: Option<&DynamicObject>| {
-            let status = deployment.map(|deployment| deployment.data["status"].clone()).unwrap_or_default();
+            let status =
+                deployment.map(|deployment| deployment.data["status"].clone()).unwrap_or_default();
             let count = |field: &str| status[field].as_i64().unwrap_or(0);
             // Pods that are on their way out are no replicas any more, but may still write.
             let done = count("observedGeneration") >= generation
@@ -74,22 +79,33 @@ impl ControllerDeployment {
     }
 
     /// Waits until a pod that is there leads, and `is_it` is content with its name; returns it.
-    pub(super) async fn leader(&self, what: &str, is_it: impl Fn(&str) -> bool) -> anyhow::Result<Pod> {
+    pub(super) async fn leader(
+        &self,
+        what: &str,
+        is_it: impl Fn(&str) -> bool,
+    ) -> anyhow::Result<Pod> {
         let selector = ListParams::default().labels(&format!("app.kubernetes.io/name={NAME}"));
         let pods = self.pods.list(&selector).await?.items;
-        let named = |name: &str| pods.iter().find(|pod| pod.metadata.name.as_deref() == Some(name)).cloned();
+        let named = |name: &str| {
+            pods.iter().find(|pod| pod.metadata.name.as_deref() == Some(name)).cloned()
+        };
         let judge = |lease: Option<&Lease>| match holder(lease) {
-            Some(holder) if is_it(&holder) => named(&holder)
-                .map_or_else(|| Verdict::NotYet(format!("{holder}, which is no pod")), Verdict::Done),
+            Some(holder) if is_it(&holder) => named(&holder).map_or_else(
+                || Verdict::NotYet(format!("{holder}, which is no pod")),
+                Verdict::Done,
+            ),
             other => Verdict::NotYet(format!("{other:?}")),
         };
         Ok(wait::until_one(self.leases.clone(), NAME, what, PATIENCE, judge).await?)
     }
 
-    /// Waits until the container of that pod has been started more than `times` times again, and is ready.
+    /// Waits until the container of that pod has been started more than `times` times again, and is
+    /// ready.
     pub(super) async fn restarted(&self, pod: &str, times: i32) -> anyhow::Result<ContainerStatus> {
         let judge = |pod: Option<&Pod>| match pod.and_then(container) {
-            Some(status) if status.restart_count > times && status.ready => Verdict::Done(status.clone()),
+            Some(status) if status.restart_count > times && status.ready => {
+                Verdict::Done(status.clone())
+            }
             status => Verdict::NotYet(json!(status).to_string()),
         };
         let what = format!("the controller in pod {pod} to be started again");

@@ -1,7 +1,8 @@
-//! Partitions that draw on shared counters: no more of them are handed out than the counters allow, and who waits is told so.
+//! Partitions that draw on shared counters: no more of them are handed out than the counters allow,
+//! and who waits is told so.
 //!
-//! The driver publishes no counters, so the trial does it in its name, for a pool that every node reaches. Nobody prepares
-//! such a partition: what is shown is who gets one.
+//! The driver publishes no counters, so the trial does it in its name, for a pool that every node
+//! reaches. Nobody prepares such a partition: what is shown is who gets one.
 
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use kube::api::{DeleteParams, PostParams};
@@ -36,10 +37,11 @@ pub(super) async fn bound(bench: Bench) -> TrialOutcome {
 }
 
 async fn two_of_three(bench: &Bench) -> TrialOutcome {
-    let select =
-        json!([{"cel": {"expression": format!("\"partition\" in device.attributes[\"{DRIVER}\"]")}}]);
+    let select = json!([{"cel": {"expression": format!("\"partition\" in device.attributes[\"{DRIVER}\"]")}}]);
     let exactly = json!({"deviceClassName": "gpu.tessera.dev", "selectors": select});
-    bench.template_of("partition", json!({"requests": [{"name": "gpu", "exactly": exactly}]})).await?;
+    bench
+        .template_of("partition", json!({"requests": [{"name": "gpu", "exactly": exactly}]}))
+        .await?;
     for name in ["first", "second"] {
         bench.create(of_a_partition(name)).await?;
         allocated(bench, name).await?;
@@ -47,7 +49,10 @@ async fn two_of_three(bench: &Bench) -> TrialOutcome {
     bench.create(of_a_partition("third")).await?;
     told_of(bench, "third", &["shared counters spent"]).await?;
     let third = claim_of(&bench.claims().list(&Default::default()).await?.items, "third").cloned();
-    anyhow::ensure!(third.is_none_or(|claim| !holds_device(&claim)), "a third partition was handed out");
+    anyhow::ensure!(
+        third.is_none_or(|claim| !holds_device(&claim)),
+        "a third partition was handed out"
+    );
     bench.delete(&["first".to_owned()]).await?;
     allocated(bench, "third").await?;
     bench.delete(&["second".to_owned(), "third".to_owned()]).await?;
@@ -63,7 +68,8 @@ fn of_a_partition(name: &str) -> Value {
 
 async fn publish(slices: &Api<ResourceSlice>) -> anyhow::Result<()> {
     let pool = json!({"name": "trial-counters", "generation": 1, "resourceSliceCount": 2});
-    let take = |amount: &str| json!([{"counterSet": "gpu", "counters": {"slices": {"value": amount}}}]);
+    let take =
+        |amount: &str| json!([{"counterSet": "gpu", "counters": {"slices": {"value": amount}}}]);
     let partition = |n: usize| {
         json!({
             "name": format!("partition-{n}"),

@@ -37,7 +37,11 @@ async fn crowd(bench: &Bench) -> TrialOutcome {
         if let Some(failed) = pods.iter().find(|pod| phase(pod) == "Failed") {
             return Verdict::Hopeless(json!(failed.status).to_string());
         }
-        if running == PODS { Verdict::Done(()) } else { Verdict::NotYet(format!("{running} of {PODS}")) }
+        if running == PODS {
+            Verdict::Done(())
+        } else {
+            Verdict::NotYet(format!("{running} of {PODS}"))
+        }
     };
     wait::until(bench.pods(), Default::default(), "all pods to run", PATIENCE, judge).await?;
     let took = began.elapsed();

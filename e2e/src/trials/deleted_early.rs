@@ -1,4 +1,5 @@
-//! A pod that goes away between the allocation of its claim and its binding: the share is free again in answer to that.
+//! A pod that goes away between the allocation of its claim and its binding: the share is free
+//! again in answer to that.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,8 @@ use crate::inventory::DRIVER;
 use crate::leftovers::holds_device;
 use crate::runner::{Figure, Outcome};
 
-/// More would be the controller's timer for pods without news (20 s), not an answer to the deletion.
+/// More would be the controller's timer for pods without news (20 s), not an answer to the
+/// deletion.
 const AT_MOST: Duration = Duration::from_secs(15);
 
 /// Nobody binds pods for it, so that they stay allocated and unbound.
@@ -28,8 +30,7 @@ pub(super) fn unbound(mut pod: Value) -> Value {
 
 /// A claim of a user's own, for one share.
 pub(super) fn own_claim(name: &str) -> Value {
-    let exactly =
-        json!({"deviceClassName": DRIVER, "capacity": {"requests": {"memory": "10Gi", "cores": "10"}}});
+    let exactly = json!({"deviceClassName": DRIVER, "capacity": {"requests": {"memory": "10Gi", "cores": "10"}}});
     json!({"metadata": {"name": name}, "spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}})
 }
 
@@ -39,7 +40,10 @@ pub(super) async fn freed(bench: Bench) -> TrialOutcome {
 
 async fn both(bench: &Bench) -> TrialOutcome {
     bench.template("share", DRIVER, json!({"memory": "10Gi", "cores": "10"})).await?;
-    bench.claims().create(&PostParams::default(), &serde_json::from_value(own_claim("own"))?).await?;
+    bench
+        .claims()
+        .create(&PostParams::default(), &serde_json::from_value(own_claim("own"))?)
+        .await?;
     let of_template = unbound(from_template("from-template", "share"));
     let of_user = unbound(holder("own", json!({"name": "gpu", "resourceClaimName": "own"})));
     let mut figures = Vec::new();
@@ -51,9 +55,13 @@ async fn both(bench: &Bench) -> TrialOutcome {
             "the claim of {name} is reserved for an unbound pod"
         );
         let freeing = tokio::time::timeout(PATIENCE, freed_by_deleting(bench, name)).await;
-        let took = freeing
-            .map_err(|_| anyhow::anyhow!("the claim of {name}, which is deleted, stays allocated"))??;
-        anyhow::ensure!(took <= AT_MOST, "the share of {name} was free only {took:?} after the deletion");
+        let took = freeing.map_err(|_| {
+            anyhow::anyhow!("the claim of {name}, which is deleted, stays allocated")
+        })??;
+        anyhow::ensure!(
+            took <= AT_MOST,
+            "the share of {name} was free only {took:?} after the deletion"
+        );
         figures.push(Figure { of: "unbound pod deleted -> share free".into(), took });
     }
     let own = bench.claims().get("own").await?;
@@ -71,7 +79,8 @@ async fn both(bench: &Bench) -> TrialOutcome {
 
 /// From the deletion of the pod to the watch event in which its claim holds nothing or is gone.
 async fn freed_by_deleting(bench: &Bench, pod: &str) -> anyhow::Result<Duration> {
-    let mut stream = Box::pin(watcher(bench.claims(), watcher::Config::default()).default_backoff());
+    let mut stream =
+        Box::pin(watcher(bench.claims(), watcher::Config::default()).default_backoff());
     let mut deleted = None;
     while let Some(event) = stream.try_next().await? {
         match event {
@@ -79,7 +88,11 @@ async fn freed_by_deleting(bench: &Bench, pod: &str) -> anyhow::Result<Duration>
                 deleted = Some(Instant::now());
                 bench.pods().delete(pod, &DeleteParams::default()).await?;
             }
-            watcher::Event::Apply(claim) if placement::is_of(&claim, pod) && !holds_device(&claim) => break,
+            watcher::Event::Apply(claim)
+                if placement::is_of(&claim, pod) && !holds_device(&claim) =>
+            {
+                break;
+            }
             watcher::Event::Delete(claim) if placement::is_of(&claim, pod) => break,
             _ => {}
         }

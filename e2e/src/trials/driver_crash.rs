@@ -1,5 +1,5 @@
-//! The driver is killed at every step of Prepare and Unprepare, and calls are cancelled in the middle: what runs goes on, what is
-//! new starts, and nothing is left.
+//! The driver is killed at every step of Prepare and Unprepare, and calls are cancelled in the
+//! middle: what runs goes on, what is new starts, and nothing is left.
 
 use std::time::Duration;
 
@@ -46,14 +46,18 @@ pub(super) async fn killed(bench: Bench) -> TrialOutcome {
             container_ids(&bystander),
             container_ids(&still)
         );
-        anyhow::ensure!(site.files_of(&still).await? == files, "files of a pod that runs were replaced");
+        anyhow::ensure!(
+            site.files_of(&still).await? == files,
+            "files of a pod that runs were replaced"
+        );
         bench.delete(&["bystander".to_owned()]).await
     };
     drivers.with_fault_points(run).await?;
     Ok(Outcome::Held(vec![]))
 }
 
-/// Deletes a pod while the driver prepares its claim: before anything is done, and in the middle of it.
+/// Deletes a pod while the driver prepares its claim: before anything is done, and in the middle of
+/// it.
 pub(super) async fn cancelled(bench: Bench) -> TrialOutcome {
     let drivers = DriverInstances::of(&bench.client);
     let run = async || {
@@ -78,7 +82,9 @@ pub(super) async fn cancelled(bench: Bench) -> TrialOutcome {
 impl<'a> Site<'a> {
     async fn on(bench: &'a Bench, drivers: &'a DriverInstances) -> anyhow::Result<Self> {
         let node = bench.node_with("a100", 4).await?;
-        bench.template("share", "a100.gpu.tessera.dev", json!({"memory": "1Gi", "cores": "1"})).await?;
+        bench
+            .template("share", "a100.gpu.tessera.dev", json!({"memory": "1Gi", "cores": "1"}))
+            .await?;
         let driver = drivers.ready(&node, WITH_FAULT_POINTS).await?.name_any();
         Ok(Self { bench, drivers, node, driver })
     }
@@ -130,9 +136,11 @@ impl<'a> Site<'a> {
         self.drivers.held(&self.driver, point).await
     }
 
-    /// Changes the pod, so that its kubelet looks at it now and not with its next sync. It may be gone.
+    /// Changes the pod, so that its kubelet looks at it now and not with its next sync. It may be
+    /// gone.
     async fn nudge(&self, pod: &str) -> anyhow::Result<()> {
-        let change = Patch::Merge(json!({"metadata": {"annotations": {"e2e.tessera.dev/nudged": "true"}}}));
+        let change =
+            Patch::Merge(json!({"metadata": {"annotations": {"e2e.tessera.dev/nudged": "true"}}}));
         match self.bench.pods().patch(pod, &PatchParams::default(), &change).await {
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
             result => Ok(result.map(drop)?),

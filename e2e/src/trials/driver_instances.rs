@@ -1,4 +1,5 @@
-//! The driver's pods on one node: of which image they are, what their fault points do, and one replaced by the next.
+//! The driver's pods on one node: of which image they are, what their fault points do, and one
+//! replaced by the next.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -39,15 +40,18 @@ pub(super) struct DriverInstances {
 impl DriverInstances {
     pub(super) fn of(client: &Client) -> Self {
         let client = client.clone();
-        let (pods, sets) =
-            (Api::namespaced(client.clone(), NAMESPACE), Api::namespaced(client.clone(), NAMESPACE));
+        let (pods, sets) = (
+            Api::namespaced(client.clone(), NAMESPACE),
+            Api::namespaced(client.clone(), NAMESPACE),
+        );
         Self { client, pods, sets }
     }
 
     /// The image that the pods are made of.
     pub(super) async fn image(&self) -> anyhow::Result<String> {
         let spec = self.sets.get(NAME).await?.spec.template.spec;
-        let image = spec.and_then(|pod| pod.containers.into_iter().next()).and_then(|driver| driver.image);
+        let image =
+            spec.and_then(|pod| pod.containers.into_iter().next()).and_then(|driver| driver.image);
         image.ok_or_else(|| anyhow::anyhow!("DaemonSet {NAME} has no image"))
     }
 
@@ -64,7 +68,8 @@ impl DriverInstances {
         self.change(json!({"template": {"spec": {"containers": containers}}})).await
     }
 
-    /// Runs `trial` while all drivers have fault points, and puts back what was there, whatever comes of it.
+    /// Runs `trial` while all drivers have fault points, and puts back what was there, whatever
+    /// comes of it.
     pub(super) async fn with_fault_points<T>(
         &self,
         trial: impl AsyncFnOnce() -> anyhow::Result<T>,
@@ -94,13 +99,21 @@ impl DriverInstances {
                 && status.number_available == Some(status.desired_number_scheduled);
             if settled { Verdict::Done(()) } else { Verdict::NotYet(json!(status).to_string()) }
         };
-        wait::until_one(self.sets.clone(), NAME, "the drivers to be replaced", PATIENCE, judge).await?;
+        wait::until_one(self.sets.clone(), NAME, "the drivers to be replaced", PATIENCE, judge)
+            .await?;
         let judge = |pods: &[Pod]| {
             let others = pods.iter().filter(|pod| image_of(pod) != Some(image)).map(Pod::name_any);
             let others: Vec<_> = others.collect();
             if others.is_empty() { Verdict::Done(()) } else { Verdict::NotYet(others.join(", ")) }
         };
-        Ok(wait::until(self.pods.clone(), selector(), "the old drivers to be gone", PATIENCE, judge).await?)
+        Ok(wait::until(
+            self.pods.clone(),
+            selector(),
+            "the old drivers to be gone",
+            PATIENCE,
+            judge,
+        )
+        .await?)
     }
 
     /// Waits until every driver runs with that argument, and no other is there any more.
@@ -117,7 +130,8 @@ impl DriverInstances {
     /// The pod of `image` on `node`, once it is ready.
     pub(super) async fn ready(&self, node: &str, image: &str) -> anyhow::Result<Pod> {
         let judge = |pods: &[Pod]| {
-            let here = pods.iter().find(|pod| node_of(pod) == Some(node) && image_of(pod) == Some(image));
+            let here =
+                pods.iter().find(|pod| node_of(pod) == Some(node) && image_of(pod) == Some(image));
             match here.filter(|pod| is_ready(pod)) {
                 Some(pod) => Verdict::Done(pod.clone()),
                 None => Verdict::NotYet(format!("{} pods", pods.len())),
@@ -137,7 +151,8 @@ impl DriverInstances {
         Ok(wait::until(self.pods.clone(), selector(), &what, PATIENCE, judge).await?)
     }
 
-    /// Waits until the pod's container has been started for the time after the `restarts`th, and is ready.
+    /// Waits until the pod's container has been started for the time after the `restarts`th, and is
+    /// ready.
     pub(super) async fn restarted(&self, pod: &str, restarts: i32) -> anyhow::Result<()> {
         let judge = |pod: Option<&Pod>| match pod {
             Some(pod) if restarts_of(pod) > restarts && is_ready(pod) => Verdict::Done(()),
@@ -148,7 +163,10 @@ impl DriverInstances {
     }
 
     /// What the driver in `pod` says of its fault points.
-    pub(super) async fn fault_points(&self, pod: &str) -> anyhow::Result<BTreeMap<String, FaultPoint>> {
+    pub(super) async fn fault_points(
+        &self,
+        pod: &str,
+    ) -> anyhow::Result<BTreeMap<String, FaultPoint>> {
         Ok(serde_json::from_str(&self.call("GET", pod, "").await?)?)
     }
 
@@ -180,7 +198,8 @@ impl DriverInstances {
 
     /// Through the API server's proxy.
     async fn call(&self, verb: &str, pod: &str, path: &str) -> anyhow::Result<String> {
-        let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{pod}:{PORT}/proxy/fault-points{path}");
+        let path =
+            format!("/api/v1/namespaces/{NAMESPACE}/pods/{pod}:{PORT}/proxy/fault-points{path}");
         let request = axum::http::Request::builder().method(verb).uri(path).body(Vec::new())?;
         Ok(self.client.request_text(request).await?)
     }
@@ -205,8 +224,9 @@ fn has_argument(pod: &Pod, argument: &str) -> bool {
 
 fn is_ready(pod: &Pod) -> bool {
     let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    let ready =
-        conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True");
+    let ready = conditions
+        .into_iter()
+        .any(|condition| condition.type_ == "Ready" && condition.status == "True");
     ready && pod.metadata.deletion_timestamp.is_none()
 }
 

@@ -1,4 +1,5 @@
-//! The driver replaced, with both instances alive for a while, and absent while a container restarts.
+//! The driver replaced, with both instances alive for a while, and absent while a container
+//! restarts.
 
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use kube::ResourceExt;
@@ -10,7 +11,8 @@ use crate::harness::TrialOutcome;
 use crate::runner::Outcome;
 use crate::wait::{self, Verdict};
 
-/// An update with both instances alive on the node. A Prepare is held in the old instance; its Unprepare and other pods go to the new one.
+/// An update with both instances alive on the node. A Prepare is held in the old instance; its
+/// Unprepare and other pods go to the new one.
 pub(super) async fn two_instances(bench: Bench) -> TrialOutcome {
     let drivers = DriverInstances::of(&bench.client);
     let shipped = drivers.image().await?;
@@ -23,7 +25,8 @@ pub(super) async fn two_instances(bench: Bench) -> TrialOutcome {
     Ok(Outcome::Held(vec![]))
 }
 
-/// Every node gets its new instance at once, and keeps the old one until that has been ready for ten minutes.
+/// Every node gets its new instance at once, and keeps the old one until that has been ready for
+/// ten minutes.
 fn both_stay() -> Value {
     json!({"minReadySeconds": 600, "updateStrategy": {"rollingUpdate": {"maxSurge": "100%"}}})
 }
@@ -68,7 +71,8 @@ async fn both_alive(bench: &Bench, drivers: &DriverInstances, shipped: &str) -> 
     Ok(())
 }
 
-/// While there is no driver, a container's CDI file is deleted and the container ends: the driver's start brings it back.
+/// While there is no driver, a container's CDI file is deleted and the container ends: the driver's
+/// start brings it back.
 pub(super) async fn cdi_file_deleted(bench: Bench) -> TrialOutcome {
     let drivers = DriverInstances::of(&bench.client);
     let node = bench.node_with("a100", 4).await?;
@@ -78,7 +82,9 @@ pub(super) async fn cdi_file_deleted(bench: Bench) -> TrialOutcome {
     bench.create(pod).await?;
     let pod = bench.holds("restarts").await?;
 
-    drivers.change(json!({"template": {"spec": {"nodeSelector": {"e2e.tessera.dev/none": "none"}}}})).await?;
+    drivers
+        .change(json!({"template": {"spec": {"nodeSelector": {"e2e.tessera.dev/none": "none"}}}}))
+        .await?;
     let absent = async {
         drivers.gone_from(&node).await?;
         let delete = "rm /var/run/cdi/k8s.gpu.tessera.dev-claim_*";
@@ -87,7 +93,9 @@ pub(super) async fn cdi_file_deleted(bench: Bench) -> TrialOutcome {
         waits_for_its_device(&bench).await
     };
     let absent = absent.await;
-    drivers.change(json!({"template": {"spec": {"nodeSelector": {"e2e.tessera.dev/none": null}}}})).await?;
+    drivers
+        .change(json!({"template": {"spec": {"nodeSelector": {"e2e.tessera.dev/none": null}}}}))
+        .await?;
     drivers.replaced(&drivers.image().await?).await?;
     absent?;
 
@@ -107,7 +115,8 @@ async fn kill_container(bench: &Bench, node: &str, pod: &Pod) -> anyhow::Result<
     let id = id.as_deref().and_then(|id| id.strip_prefix("containerd://"));
     let id = id.ok_or_else(|| anyhow::anyhow!("pod {} has no container", pod.name_any()))?;
     let ctr = format!("{}/ctr", std::env::var("TESSERA_E2E_BIN")?);
-    let kill = ["exec", node, &ctr, "--namespace", "k8s.io", "tasks", "kill", "--signal", "SIGKILL", id];
+    let kill =
+        ["exec", node, &ctr, "--namespace", "k8s.io", "tasks", "kill", "--signal", "SIGKILL", id];
     Ok(bench.hands()?.run(&kill).await.map(drop)?)
 }
 
@@ -130,5 +139,6 @@ fn container(pod: &Pod) -> Option<&ContainerStatus> {
 }
 
 fn is_running(pod: &Pod) -> bool {
-    container(pod).is_some_and(|status| status.state.as_ref().is_some_and(|state| state.running.is_some()))
+    container(pod)
+        .is_some_and(|status| status.state.as_ref().is_some_and(|state| state.running.is_some()))
 }

@@ -1,9 +1,11 @@
-//! Two allocators on one pool: tessera-controller, and kube-scheduler with its own allocator of devices.
+//! Two allocators on one pool: tessera-controller, and kube-scheduler with its own allocator of
+//! devices.
 //!
-//! Half of the pods are for kube-scheduler: their claims tolerate every taint of devices, the fence among them, and carry a
-//! GpuConfig that tessera-controller refuses and kube-scheduler does not read. Without the policies nothing stops it, and the
-//! two hand out one device twice: that is what shows that the trial can see it. With the policies the same load must never do
-//! so: the taint keeps kube-scheduler from the claims of the one half, the policy from those of the other.
+//! Half of the pods are for kube-scheduler: their claims tolerate every taint of devices, the fence
+//! among them, and carry a GpuConfig that tessera-controller refuses and kube-scheduler does not
+//! read. Without the policies nothing stops it, and the two hand out one device twice: that is what
+//! shows that the trial can see it. With the policies the same load must never do so: the taint
+//! keeps kube-scheduler from the claims of the one half, the policy from those of the other.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -30,14 +32,15 @@ const NODES: u32 = 2;
 const GPUS: u32 = 8;
 const PODS_AT_A_TIME: usize = 48;
 
-/// The longest time without any pod's end. kube-scheduler looks again after five minutes at pods that no event has brought back.
+/// The longest time without any pod's end. kube-scheduler looks again after five minutes at pods
+/// that no event has brought back.
 const STALL: Duration = Duration::from_secs(330);
 
 /// Claims of one pod.
 const MOST_CLAIMS: u64 = 3;
 
-/// Without a fence one claim in a hundred is handed out on top of another. So many without any would be a trial that sees
-/// nothing.
+/// Without a fence one claim in a hundred is handed out on top of another. So many without any
+/// would be a trial that sees nothing.
 const UNFENCED_CLAIMS: usize = 2000;
 
 pub(super) async fn unfenced(bench: Bench) -> TrialOutcome {
@@ -52,7 +55,9 @@ pub(super) async fn unfenced(bench: Bench) -> TrialOutcome {
         }
         Err(error) => Err(error),
         Ok(_) => {
-            anyhow::bail!("{UNFENCED_CLAIMS} claims without a fence, and no device was handed out twice")
+            anyhow::bail!(
+                "{UNFENCED_CLAIMS} claims without a fence, and no device was handed out twice"
+            )
         }
     }
 }
@@ -65,8 +70,8 @@ pub(super) async fn fenced(bench: Bench) -> TrialOutcome {
     Ok(Outcome::Held(vec![]))
 }
 
-/// Has so many claims allocated or denied (or given up: [`lost_claims`]), some at a time, on nodes of their own. Gives how many were denied; an error if a
-/// device is given out twice.
+/// Has so many claims allocated or denied (or given up: [`lost_claims`]), some at a time, on nodes
+/// of their own. Gives how many were denied; an error if a device is given out twice.
 async fn allocate(bench: &Bench, claims: usize) -> anyhow::Result<usize> {
     let shape = Shape { nodes: NODES, gpus: GPUS, fence: Fence::Managed };
     let hollow = HollowNodes::join(&bench.client, bench.namespace(), shape).await?;
@@ -76,7 +81,10 @@ async fn allocate(bench: &Bench, claims: usize) -> anyhow::Result<usize> {
         outcome = overcommit::never_during(bench, lost_claims::given_up_during(bench, load.run())) => outcome,
     };
     // Without a kubelet nobody else ends them.
-    bench.pods().delete_collection(&DeleteParams::default().grace_period(0), &Default::default()).await?;
+    bench
+        .pods()
+        .delete_collection(&DeleteParams::default().grace_period(0), &Default::default())
+        .await?;
     hollow.leave().await?;
     outcome.map(|()| load.denied)
 }
@@ -148,7 +156,8 @@ impl<'a> Load<'a> {
     /// After a gap in the watch. Whether those that went in it had been denied is not known.
     async fn compare(&mut self, pods: &[Pod]) -> anyhow::Result<()> {
         let is_listed = |name: &&String| pods.iter().any(|pod| pod.name_any() == **name);
-        let gone: Vec<String> = self.there.keys().filter(|name| !is_listed(name)).cloned().collect();
+        let gone: Vec<String> =
+            self.there.keys().filter(|name| !is_listed(name)).cloned().collect();
         for name in gone {
             self.ended(&name, false).await?;
         }

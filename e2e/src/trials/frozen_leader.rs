@@ -1,4 +1,5 @@
-//! Two controllers, and the leader frozen past its lease: the other takes over, and the one that thaws writes nothing more.
+//! Two controllers, and the leader frozen past its lease: the other takes over, and the one that
+//! thaws writes nothing more.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +17,8 @@ use crate::operations::Operations;
 use crate::runner::Outcome;
 use crate::wait::{self, Verdict};
 
-/// More pods than the four GPUs of the node, so that whoever believes one to be free has a pod to give it to.
+/// More pods than the four GPUs of the node, so that whoever believes one to be free has a pod to
+/// give it to.
 const PODS: usize = 6;
 
 /// As many as there are GPUs beside the one that is taken from the beginning.
@@ -26,15 +28,21 @@ pub(super) async fn replaced(bench: Bench) -> TrialOutcome {
     let hands = bench.hands()?;
     bench.node_with("a100", 4).await?;
     let deployment = ControllerDeployment::of(&bench);
-    let replicas =
-        deployment.replicas().await?.ok_or_else(|| anyhow::anyhow!("the controller is no Deployment"))?;
+    let replicas = deployment
+        .replicas()
+        .await?
+        .ok_or_else(|| anyhow::anyhow!("the controller is no Deployment"))?;
     deployment.scale(2).await?;
     let outcome = overcommit::never_during(&bench, taken_over(&bench, hands, &deployment)).await;
     deployment.scale(replicas).await?;
     outcome
 }
 
-async fn taken_over(bench: &Bench, hands: &Operations, deployment: &ControllerDeployment) -> TrialOutcome {
+async fn taken_over(
+    bench: &Bench,
+    hands: &Operations,
+    deployment: &ControllerDeployment,
+) -> TrialOutcome {
     bench.template("whole", "a100.gpu.tessera.dev", json!(null)).await?;
     bench.holder("before", "whole").await?;
     bench.holds("before").await?;
@@ -43,7 +51,8 @@ async fn taken_over(bench: &Bench, hands: &Operations, deployment: &ControllerDe
     let frozen = Frozen::freeze(hands, &old).await?;
     let later = later(bench, deployment, &old).await;
     let claims = claims(bench).await;
-    // Whatever was seen, the process goes on. It has not seen anything of the pods yet, nor that others have the GPUs.
+    // Whatever was seen, the process goes on. It has not seen anything of the pods yet, nor that
+    // others have the GPUs.
     frozen.thaw(hands).await?;
     let (new, claims) = (later?, claims?);
     let ended = deployment.restarted(&old.name_any(), frozen.restarts).await?;
@@ -74,7 +83,8 @@ async fn later(bench: &Bench, deployment: &ControllerDeployment, old: &Pod) -> a
     for name in names() {
         bench.holder(&name, "whole").await?;
     }
-    let new = deployment.leader("another controller to lead", |name| name != old.name_any()).await?;
+    let new =
+        deployment.leader("another controller to lead", |name| name != old.name_any()).await?;
     running(bench, FIT).await?;
     let waiting = bench.pods().list(&Default::default()).await?;
     let waiting = waiting.iter().filter(|pod| phase(pod) == "Pending").map(ResourceExt::name_any);
@@ -88,8 +98,10 @@ async fn later(bench: &Bench, deployment: &ControllerDeployment, old: &Pod) -> a
 async fn running(bench: &Bench, count: usize) -> anyhow::Result<()> {
     let names = names();
     let judge = |pods: &[Pod]| {
-        let running =
-            pods.iter().filter(|pod| names.contains(&pod.name_any()) && phase(pod) == "Running").count();
+        let running = pods
+            .iter()
+            .filter(|pod| names.contains(&pod.name_any()) && phase(pod) == "Running")
+            .count();
         if running == count { Verdict::Done(()) } else { Verdict::NotYet(format!("{running} run")) }
     };
     let what = format!("{count} pods to run");

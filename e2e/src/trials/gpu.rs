@@ -1,5 +1,5 @@
-//! A GPU that fails or vanishes while in use: the slice says so, the pod's status says so, the claim stays; and both say when it is
-//! whole again.
+//! A GPU that fails or vanishes while in use: the slice says so, the pod's status says so, the
+//! claim stays; and both say when it is whole again.
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceSlice;
@@ -32,12 +32,17 @@ impl InUse {
         let claim = claims.items.into_iter().find(holds_device);
         let claim = claim.ok_or_else(|| anyhow::anyhow!("a running pod has no allocated claim"))?;
         let value = serde_json::to_value(&claim.status)?;
-        let device =
-            value["allocation"]["devices"]["results"][0]["device"].as_str().unwrap_or_default().to_owned();
+        let device = value["allocation"]["devices"]["results"][0]["device"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned();
         let inventory = GpuInventory::read(&bench.client).await?;
         let published = inventory.device(&node, &device);
         let uuid = published.map(|device| attribute(device, "uuid")).unwrap_or_default();
-        let uuid = uuid.as_str().ok_or_else(|| anyhow::anyhow!("{device} of {node} has no uuid"))?.to_owned();
+        let uuid = uuid
+            .as_str()
+            .ok_or_else(|| anyhow::anyhow!("{device} of {node} has no uuid"))?
+            .to_owned();
         Ok(Self { node, claim: claim.name_any(), device, uuid })
     }
 }
@@ -74,7 +79,11 @@ pub(super) async fn recovers(bench: Bench) -> TrialOutcome {
 }
 
 /// Waits until the device has the taint of an unhealthy one, of that value, or is there without it.
-pub(super) async fn taint_is(bench: &Bench, device: &str, value: Option<&str>) -> anyhow::Result<()> {
+pub(super) async fn taint_is(
+    bench: &Bench,
+    device: &str,
+    value: Option<&str>,
+) -> anyhow::Result<()> {
     let slices: Api<ResourceSlice> = Api::all(bench.client.clone());
     let judge = |slices: &[ResourceSlice]| {
         let of_driver = slices.iter().filter(|slice| slice.spec.driver == DRIVER);
@@ -95,7 +104,8 @@ pub(super) async fn taint_is(bench: &Bench, device: &str, value: Option<&str>) -
 async fn health_is(bench: &Bench, wanted: &str) -> anyhow::Result<()> {
     let judge = |pod: Option<&Pod>| {
         let pod = serde_json::to_value(pod).unwrap_or_default();
-        let health = &pod["status"]["containerStatuses"][0]["allocatedResourcesStatus"][0]["resources"];
+        let health =
+            &pod["status"]["containerStatuses"][0]["allocatedResourcesStatus"][0]["resources"];
         let mut resources = health.as_array().into_iter().flatten();
         let is_it = resources.any(|resource| resource["health"] == wanted);
         if is_it { Verdict::Done(()) } else { Verdict::NotYet(health.to_string()) }
@@ -109,7 +119,8 @@ fn offers(slices: &[ResourceSlice], device: &str) -> bool {
     slices.iter().filter(|slice| slice.spec.driver == DRIVER).any(|slice| {
         let mut devices = slice.spec.devices.iter().flatten();
         devices.any(|one| {
-            let gone = one.taints.iter().flatten().any(|taint| taint.key != format!("{DRIVER}/managed"));
+            let gone =
+                one.taints.iter().flatten().any(|taint| taint.key != format!("{DRIVER}/managed"));
             one.name == device && !gone
         })
     })
@@ -118,7 +129,11 @@ fn offers(slices: &[ResourceSlice], device: &str) -> bool {
 async fn is_missed(bench: &Bench, device: &str, claim: &str) -> anyhow::Result<()> {
     let slices: Api<ResourceSlice> = Api::all(bench.client.clone());
     let judge = |slices: &[ResourceSlice]| {
-        if offers(slices, device) { Verdict::NotYet("still offered".into()) } else { Verdict::Done(()) }
+        if offers(slices, device) {
+            Verdict::NotYet("still offered".into())
+        } else {
+            Verdict::Done(())
+        }
     };
     let what = format!("the slices to offer {device} no more");
     wait::until(slices, Default::default(), &what, PATIENCE, judge).await?;
@@ -132,7 +147,11 @@ async fn is_missed(bench: &Bench, device: &str, claim: &str) -> anyhow::Result<(
 async fn published_again(bench: &Bench, node: &str, device: &str) -> anyhow::Result<()> {
     let slices: Api<ResourceSlice> = Api::all(bench.client.clone());
     let judge = |slices: &[ResourceSlice]| {
-        if offers(slices, device) { Verdict::Done(()) } else { Verdict::NotYet("not offered".into()) }
+        if offers(slices, device) {
+            Verdict::Done(())
+        } else {
+            Verdict::NotYet("not offered".into())
+        }
     };
     let what = format!("{device} of {node} to be offered again");
     Ok(wait::until(slices, Default::default(), &what, PATIENCE, judge).await?)

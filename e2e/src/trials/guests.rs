@@ -1,5 +1,5 @@
-//! Programs that are not ours, of every kind there is, in a container with a share: the interceptor is in those that it can be in, and all
-//! of them run as they do alone.
+//! Programs that are not ours, of every kind there is, in a container with a share: the interceptor
+//! is in those that it can be in, and all of them run as they do alone.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,8 @@ const USER: u64 = 65532;
 
 /// Runs every program and says how it ended, a line of JSON each.
 ///
-/// A loader that does as the environment says complains of /nowhere: in a setuid program it must not.
+/// A loader that does as the environment says complains of /nowhere: in a setuid program it must
+/// not.
 const RUN_ALL: &str = r#"
 text() {
   local text=${1//\"/\\\"}
@@ -56,7 +57,8 @@ pub(super) async fn unharmed(bench: Bench) -> TrialOutcome {
     container["securityContext"] = json!({"runAsUser": USER});
     bench.create(pod).await?;
     let lines = bench.output_of("guests").await?;
-    let end = |line: &String| Ok(serde_json::from_str(line).map(|end: End| (end.name.clone(), end))?);
+    let end =
+        |line: &String| Ok(serde_json::from_str(line).map(|end: End| (end.name.clone(), end))?);
     let ends: BTreeMap<String, End> = lines.iter().map(end).collect::<anyhow::Result<_>>()?;
     for name in ["bash", "glibc", "static", "musl", "i386", "setuid", "told", "told-setuid"] {
         as_alone(find(&ends, name)?)?;
@@ -81,8 +83,12 @@ fn as_alone(end: &End) -> anyhow::Result<()> {
         _ => (USER, "alone"),
     };
     let said = match end.name.as_str() {
-        "i386" => "from /etc/ld.so.preload cannot be preloaded (wrong ELF class: ELFCLASS64): ignored.",
-        "told" => "'/nowhere' from LD_PRELOAD cannot be preloaded (cannot open shared object file): ignored.",
+        "i386" => {
+            "from /etc/ld.so.preload cannot be preloaded (wrong ELF class: ELFCLASS64): ignored."
+        }
+        "told" => {
+            "'/nowhere' from LD_PRELOAD cannot be preloaded (cannot open shared object file): ignored."
+        }
         _ => "",
     };
     ensure(end, &format!("user {user}, {with}"), said)
@@ -99,7 +105,8 @@ fn ensure(end: &End, out: &str, said: &str) -> anyhow::Result<()> {
 
 /// It got the share's memory, to the byte.
 fn held(end: &End) -> anyhow::Result<()> {
-    let lines = end.out.lines().map(serde_json::from_str::<Value>).collect::<Result<Vec<_>, _>>()?;
+    let lines =
+        end.out.lines().map(serde_json::from_str::<Value>).collect::<Result<Vec<_>, _>>()?;
     let filled = lines.iter().find(|line| line["event"] == "filled");
     let filled = filled.ok_or_else(|| anyhow::anyhow!("it took nothing: {end:?}"))?;
     let limited = filled["takenBytes"] == GRANTED && filled["nvmlTotalBytes"] == GRANTED;

@@ -1,4 +1,5 @@
-//! What a ledger says that the host calls a process of a container is what the container's node calls it.
+//! What a ledger says that the host calls a process of a container is what the container's node
+//! calls it.
 
 use std::time::Duration;
 
@@ -13,10 +14,12 @@ use crate::harness::TrialOutcome;
 use crate::operations::Operations;
 use crate::runner::Outcome;
 
-/// A process asks once, and waits a fifth of a second (ADR 86). On a busy machine the driver may be late: then the next pod is tried.
+/// A process asks once, and waits a fifth of a second (ADR 86). On a busy machine the driver may be
+/// late: then the next pod is tried.
 const TRIES: usize = 5;
 
-/// From the start of the container until its process has its place in the ledger, and far longer than it then waits for an answer.
+/// From the start of the container until its process has its place in the ledger, and far longer
+/// than it then waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Nothing tells when a ledger changes.
@@ -57,7 +60,8 @@ async fn is_of(hands: &Operations, pod: &Pod, host_pid: u32) -> anyhow::Result<(
     Ok(())
 }
 
-/// The one process of the pod's ledger, once it was told what the host calls it or has given up waiting.
+/// The one process of the pod's ledger, once it was told what the host calls it or has given up
+/// waiting.
 async fn process_of(bench: &Bench, pod: &Pod) -> anyhow::Result<ProcessReport> {
     let hands = bench.hands()?;
     let claim = bench.claim_of(pod).await?.uid().context("a claim has a UID")?;
@@ -66,7 +70,9 @@ async fn process_of(bench: &Bench, pod: &Pod) -> anyhow::Result<ProcessReport> {
         let mut ticks = tokio::time::interval(LOOK_EVERY);
         loop {
             ticks.tick().await;
-            seen = LedgerReport::parse(&ledger(hands, node_of(pod)?, &claim).await?)?.processes().collect();
+            seen = LedgerReport::parse(&ledger(hands, node_of(pod)?, &claim).await?)?
+                .processes()
+                .collect();
             if matches!(seen[..], [process] if process.host_pid.is_some()) {
                 return anyhow::Ok(());
             }
@@ -86,9 +92,15 @@ async fn process_of(bench: &Bench, pod: &Pod) -> anyhow::Result<ProcessReport> {
 async fn ledger(hands: &Operations, node: &str, claim: &str) -> anyhow::Result<Vec<u8>> {
     let dump = format!("od -An -v -tx1 /run/tessera/ledgers/{claim}/*/ledger");
     let dump = hands.run(&["exec", node, "sh", "-c", &dump]).await?;
-    Ok(dump.split_whitespace().map(|byte| u8::from_str_radix(byte, 16)).collect::<Result<_, _>>()?)
+    Ok(dump
+        .split_whitespace()
+        .map(|byte| u8::from_str_radix(byte, 16))
+        .collect::<Result<_, _>>()?)
 }
 
 fn node_of(pod: &Pod) -> anyhow::Result<&str> {
-    pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).context("a pod that runs has a node")
+    pod.spec
+        .as_ref()
+        .and_then(|spec| spec.node_name.as_deref())
+        .context("a pod that runs has a node")
 }

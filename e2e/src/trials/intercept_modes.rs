@@ -1,4 +1,5 @@
-//! The interceptor in the driver's place, and in both places: `helm upgrade` there and back, with pods that run through it.
+//! The interceptor in the driver's place, and in both places: `helm upgrade` there and back, with
+//! pods that run through it.
 
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
@@ -22,7 +23,8 @@ struct Mode {
 const IN_IMAGES: &str = "/usr/lib/x86_64-linux-gnu/libcuda.so.1";
 const BEHIND_PROXY: &str = "/usr/local/lib/tessera/driver/libcuda.so.1";
 
-/// As docs/intercept-bypasses.md has it. That preloaded it does not hold some shows that each is a way.
+/// As docs/intercept-bypasses.md has it. That preloaded it does not hold some shows that each is a
+/// way.
 const MODES: [Mode; 3] = [
     Mode {
         name: "preload",
@@ -38,9 +40,16 @@ const MODES: [Mode; 3] = [
     Mode {
         name: "proxy",
         real: BEHIND_PROXY,
-        escapes: &["the real driver by its path, and `dlsym`", "the tables of the real driver by its path"],
+        escapes: &[
+            "the real driver by its path, and `dlsym`",
+            "the tables of the real driver by its path",
+        ],
     },
-    Mode { name: "both", real: BEHIND_PROXY, escapes: &["the tables of the real driver by its path"] },
+    Mode {
+        name: "both",
+        real: BEHIND_PROXY,
+        escapes: &["the tables of the real driver by its path"],
+    },
 ];
 
 pub(super) async fn there_and_back(bench: Bench) -> TrialOutcome {

@@ -70,7 +70,11 @@ impl DeviceLedger {
 
     fn take_out(&mut self, claim: &str) {
         for (key, amount) in self.by_claim.remove(claim).into_iter().flatten() {
-            let left = self.sums.get(&key).and_then(|sum| sum.checked_sub(amount)).unwrap_or(Quantity::ZERO);
+            let left = self
+                .sums
+                .get(&key)
+                .and_then(|sum| sum.checked_sub(amount))
+                .unwrap_or(Quantity::ZERO);
             self.sums.insert(key, left);
         }
     }
@@ -92,8 +96,11 @@ impl DeviceLedger {
         let ((pool, device), name) = key;
         let (sum, there) = (self.sums.get(key), self.capacity.get(key));
         let (sum, there) = (sum.copied().unwrap_or_default(), there.copied().unwrap_or_default());
-        let holders =
-            self.by_claim.iter().filter(|(_, taken)| taken.contains_key(key)).map(|(claim, _)| claim);
+        let holders = self
+            .by_claim
+            .iter()
+            .filter(|(_, taken)| taken.contains_key(key))
+            .map(|(claim, _)| claim);
         let holders = holders.cloned().collect::<Vec<_>>().join(", ");
         format!("{device} of {pool} gives {sum} of {there} {name} to {holders}")
     }
@@ -105,8 +112,9 @@ fn full_name(claim: &ResourceClaim) -> String {
 
 fn taken(claim: &ResourceClaim) -> Result<Taken, String> {
     let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
-    let results =
-        allocation.and_then(|allocation| allocation.devices.as_ref()).and_then(|d| d.results.as_ref());
+    let results = allocation
+        .and_then(|allocation| allocation.devices.as_ref())
+        .and_then(|d| d.results.as_ref());
     let mut taken = Taken::new();
     for result in results.into_iter().flatten().filter(|result| result.driver == DRIVER) {
         let key = (result.pool.clone(), result.device.clone());

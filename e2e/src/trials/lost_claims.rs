@@ -1,8 +1,10 @@
 //! Pods that kube-controller-manager before 1.37 leaves without one of their claims.
 //!
-//! Where its view of the claims lags, it lists a part of a pod's claims in the pod's status and drops the others, then the others
-//! and drops those, in turn for ever (kubernetes/kubernetes#138407, mended by #138408 in 1.37 and not in 1.36.3). Such a pod is never
-//! scheduled, whoever allocates its claims. What helps is what `kubectl tessera explain` tells people: deleting it.
+//! Where its view of the claims lags, it lists a part of a pod's claims in the pod's status and
+//! drops the others, then the others and drops those, in turn for ever
+//! (kubernetes/kubernetes#138407, mended by #138408 in 1.37 and not in 1.36.3). Such a pod is never
+//! scheduled, whoever allocates its claims. What helps is what `kubectl tessera explain` tells
+//! people: deleting it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -18,7 +20,8 @@ use super::pod_watch::{PodWatch, Seen};
 /// The last minor version of Kubernetes 1 that does it.
 const LAST_MINOR: u32 = 36;
 
-/// So many pods may be given up in one trial: seen were up to four of 250. A trial that deletes more of them tries little else.
+/// So many pods may be given up in one trial: seen were up to four of 250. A trial that deletes
+/// more of them tries little else.
 const MOST: usize = 20;
 
 /// Whether pods of several claims from templates may never get them all.
@@ -29,7 +32,8 @@ async fn are_to_be_expected(bench: &Bench) -> anyhow::Result<bool> {
     Ok(minor <= LAST_MINOR)
 }
 
-/// The trial's outcome; while it goes on, pods that have lost a claim are deleted where that is to be expected.
+/// The trial's outcome; while it goes on, pods that have lost a claim are deleted where that is to
+/// be expected.
 pub(super) async fn given_up_during<T>(
     bench: &Bench,
     trial: impl Future<Output = anyhow::Result<T>>,
@@ -58,7 +62,10 @@ async fn give_up(bench: &Bench) -> anyhow::Result<Infallible> {
                     println!(
                         "    kube-controller-manager has dropped a claim of {name} from its status: it is deleted"
                     );
-                    anyhow::ensure!(given_up.len() <= MOST, "more than {MOST} pods have lost a claim");
+                    anyhow::ensure!(
+                        given_up.len() <= MOST,
+                        "more than {MOST} pods have lost a claim"
+                    );
                     bench.delete_if_there(&name, &DeleteParams::default().grace_period(0)).await?;
                 }
             }
@@ -74,6 +81,7 @@ fn is_waiting(pod: &Pod) -> bool {
 }
 
 fn listed_claims(pod: &Pod) -> BTreeSet<String> {
-    let statuses = pod.status.iter().flat_map(|status| status.resource_claim_statuses.iter().flatten());
+    let statuses =
+        pod.status.iter().flat_map(|status| status.resource_claim_statuses.iter().flatten());
     statuses.map(|status| status.name.clone()).collect()
 }

@@ -1,4 +1,5 @@
-//! A pod that is bound, past kube-scheduler, to another node than its claim's: the claim comes to the pod.
+//! A pod that is bound, past kube-scheduler, to another node than its claim's: the claim comes to
+//! the pod.
 
 use kube::api::PostParams;
 use serde_json::json;

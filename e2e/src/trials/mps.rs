@@ -1,5 +1,5 @@
-//! Sharing by MPS: switched on by `helm upgrade`, used by pods of different users beside each other, through an update of the driver, and
-//! switched off again.
+//! Sharing by MPS: switched on by `helm upgrade`, used by pods of different users beside each
+//! other, through an update of the driver, and switched off again.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
@@ -100,8 +100,14 @@ async fn shared(bench: &Bench, helm: &Helm) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs a pod that is a client of the control daemon of that GPU: it has its part of it, by MPS, and its memory, by the interceptor.
-async fn sees_its_part(bench: &Bench, name: &str, gpu: &str, user: Option<u32>) -> anyhow::Result<()> {
+/// Runs a pod that is a client of the control daemon of that GPU: it has its part of it, by MPS,
+/// and its memory, by the interceptor.
+async fn sees_its_part(
+    bench: &Bench,
+    name: &str,
+    gpu: &str,
+    user: Option<u32>,
+) -> anyhow::Result<()> {
     let mut pod = from_template(name, "by-mps");
     let container = &mut pod["spec"]["containers"][0];
     container["command"] = json!(["tessera-probe", "fill"]);
@@ -110,8 +116,10 @@ async fn sees_its_part(bench: &Bench, name: &str, gpu: &str, user: Option<u32>) 
     }
     bench.create(pod).await?;
     let lines = bench.output_of(name).await?;
-    let lines: Vec<Value> = lines.iter().map(|line| serde_json::from_str(line)).collect::<Result<_, _>>()?;
-    let event = |event: &str| lines.iter().find(|line| line["event"] == event).cloned().unwrap_or_default();
+    let lines: Vec<Value> =
+        lines.iter().map(|line| serde_json::from_str(line)).collect::<Result<_, _>>()?;
+    let event =
+        |event: &str| lines.iter().find(|line| line["event"] == event).cloned().unwrap_or_default();
     let (seen, filled) = (event("see"), event("filled"));
     let device = &seen["devices"][0];
     anyhow::ensure!(device["uuid"] == gpu, "{gpu}: {seen}");
@@ -137,7 +145,8 @@ async fn gpu_of(bench: &Bench, pod: &Pod) -> anyhow::Result<String> {
 /// The pods that keep the daemons, and how often their containers have started.
 async fn keepers(bench: &Bench) -> anyhow::Result<Vec<(Option<String>, i32)>> {
     let pods: Api<Pod> = Api::namespaced(bench.client.clone(), NAMESPACE);
-    let pods = pods.list(&ListParams::default().labels("app.kubernetes.io/name=tessera-mps")).await?;
+    let pods =
+        pods.list(&ListParams::default().labels("app.kubernetes.io/name=tessera-mps")).await?;
     let mut keepers: Vec<_> = pods
         .iter()
         .map(|pod| (pod.metadata.uid.clone(), super::driver_instances::restarts_of(pod)))

@@ -1,4 +1,5 @@
-//! A claim whose result names another node's pool: the kubelet does not look, the driver must refuse.
+//! A claim whose result names another node's pool: the kubelet does not look, the driver must
+//! refuse.
 
 use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -19,7 +20,8 @@ pub(super) async fn refused(bench: Bench) -> TrialOutcome {
     let node = bench.node_with("a100", 4).await?;
     let other = bench.node_with("h100", 8).await?;
     let inventory = GpuInventory::read(&bench.client).await?;
-    let device = inventory.first_of(&other).ok_or_else(|| anyhow::anyhow!("{other} publishes nothing"))?;
+    let device =
+        inventory.first_of(&other).ok_or_else(|| anyhow::anyhow!("{other} publishes nothing"))?;
     let claim = json!({
         "metadata": {"name": "stray", "finalizers": ["resource.kubernetes.io/delete-protection"]},
         "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": DRIVER}}]}},
@@ -45,20 +47,31 @@ pub(super) async fn refused(bench: Bench) -> TrialOutcome {
     let what = format!("an event that says the claim names the pool of {other}");
     wait::until(events, Default::default(), &what, PATIENCE, judge).await?;
     let pod = bench.pods().get("stranger").await?;
-    anyhow::ensure!(super::bench::phase(&pod) == "Pending", "the pod is {}", super::bench::phase(&pod));
+    anyhow::ensure!(
+        super::bench::phase(&pod) == "Pending",
+        "the pod is {}",
+        super::bench::phase(&pod)
+    );
     bench.delete(&["stranger".to_owned()]).await?;
     Ok(Outcome::Held(vec![]))
 }
 
-/// Writes what no allocator of ours would: a device of `pool` for pods on `node`, reserved at once, so that nobody takes it
-/// back for being unused.
-async fn allocate(bench: &Bench, node: &str, pool: &str, device: &str, pod_uid: &str) -> anyhow::Result<()> {
+/// Writes what no allocator of ours would: a device of `pool` for pods on `node`, reserved at once,
+/// so that nobody takes it back for being unused.
+async fn allocate(
+    bench: &Bench,
+    node: &str,
+    pool: &str,
+    device: &str,
+    pod_uid: &str,
+) -> anyhow::Result<()> {
     let result = json!({
         "driver": DRIVER, "pool": pool, "device": device, "request": "gpu",
         "shareID": "6c0d3a52-36c8-4d4e-9a0f-9d2d0a3f7c11",
         "consumedCapacity": {"memory": "10Gi", "cores": "0"},
     });
-    let terms = [json!({"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]})];
+    let terms =
+        [json!({"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]})];
     let status = json!({"status": {
         "allocation": {
             "devices": {"results": [result]},
@@ -67,7 +80,8 @@ async fn allocate(bench: &Bench, node: &str, pool: &str, device: &str, pod_uid: 
         },
         "reservedFor": [{"resource": "pods", "name": "stranger", "uid": pod_uid}],
     }});
-    let claims: Api<ResourceClaim> = Api::namespaced(bench.client_of(CONTROLLER)?, bench.namespace());
+    let claims: Api<ResourceClaim> =
+        Api::namespaced(bench.client_of(CONTROLLER)?, bench.namespace());
     claims.patch_status("stray", &PatchParams::default(), &Patch::Merge(status)).await?;
     Ok(())
 }

@@ -17,15 +17,20 @@ use crate::operations::Operations;
 use crate::runner::Outcome;
 use crate::wait::{self, Verdict};
 
-/// kube-controller-manager looks for pods of nodes that are gone every 20 s, and takes a node for gone after another 40 s;
-/// a kubelet that has just started looks for claims without pods every 60 s.
+/// kube-controller-manager looks for pods of nodes that are gone every 20 s, and takes a node for
+/// gone after another 40 s; a kubelet that has just started looks for claims without pods every 60
+/// s.
 const PATIENCE: Duration = Duration::from_secs(400);
 
 pub(super) async fn deleted(bench: Bench) -> TrialOutcome {
     let hands = bench.hands()?;
     let (goes, stays) = (bench.node_with("a100", 4).await?, bench.node_with("h100", 8).await?);
-    bench.template("lost", "a100.gpu.tessera.dev", json!({"memory": "30Gi", "cores": "50"})).await?;
-    bench.template("kept", "h100.gpu.tessera.dev", json!({"memory": "30Gi", "cores": "50"})).await?;
+    bench
+        .template("lost", "a100.gpu.tessera.dev", json!({"memory": "30Gi", "cores": "50"}))
+        .await?;
+    bench
+        .template("kept", "h100.gpu.tessera.dev", json!({"memory": "30Gi", "cores": "50"}))
+        .await?;
     for (name, template) in [("lost-1", "lost"), ("lost-2", "lost"), ("kept", "kept")] {
         bench.holder(name, template).await?;
     }
@@ -65,18 +70,24 @@ async fn without_node(bench: &Bench, node: &str) -> anyhow::Result<()> {
         1 => Verdict::Done(()),
         left => Verdict::NotYet(format!("{left} claims: {}", json!(claims))),
     };
-    Ok(wait::until(bench.claims(), Default::default(), "their claims to go", PATIENCE, judge).await?)
+    Ok(wait::until(bench.claims(), Default::default(), "their claims to go", PATIENCE, judge)
+        .await?)
 }
 
-/// The node is back: its kubelet ends the pods of before and unprepares their claims, and the driver publishes again.
+/// The node is back: its kubelet ends the pods of before and unprepares their claims, and the
+/// driver publishes again.
 async fn back(bench: &Bench, hands: &Operations, node: &str) -> anyhow::Result<()> {
     residue::gone_within(hands, node, PATIENCE).await?;
     let ours = kube::runtime::watcher::Config::default()
         .fields(&format!("spec.driver={DRIVER},spec.nodeName={node}"));
     let judge = |slices: &[k8s_openapi::api::resource::v1::ResourceSlice]| {
-        let devices =
-            slices.iter().filter_map(|slice| slice.spec.devices.as_ref()).map(Vec::len).sum::<usize>();
+        let devices = slices
+            .iter()
+            .filter_map(|slice| slice.spec.devices.as_ref())
+            .map(Vec::len)
+            .sum::<usize>();
         if devices == 4 { Verdict::Done(()) } else { Verdict::NotYet(format!("{devices} devices")) }
     };
-    Ok(wait::until(Api::all(bench.client.clone()), ours, "the node's slices", PATIENCE, judge).await?)
+    Ok(wait::until(Api::all(bench.client.clone()), ours, "the node's slices", PATIENCE, judge)
+        .await?)
 }

@@ -1,4 +1,5 @@
-//! Another allocator of the same GPUs: they are not offered as long as it hands them out, and the Node says why.
+//! Another allocator of the same GPUs: they are not offered as long as it hands them out, and the
+//! Node says why.
 
 use k8s_openapi::api::core::v1::{Event, Node};
 use k8s_openapi::api::resource::v1::ResourceSlice;
@@ -20,7 +21,10 @@ pub(super) async fn dra_driver(bench: Bench) -> TrialOutcome {
     let node = bench.node_with("a100", 4).await?;
     let inventory = GpuInventory::read(&bench.client).await?;
     let device = inventory.first_of(&node).unwrap_or_default().to_owned();
-    let uuid = inventory.device(&node, &device).map(|device| attribute(device, "uuid")).unwrap_or_default();
+    let uuid = inventory
+        .device(&node, &device)
+        .map(|device| attribute(device, "uuid"))
+        .unwrap_or_default();
     let all = devices_of(&inventory, &node);
 
     let slices: Api<ResourceSlice> = Api::all(bench.client.clone());
@@ -57,9 +61,15 @@ pub(super) async fn device_plugin(bench: Bench) -> TrialOutcome {
 }
 
 /// As the kubelet does for a plugin. It leaves resources alone of which it knows no plugin.
-async fn set_capacity(client: &Client, node: &str, resource: &str, amount: Value) -> anyhow::Result<()> {
+async fn set_capacity(
+    client: &Client,
+    node: &str,
+    resource: &str,
+    amount: Value,
+) -> anyhow::Result<()> {
     let nodes: Api<Node> = Api::all(client.clone());
-    let status = json!({"status": {"capacity": {resource: amount}, "allocatable": {resource: amount}}});
+    let status =
+        json!({"status": {"capacity": {resource: amount}, "allocatable": {resource: amount}}});
     nodes.patch_status(node, &PatchParams::default(), &Patch::Merge(status)).await?;
     Ok(())
 }
@@ -77,14 +87,16 @@ fn nvidias(node: &str, uuid: &Value) -> serde_json::Result<ResourceSlice> {
 }
 
 fn devices_of(inventory: &GpuInventory, node: &str) -> Vec<String> {
-    let on_node = inventory.devices().filter(|((pool, _), _)| inventory.node_of(pool) == Some(node));
+    let on_node =
+        inventory.devices().filter(|((pool, _), _)| inventory.node_of(pool) == Some(node));
     on_node.map(|((_, name), _)| name.clone()).collect()
 }
 
 /// Waits until the node offers just these devices.
 async fn offers(client: &Client, node: &str, wanted: &[String]) -> anyhow::Result<()> {
     let judge = |slices: &[ResourceSlice]| {
-        let ours: Vec<_> = slices.iter().filter(|slice| slice.spec.driver == DRIVER).cloned().collect();
+        let ours: Vec<_> =
+            slices.iter().filter(|slice| slice.spec.driver == DRIVER).cloned().collect();
         let there = devices_of(&GpuInventory::of(ours), node);
         if there == wanted { Verdict::Done(()) } else { Verdict::NotYet(there.join(", ")) }
     };
@@ -100,7 +112,9 @@ async fn node_says(client: &Client, node: &str, allocator: &str) -> anyhow::Resu
                 && event.involved_object.name.as_deref() == Some(node)
         });
         let mut told = of_node.filter(|event| event.reason.as_deref() == Some("GpuNotPublished"));
-        match told.find(|event| event.message.as_deref().is_some_and(|text| text.contains(allocator))) {
+        match told
+            .find(|event| event.message.as_deref().is_some_and(|text| text.contains(allocator)))
+        {
             Some(_) => Verdict::Done(()),
             None => {
                 let names: Vec<_> = events.iter().map(|event| event.name_any()).collect();

@@ -1,4 +1,5 @@
-//! Looking at every change of every claim while a trial goes on: no device may ever give more than it has.
+//! Looking at every change of every claim while a trial goes on: no device may ever give more than
+//! it has.
 
 use std::convert::Infallible;
 

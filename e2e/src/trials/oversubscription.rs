@@ -1,4 +1,5 @@
-//! More memory than the GPUs have: `helm upgrade` there and back, with a pod that may spill and one that may not.
+//! More memory than the GPUs have: `helm upgrade` there and back, with a pod that may spill and one
+//! that may not.
 
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use kube::Api;
@@ -56,14 +57,22 @@ async fn templates(bench: &Bench) -> anyhow::Result<()> {
 }
 
 /// Has the drivers publish so many percent of the GPUs' memory, and waits until they do.
-async fn publish(bench: &Bench, helm: &Helm, settings: &[&str], percent: u32) -> anyhow::Result<()> {
+async fn publish(
+    bench: &Bench,
+    helm: &Helm,
+    settings: &[&str],
+    percent: u32,
+) -> anyhow::Result<()> {
     helm.upgrade(settings).await?;
     DriverInstances::of(&bench.client).run_with(&format!("--memory-percent={percent}")).await?;
     let judge = |slices: &[ResourceSlice]| {
         let ours = slices.iter().filter(|slice| slice.spec.driver == DRIVER);
         let devices: Vec<_> = ours.flat_map(|slice| slice.spec.devices.iter().flatten()).collect();
         let told = devices.iter().filter(|device| {
-            device.attributes.as_ref().is_some_and(|attributes| attributes.contains_key("physicalMemory"))
+            device
+                .attributes
+                .as_ref()
+                .is_some_and(|attributes| attributes.contains_key("physicalMemory"))
         });
         // One is somebody's whose memory may not spill.
         let expected = if percent > 100 { devices.len().saturating_sub(1) } else { 0 };
@@ -74,8 +83,11 @@ async fn publish(bench: &Bench, helm: &Helm, settings: &[&str], percent: u32) ->
             Verdict::NotYet(format!("{told} of {}", devices.len()))
         }
     };
-    let what = format!("all GPUs but the one in use to be published with {percent} percent of their memory");
-    Ok(wait::until(Api::all(bench.client.clone()), Default::default(), &what, PATIENCE, judge).await?)
+    let what = format!(
+        "all GPUs but the one in use to be published with {percent} percent of their memory"
+    );
+    Ok(wait::until(Api::all(bench.client.clone()), Default::default(), &what, PATIENCE, judge)
+        .await?)
 }
 
 async fn oversubscribed(bench: &Bench) -> anyhow::Result<()> {
@@ -85,7 +97,8 @@ async fn oversubscribed(bench: &Bench) -> anyhow::Result<()> {
     bench.create(spills).await?;
 
     let lines = bench.output_of("spills").await?;
-    let lines: Vec<Value> = lines.iter().map(|line| serde_json::from_str(line)).collect::<Result<_, _>>()?;
+    let lines: Vec<Value> =
+        lines.iter().map(|line| serde_json::from_str(line)).collect::<Result<_, _>>()?;
     let filled = lines.iter().find(|line| line["event"] == "filled").cloned().unwrap_or_default();
     for field in ["takenBytes", "nvmlUsedBytes", "nvmlTotalBytes"] {
         anyhow::ensure!(filled[field] == GRANTED, "{field} of {GRANTED}: {filled}");

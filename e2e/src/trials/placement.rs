@@ -16,14 +16,19 @@ pub(super) fn node_of(claim: &ResourceClaim) -> Option<&str> {
     field.values.as_ref()?.first().map(String::as_str)
 }
 
-/// Whether the claim is the pod's: made for it from a template, or a user's own that bears its name.
+/// Whether the claim is the pod's: made for it from a template, or a user's own that bears its
+/// name.
 pub(super) fn is_of(claim: &ResourceClaim, pod: &str) -> bool {
     claim.owner_references().iter().any(|owner| owner.name == pod) || claim.name_any() == pod
 }
 
 /// Whether the scheduler or kube-controller-manager has reserved the claim for somebody.
 pub(super) fn is_reserved(claim: &ResourceClaim) -> bool {
-    claim.status.as_ref().and_then(|status| status.reserved_for.as_ref()).is_some_and(|r| !r.is_empty())
+    claim
+        .status
+        .as_ref()
+        .and_then(|status| status.reserved_for.as_ref())
+        .is_some_and(|r| !r.is_empty())
 }
 
 /// The node that a pod is bound to.
@@ -39,7 +44,8 @@ pub(super) async fn allocated(
     is_it: impl Fn(&ResourceClaim) -> bool,
 ) -> anyhow::Result<ResourceClaim> {
     let what = format!("the claim of {pod} to be {what}");
-    Ok(wait::until(bench.claims(), Default::default(), &what, PATIENCE, holding(pod, is_it)).await?)
+    Ok(wait::until(bench.claims(), Default::default(), &what, PATIENCE, holding(pod, is_it))
+        .await?)
 }
 
 /// A watch of the claims that has begun.
@@ -47,7 +53,8 @@ pub(super) async fn watch(bench: &Bench) -> anyhow::Result<Watch<ResourceClaim>>
     Ok(Watch::begun(bench.claims(), Default::default(), PATIENCE).await?)
 }
 
-/// As [`allocated`], also where the allocation is taken back at once, if the watch began before it was made.
+/// As [`allocated`], also where the allocation is taken back at once, if the watch began before it
+/// was made.
 pub(super) async fn seen_allocated(
     claims: &mut Watch<ResourceClaim>,
     pod: &str,
@@ -82,7 +89,8 @@ pub(super) async fn unallocated(bench: &Bench, pod: &str) -> anyhow::Result<()> 
     Ok(wait::until(bench.claims(), Default::default(), &what, PATIENCE, judge).await?)
 }
 
-/// Waits until the pod runs on the node that its claim is on, and the claim is reserved; returns that node.
+/// Waits until the pod runs on the node that its claim is on, and the claim is reserved; returns
+/// that node.
 pub(super) async fn together(bench: &Bench, pod: &str, claim: &str) -> anyhow::Result<String> {
     let running = bench.holds(pod).await?;
     let node = node_name(&running).unwrap_or_default().to_owned();
@@ -102,9 +110,12 @@ pub(super) async fn delete_claim(bench: &Bench, name: &str) -> anyhow::Result<()
     bench.claims().delete(name, &DeleteParams::default()).await?;
     let judge = |claim: Option<&ResourceClaim>| match claim {
         None => Verdict::Done(()),
-        Some(claim) => Verdict::NotYet(format!("finalizers {:?}, {}", claim.finalizers(), describe(claim))),
+        Some(claim) => {
+            Verdict::NotYet(format!("finalizers {:?}, {}", claim.finalizers(), describe(claim)))
+        }
     };
-    Ok(wait::until_one(bench.claims(), name, &format!("claim {name} to be gone"), PATIENCE, judge).await?)
+    Ok(wait::until_one(bench.claims(), name, &format!("claim {name} to be gone"), PATIENCE, judge)
+        .await?)
 }
 
 /// Waits until an event of that reason is written about the pod; returns its text.
@@ -128,10 +139,12 @@ async fn event(
 ) -> anyhow::Result<String> {
     let events: Api<Event> = Api::namespaced(bench.client.clone(), bench.namespace());
     let judge = |events: &[Event]| {
-        let about = || events.iter().filter(|event| event.involved_object.name.as_deref() == Some(pod));
+        let about =
+            || events.iter().filter(|event| event.involved_object.name.as_deref() == Some(pod));
         let text = |event: &Event| event.message.clone().unwrap_or_default();
-        let seen =
-            |event: &Event| format!("{}: {}", event.reason.as_deref().unwrap_or_default(), text(event));
+        let seen = |event: &Event| {
+            format!("{}: {}", event.reason.as_deref().unwrap_or_default(), text(event))
+        };
         match about().find(|event| is_it(event)) {
             Some(event) => Verdict::Done(text(event)),
             None => Verdict::NotYet(about().map(seen).collect::<Vec<_>>().join("; ")),

@@ -14,11 +14,11 @@ use crate::runner::Outcome;
 pub(super) async fn told_truly(bench: Bench) -> TrialOutcome {
     bench.node_with("h100", 2).await?;
     let plugin = bench.plugin()?.clone();
-    // The controller knows more of the requests to come than the plugin; of what is full both know the same.
+    // The controller knows more of the requests to come than the plugin; of what is full both know
+    // the same.
     let placement = json!({"node": "Binpack", "device": "Binpack"});
     let parameters = json!({"apiVersion": API_VERSION, "kind": KIND, "placement": placement});
-    let share =
-        json!({"deviceClassName": DRIVER, "capacity": {"requests": {"memory": "30Gi", "cores": "30"}}});
+    let share = json!({"deviceClassName": DRIVER, "capacity": {"requests": {"memory": "30Gi", "cores": "30"}}});
     bench
         .template_of(
             "share",
@@ -49,7 +49,10 @@ async fn foretold(bench: &Bench, plugin: &Plugin) -> anyhow::Result<()> {
     anyhow::ensure!(code == 0, "the simulation ends with {code}: {result}");
     for (number, pod) in PODS.into_iter().enumerate() {
         let foreseen = &result["pods"][number];
-        anyhow::ensure!(foreseen["pod"] == *pod && foreseen["result"] == "Fits", "foreseen: {foreseen}");
+        anyhow::ensure!(
+            foreseen["pod"] == *pod && foreseen["result"] == "Fits",
+            "foreseen: {foreseen}"
+        );
         bench.holder(pod, "share").await?;
         let claim = allocated(bench, pod, "allocated", |_| true).await?;
         let results = &json!(claim.status)["allocation"]["devices"]["results"];
@@ -71,9 +74,12 @@ async fn held(bench: &Bench, plugin: &Plugin) -> anyhow::Result<()> {
         anyhow::ensure!(code == 0 && result["state"] == "Bound", "pod {pod}: {code}, {result}");
     }
     let Answer { result, .. } = plugin.ask(&["tree", "-n", bench.namespace()], "").await?;
-    let gpus = result["nodes"].as_array().into_iter().flatten().flat_map(|node| node["gpus"].as_array());
-    let shares: Vec<&Value> = gpus.flatten().filter_map(|gpu| gpu["shares"].as_array()).flatten().collect();
-    let mut holders: Vec<&str> = shares.iter().filter_map(|share| share["pods"][0].as_str()).collect();
+    let gpus =
+        result["nodes"].as_array().into_iter().flatten().flat_map(|node| node["gpus"].as_array());
+    let shares: Vec<&Value> =
+        gpus.flatten().filter_map(|gpu| gpu["shares"].as_array()).flatten().collect();
+    let mut holders: Vec<&str> =
+        shares.iter().filter_map(|share| share["pods"][0].as_str()).collect();
     holders.sort_unstable();
     anyhow::ensure!(holders == ["one", "three", "two"], "the tree has {result}");
     anyhow::ensure!(shares.iter().all(|share| share["memory"] == "30Gi"), "the tree has {result}");

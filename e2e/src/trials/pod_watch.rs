@@ -41,7 +41,9 @@ impl PodWatch {
                 Some(Ok(watcher::Event::Delete(pod))) => return Ok(Seen::Gone(pod)),
                 Some(Ok(watcher::Event::Init)) => self.listed.clear(),
                 Some(Ok(watcher::Event::InitApply(pod))) => self.listed.push(pod),
-                Some(Ok(watcher::Event::InitDone)) => return Ok(Seen::All(std::mem::take(&mut self.listed))),
+                Some(Ok(watcher::Event::InitDone)) => {
+                    return Ok(Seen::All(std::mem::take(&mut self.listed)));
+                }
                 Some(Err(error)) => println!("    the watch of the pods was interrupted: {error}"),
                 None => anyhow::bail!("the watch of the pods ended"),
             }

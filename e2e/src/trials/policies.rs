@@ -10,7 +10,8 @@ use serde_json::json;
 use super::bench::Bench;
 use crate::inventory::DRIVER;
 
-/// API servers learn of policies by a watch of their own, so that a change is in force some time after it is made.
+/// API servers learn of policies by a watch of their own, so that a change is in force some time
+/// after it is made.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Nothing tells when a policy is in force, so it is tried.
@@ -46,8 +47,9 @@ async fn switch(bench: &Bench, to: &str) -> anyhow::Result<()> {
     waited.map_err(|_| anyhow::anyhow!("the policies are not {to} after {PATIENCE:?}"))?
 }
 
-/// Publishes a slice of our driver, of a node that does not exist, and takes it back. The policy against that has the binding that is
-/// last by name, and bindings go and come in that order: API servers see them in it, and take in at once what they have seen.
+/// Publishes a slice of our driver, of a node that does not exist, and takes it back. The policy
+/// against that has the binding that is last by name, and bindings go and come in that order: API
+/// servers see them in it, and take in at once what they have seen.
 async fn anybody_may_publish(bench: &Bench) -> anyhow::Result<bool> {
     const NAME: &str = "may-anybody-publish";
     let pool = json!({"name": "nowhere", "generation": 1, "resourceSliceCount": 1});
@@ -60,7 +62,9 @@ async fn anybody_may_publish(bench: &Bench) -> anyhow::Result<bool> {
         Ok(_) => {}
         // Of a try that was interrupted before it took it back.
         Err(kube::Error::Api(status)) if status.is_already_exists() => {}
-        Err(kube::Error::Api(status)) if status.code == 403 || status.code == 422 => return Ok(false),
+        Err(kube::Error::Api(status)) if status.code == 403 || status.code == 422 => {
+            return Ok(false);
+        }
         Err(error) => return Err(error.into()),
     }
     slices.delete(NAME, &DeleteParams::default()).await?;

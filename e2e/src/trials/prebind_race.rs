@@ -1,9 +1,10 @@
-//! kube-scheduler's reservation of a claim, held on its way to the API server while the claim becomes another one's or nobody's:
-//! pod and claim never end on different nodes.
+//! kube-scheduler's reservation of a claim, held on its way to the API server while the claim
+//! becomes another one's or nobody's: pod and claim never end on different nodes.
 //!
-//! PreBind answers a conflict by reading the claim again and reserving whatever it is by then (`bindClaim` of Kubernetes
-//! 1.37.1). So where the claim has been allocated anew in between, the scheduler itself binds the pod to the node of the old
-//! allocation, and the controller has to bring the two together.
+//! PreBind answers a conflict by reading the claim again and reserving whatever it is by then
+//! (`bindClaim` of Kubernetes 1.37.1). So where the claim has been allocated anew in between, the
+//! scheduler itself binds the pod to the node of the old allocation, and the controller has to
+//! bring the two together.
 
 use std::net::{IpAddr, UdpSocket};
 
@@ -41,7 +42,8 @@ async fn restore(hands: &Operations) -> anyhow::Result<()> {
     Ok(hands.run(&["scheduler-through", CONTROL_PLANE, "nobody"]).await.map(drop)?)
 }
 
-/// The address of this machine on the way to the API server, and so one at which its machine reaches this one.
+/// The address of this machine on the way to the API server, and so one at which its machine
+/// reaches this one.
 fn own_address(bench: &Bench) -> anyhow::Result<IpAddr> {
     let server = bench.server();
     let host = server.host().unwrap_or_default();
@@ -85,13 +87,18 @@ async fn taken_back(bench: &Bench, proxy: &HoldingProxy) -> anyhow::Result<()> {
     refused(proxy).await?;
     let failed = |pod: Option<&Pod>| match pod.and_then(|pod| pod.status.as_ref()) {
         Some(status)
-            if status.conditions.iter().flatten().any(|c| c.reason.as_deref() == Some("SchedulerError")) =>
+            if status
+                .conditions
+                .iter()
+                .flatten()
+                .any(|c| c.reason.as_deref() == Some("SchedulerError")) =>
         {
             Verdict::Done(())
         }
         status => Verdict::NotYet(json!(status).to_string()),
     };
-    wait::until_one(bench.pods(), pod, "the scheduler to give its attempt up", PATIENCE, failed).await?;
+    wait::until_one(bench.pods(), pod, "the scheduler to give its attempt up", PATIENCE, failed)
+        .await?;
     cordon(bench, &nodes, false).await?;
     placement::together(bench, pod, claim).await?;
     done(bench, pod, claim).await
@@ -110,23 +117,37 @@ async fn deleted(bench: &Bench, proxy: &HoldingProxy) -> anyhow::Result<()> {
     done(bench, "next", claim).await
 }
 
-/// Makes a pod with a claim of its own, and waits until the scheduler is about to reserve that. Returns the claim.
-async fn held(bench: &Bench, proxy: &HoldingProxy, pod: &str, claim: &str) -> anyhow::Result<ResourceClaim> {
-    bench.claims().create(&PostParams::default(), &serde_json::from_value(own_claim(claim))?).await?;
+/// Makes a pod with a claim of its own, and waits until the scheduler is about to reserve that.
+/// Returns the claim.
+async fn held(
+    bench: &Bench,
+    proxy: &HoldingProxy,
+    pod: &str,
+    claim: &str,
+) -> anyhow::Result<ResourceClaim> {
+    bench
+        .claims()
+        .create(&PostParams::default(), &serde_json::from_value(own_claim(claim))?)
+        .await?;
     // The claim does not name the pod before it is reserved for it.
     let path_ends = format!("/namespaces/{}/resourceclaims/{claim}/status", bench.namespace());
     proxy.hold(Match { path_ends, body_has: pod.to_owned() });
     bench.create(holder(pod, json!({"name": "gpu", "resourceClaimName": claim}))).await?;
     let waited = tokio::time::timeout(PATIENCE, proxy.held()).await;
     waited.map_err(|_| anyhow::anyhow!("the scheduler does not reserve {claim} for {pod}"))?;
-    placement::allocated(bench, claim, "allocated and not reserved", |claim| !placement::is_reserved(claim))
-        .await
+    placement::allocated(bench, claim, "allocated and not reserved", |claim| {
+        !placement::is_reserved(claim)
+    })
+    .await
 }
 
 /// Lets the reservation go, which is for a claim that has changed.
 async fn refused(proxy: &HoldingProxy) -> anyhow::Result<()> {
     let answer = tokio::time::timeout(PATIENCE, proxy.let_go()).await?;
-    anyhow::ensure!(answer == StatusCode::CONFLICT, "the held reservation was answered with {answer}");
+    anyhow::ensure!(
+        answer == StatusCode::CONFLICT,
+        "the held reservation was answered with {answer}"
+    );
     Ok(())
 }
 
@@ -136,7 +157,8 @@ async fn take_back(bench: &Bench, claim: &ResourceClaim) -> anyhow::Result<()> {
         "metadata": {"resourceVersion": claim.resource_version()},
         "status": {"allocation": null, "devices": null},
     });
-    let claims: Api<ResourceClaim> = Api::namespaced(bench.client_of(CONTROLLER)?, bench.namespace());
+    let claims: Api<ResourceClaim> =
+        Api::namespaced(bench.client_of(CONTROLLER)?, bench.namespace());
     claims.patch_status(&claim.name_any(), &PatchParams::default(), &Patch::Merge(status)).await?;
     Ok(())
 }

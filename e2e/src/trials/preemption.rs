@@ -1,4 +1,5 @@
-//! A pod whose claim is where a less important pod is in the way: kube-scheduler evicts that one, and the claim stays there.
+//! A pod whose claim is where a less important pod is in the way: kube-scheduler evicts that one,
+//! and the claim stays there.
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -57,7 +58,11 @@ async fn preempts(bench: &Bench) -> TrialOutcome {
     }
     let victim = bench.pods().get_opt("victim").await?;
     let evicted = victim.as_ref().is_none_or(is_evicted);
-    anyhow::ensure!(evicted, "the victim is still there: {}", json!(victim.map(|victim| victim.status)));
+    anyhow::ensure!(
+        evicted,
+        "the victim is still there: {}",
+        json!(victim.map(|victim| victim.status))
+    );
     bench.delete(&["important".to_owned()]).await?;
     Ok(Outcome::Held(vec![]))
 }
@@ -70,7 +75,9 @@ fn is_evicted(pod: &Pod) -> bool {
 async fn moves(bench: &Bench, pod: &str, node: &str) -> anyhow::Result<()> {
     let judge = |claims: &[ResourceClaim]| {
         let elsewhere = claims.iter().find(|claim| {
-            placement::is_of(claim, pod) && holds_device(claim) && placement::node_of(claim) != Some(node)
+            placement::is_of(claim, pod)
+                && holds_device(claim)
+                && placement::node_of(claim) != Some(node)
         });
         match elsewhere {
             Some(claim) => Verdict::<()>::Hopeless(json!(claim.status).to_string()),

@@ -24,7 +24,12 @@ impl Progress {
             self.told = Instant::now();
             let seconds = self.began.elapsed().as_secs_f64();
             let rate = f64::from(u32::try_from(done).unwrap_or(u32::MAX)) / seconds;
-            println!("    {done} of {} {} after {seconds:.0} s ({rate:.0}/s){}", self.all, self.what, more());
+            println!(
+                "    {done} of {} {} after {seconds:.0} s ({rate:.0}/s){}",
+                self.all,
+                self.what,
+                more()
+            );
         }
     }
 }

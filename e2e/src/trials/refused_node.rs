@@ -1,4 +1,5 @@
-//! Pods that a node refuses for something that the controller does not look at: ports, affinity to other pods.
+//! Pods that a node refuses for something that the controller does not look at: ports, affinity to
+//! other pods.
 
 use serde_json::{Value, json};
 
@@ -58,7 +59,8 @@ pub(super) async fn first_choice(bench: &Bench, template: &str) -> anyhow::Resul
     Ok(placement::node_of(&claim).unwrap_or_default().to_owned())
 }
 
-/// The first pod stands in the way of the second, on the node where the controller puts both: the second's claim moves.
+/// The first pod stands in the way of the second, on the node where the controller puts both: the
+/// second's claim moves.
 async fn moves(bench: &Bench, rival: fn(Value) -> Value) -> TrialOutcome {
     bench.template("share", DRIVER, json!({"memory": "10Gi", "cores": "10"})).await?;
     let node = first_choice(bench, "share").await?;

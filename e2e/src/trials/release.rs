@@ -21,7 +21,8 @@ use crate::wait::{self, Verdict};
 const CHART_LABEL: &str = "app.kubernetes.io/part-of=tessera";
 
 /// Values that roll driver and controller.
-const ROLLED: [&str; 2] = ["driver.podAnnotations.rolled=yes", "controller.podAnnotations.rolled=yes"];
+const ROLLED: [&str; 2] =
+    ["driver.podAnnotations.rolled=yes", "controller.podAnnotations.rolled=yes"];
 
 pub(super) async fn upgraded(bench: Bench) -> TrialOutcome {
     let helm = helm()?;
@@ -109,7 +110,8 @@ async fn without_tessera(bench: &Bench, stays: &Pod, deleted: &Pod) -> anyhow::R
     };
     wait::until(Api::all(bench.client.clone()), ours, "the slices to go", PATIENCE, judge).await?;
     unnoticed(bench, stays).await?;
-    // Its containers have ended, but nobody can unprepare its claim: the share stays taken, and nothing is half undone.
+    // Its containers have ended, but nobody can unprepare its claim: the share stays taken, and
+    // nothing is half undone.
     let still = bench.pods().get("deleted").await?;
     anyhow::ensure!(uid(&still) == uid(deleted), "another pod `deleted`");
     let held = bench.claims().list(&ListParams::default()).await?;
@@ -155,5 +157,6 @@ async fn gone(bench: &Bench, name: &str) -> anyhow::Result<()> {
         None => Verdict::Done(()),
         Some(pod) => Verdict::NotYet(phase(pod).to_owned()),
     };
-    Ok(wait::until_one(bench.pods(), name, &format!("pod {name} to be gone"), PATIENCE, judge).await?)
+    Ok(wait::until_one(bench.pods(), name, &format!("pod {name} to be gone"), PATIENCE, judge)
+        .await?)
 }

@@ -1,4 +1,5 @@
-//! After all pods are gone, no node has a CDI file, grant, ledger, mount or journal entry of theirs.
+//! After all pods are gone, no node has a CDI file, grant, ledger, mount or journal entry of
+//! theirs.
 
 use std::time::Duration;
 
@@ -8,7 +9,8 @@ use crate::inventory::GpuInventory;
 use crate::operations::Operations;
 use crate::runner::Outcome;
 
-/// Far more than it takes: pods are gone only after their claims are unprepared, so there is next to nothing to wait for.
+/// Far more than it takes: pods are gone only after their claims are unprepared, so there is next
+/// to nothing to wait for.
 pub(super) const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Nothing tells when a directory is empty, so it is looked at again and again.
@@ -34,7 +36,11 @@ pub(super) async fn gone(hands: &Operations, node: &str) -> anyhow::Result<()> {
 }
 
 /// The same, for longer than a pod that was deleted in the ordinary way needs.
-pub(super) async fn gone_within(hands: &Operations, node: &str, within: Duration) -> anyhow::Result<()> {
+pub(super) async fn gone_within(
+    hands: &Operations,
+    node: &str,
+    within: Duration,
+) -> anyhow::Result<()> {
     let mut last = String::new();
     let look = async {
         let mut ticks = tokio::time::interval(LOOK_EVERY);
@@ -46,5 +52,7 @@ pub(super) async fn gone_within(hands: &Operations, node: &str, within: Duration
             }
         }
     };
-    tokio::time::timeout(within, look).await.map_err(|_| anyhow::anyhow!("left on {node}:\n{last}"))?
+    tokio::time::timeout(within, look)
+        .await
+        .map_err(|_| anyhow::anyhow!("left on {node}:\n{last}"))?
 }

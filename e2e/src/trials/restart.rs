@@ -16,12 +16,17 @@ const NAMESPACE: &str = "tessera-system";
 const DRIVER: &str = "app.kubernetes.io/name=tessera-driver";
 
 pub(super) async fn kubelet(bench: Bench) -> TrialOutcome {
-    around(&bench, async |node| Ok(bench.hands()?.run(&["restart", node, "kubelet"]).await.map(drop)?)).await
+    around(&bench, async |node| {
+        Ok(bench.hands()?.run(&["restart", node, "kubelet"]).await.map(drop)?)
+    })
+    .await
 }
 
 pub(super) async fn containerd(bench: Bench) -> TrialOutcome {
-    around(&bench, async |node| Ok(bench.hands()?.run(&["restart", node, "containerd"]).await.map(drop)?))
-        .await
+    around(&bench, async |node| {
+        Ok(bench.hands()?.run(&["restart", node, "containerd"]).await.map(drop)?)
+    })
+    .await
 }
 
 pub(super) async fn driver(bench: Bench) -> TrialOutcome {
@@ -48,8 +53,11 @@ async fn replaced(pods: &Api<Pod>, old: &Pod, node: &str) -> anyhow::Result<()> 
                 && pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(node)
         });
         let ready = fresh.is_some_and(|pod| {
-            let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
-            conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+            let conditions =
+                pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+            conditions
+                .into_iter()
+                .any(|condition| condition.type_ == "Ready" && condition.status == "True")
         });
         if ready { Verdict::Done(()) } else { Verdict::NotYet(format!("{} pods", found.len())) }
     };
@@ -57,9 +65,14 @@ async fn replaced(pods: &Api<Pod>, old: &Pod, node: &str) -> anyhow::Result<()> 
 }
 
 /// One pod before, one after, both on the node in question; the first must not notice.
-async fn around(bench: &Bench, restart: impl AsyncFnOnce(&str) -> anyhow::Result<()>) -> TrialOutcome {
+async fn around(
+    bench: &Bench,
+    restart: impl AsyncFnOnce(&str) -> anyhow::Result<()>,
+) -> TrialOutcome {
     let node = bench.node_with("a100", 4).await?;
-    bench.template("share", "a100.gpu.tessera.dev", json!({"memory": "10Gi", "cores": "10"})).await?;
+    bench
+        .template("share", "a100.gpu.tessera.dev", json!({"memory": "10Gi", "cores": "10"}))
+        .await?;
     bench.holder("before", "share").await?;
     let before = bench.holds("before").await?;
     restart(&node).await?;

@@ -16,7 +16,8 @@ use crate::runner::{Figure, Outcome};
 /// Enough for a p99 that is not just the largest of a handful.
 const ROUNDS: usize = 25;
 
-/// Whole GPUs of a node with four of them: four pods hold, a fifth waits, one of the four goes, and so on.
+/// Whole GPUs of a node with four of them: four pods hold, a fifth waits, one of the four goes, and
+/// so on.
 pub(super) async fn measured(bench: Bench) -> TrialOutcome {
     bench.node_with("a100", 4).await?;
     bench.template("whole", "a100.gpu.tessera.dev", Value::Null).await?;
@@ -44,12 +45,18 @@ pub(super) async fn measured(bench: Bench) -> TrialOutcome {
     Ok(Outcome::Held(figures))
 }
 
-/// From the watch event in which the claim of `going` has lost its device to the one in which that of `waiting` has one.
-async fn room_for(bench: &Bench, going: &str, waiting: &str) -> anyhow::Result<std::time::Duration> {
+/// From the watch event in which the claim of `going` has lost its device to the one in which that
+/// of `waiting` has one.
+async fn room_for(
+    bench: &Bench,
+    going: &str,
+    waiting: &str,
+) -> anyhow::Result<std::time::Duration> {
     let of_pod = |claim: &k8s_openapi::api::resource::v1::ResourceClaim, pod: &str| {
         claim.owner_references().iter().any(|owner| owner.name == pod)
     };
-    let mut stream = Box::pin(watcher(bench.claims(), watcher::Config::default()).default_backoff());
+    let mut stream =
+        Box::pin(watcher(bench.claims(), watcher::Config::default()).default_backoff());
     let (mut asked, mut freed) = (false, None);
     while let Some(event) = stream.try_next().await? {
         match event {

@@ -16,7 +16,8 @@ use crate::wait::{self, Verdict};
 /// A slice of the node that names a pool of somebody's invention.
 const FORGED: &str = "trial-forged-slice";
 
-/// Without the policies, which refuse both, one slice is edited and another is made. Then the policies are back.
+/// Without the policies, which refuse both, one slice is edited and another is made. Then the
+/// policies are back.
 pub(super) async fn put_right(bench: Bench) -> TrialOutcome {
     let node = bench.node_with("a100", 4).await?;
     let slices: Api<ResourceSlice> = Api::all(bench.client.clone());
@@ -49,8 +50,13 @@ async fn own(slices: &Api<ResourceSlice>, node: &str) -> anyhow::Result<Resource
     Ok(wait::until(slices.clone(), of_node(node), "one slice of the node", PATIENCE, judge).await?)
 }
 
-async fn tamper(slices: &Api<ResourceSlice>, own: &ResourceSlice, node: &str) -> anyhow::Result<()> {
-    // Memory that is not there. Without their fence they would be left alone for a while: kube-scheduler may have seen them.
+async fn tamper(
+    slices: &Api<ResourceSlice>,
+    own: &ResourceSlice,
+    node: &str,
+) -> anyhow::Result<()> {
+    // Memory that is not there. Without their fence they would be left alone for a while:
+    // kube-scheduler may have seen them.
     let mut devices = json!(own.spec.devices);
     for device in devices.as_array_mut().into_iter().flatten() {
         device["capacity"]["memory"] = json!({"value": "1Ti"});
@@ -66,7 +72,8 @@ async fn tamper(slices: &Api<ResourceSlice>, own: &ResourceSlice, node: &str) ->
     Ok(())
 }
 
-/// What a slice says, without the generation, which counts changes, and the times at which taints were seen first.
+/// What a slice says, without the generation, which counts changes, and the times at which taints
+/// were seen first.
 fn says(slice: &ResourceSlice) -> Value {
     let mut devices = json!(slice.spec.devices);
     for device in devices.as_array_mut().into_iter().flatten() {

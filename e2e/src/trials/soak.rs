@@ -1,8 +1,10 @@
-//! Thousands of pods of random shapes, while driver, controller and kubelet are killed at random moments. At no instant is a
-//! GPU over-committed, and in the end nothing of them is left: no claim, no finalizer, nothing on any node.
+//! Thousands of pods of random shapes, while driver, controller and kubelet are killed at random
+//! moments. At no instant is a GPU over-committed, and in the end nothing of them is left: no
+//! claim, no finalizer, nothing on any node.
 //!
-//! `TESSERA_SOAK_SEED` repeats the shapes, the moments of deletion and the order of kills of an earlier run. What the cluster
-//! makes of them in between depends on its timing, so a seed repeats the load and not every interleaving.
+//! `TESSERA_SOAK_SEED` repeats the shapes, the moments of deletion and the order of kills of an
+//! earlier run. What the cluster makes of them in between depends on its timing, so a seed repeats
+//! the load and not every interleaving.
 
 mod harm;
 mod shape;
@@ -34,13 +36,15 @@ use crate::wait::{self, Verdict};
 /// Pods that are there at a time.
 const AT_A_TIME: usize = 40;
 
-/// The longest time without any pod's end. A kubelet that is killed amid starts of containers takes 3.1 s at its next start for each of
-/// them that has a cgroup and no task (cAdvisor asks containerd five times), in which it does nothing for pods: 19 s were seen, twice in a
-/// row. It may be killed again several times before it is done.
+/// The longest time without any pod's end. A kubelet that is killed amid starts of containers takes
+/// 3.1 s at its next start for each of them that has a cgroup and no task (cAdvisor asks containerd
+/// five times), in which it does nothing for pods: 19 s were seen, twice in a row. It may be killed
+/// again several times before it is done.
 const STALL: Duration = Duration::from_secs(300);
 
-/// Time for the last claims to go, and what nodes have of them: a kubelet that was killed while a pod was deleted by force finds its
-/// claims when it looks for claims without pods, every 60 s once it has started.
+/// Time for the last claims to go, and what nodes have of them: a kubelet that was killed while a
+/// pod was deleted by force finds its claims when it looks for claims without pods, every 60 s once
+/// it has started.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// How much there is to soak.
@@ -56,7 +60,9 @@ pub struct SoakSize {
 
 pub(super) async fn survived(bench: Bench) -> TrialOutcome {
     let seed = match std::env::var("TESSERA_SOAK_SEED") {
-        Ok(text) => text.parse().with_context(|| format!("$TESSERA_SOAK_SEED is no number: {text}"))?,
+        Ok(text) => {
+            text.parse().with_context(|| format!("$TESSERA_SOAK_SEED is no number: {text}"))?
+        }
         Err(_) => Random::fresh_seed(),
     };
     println!("    TESSERA_SOAK_SEED={seed}");
@@ -65,7 +71,8 @@ pub(super) async fn survived(bench: Bench) -> TrialOutcome {
 
 async fn soak(bench: &Bench, seed: u64) -> TrialOutcome {
     let hands = bench.hands()?.clone();
-    let nodes: Vec<String> = GpuInventory::read(&bench.client).await?.nodes().map(str::to_owned).collect();
+    let nodes: Vec<String> =
+        GpuInventory::read(&bench.client).await?.nodes().map(str::to_owned).collect();
     for template in shape::TEMPLATES {
         bench.template_of(template, shape::devices(template)).await?;
     }
@@ -73,21 +80,35 @@ async fn soak(bench: &Bench, seed: u64) -> TrialOutcome {
     let began = Instant::now();
     let mut harm = Harm::new(&hands, &nodes, Random::new(seed ^ 1), size.pause);
     let mut load = Load::new(bench, seed, size);
-    let outcome =
-        beside(&mut harm, overcommit::never_during(bench, lost_claims::given_up_during(bench, load.run())));
+    let outcome = beside(
+        &mut harm,
+        overcommit::never_during(bench, lost_claims::given_up_during(bench, load.run())),
+    );
     let outcome = outcome.await;
     // Whatever was seen, the cluster goes on with all of its components.
     let repaired = harm.repair().await;
     outcome?;
     repaired?;
-    println!("    {} pods and {} kills; warnings: {}", size.pods, harm.kills, warnings(bench).await?);
+    println!(
+        "    {} pods and {} kills; warnings: {}",
+        size.pods,
+        harm.kills,
+        warnings(bench).await?
+    );
     nothing_claimed(bench).await?;
     residue::nowhere(bench, PATIENCE).await?;
-    Ok(Outcome::Held(vec![Figure { of: format!("soak of {} pods", size.pods), took: began.elapsed() }]))
+    Ok(Outcome::Held(vec![Figure {
+        of: format!("soak of {} pods", size.pods),
+        took: began.elapsed(),
+    }]))
 }
 
-/// Carries out `load` while harm is done, and ends both: harm with all of the actions that it has begun.
-async fn beside(harm: &mut Harm<'_>, load: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
+/// Carries out `load` while harm is done, and ends both: harm with all of the actions that it has
+/// begun.
+async fn beside(
+    harm: &mut Harm<'_>,
+    load: impl Future<Output = anyhow::Result<()>>,
+) -> anyhow::Result<()> {
     let end = CancellationToken::new();
     let mut harming = pin!(harm.go_on(&end));
     tokio::select! {
@@ -117,7 +138,9 @@ async fn warnings(bench: &Bench) -> anyhow::Result<String> {
 async fn nothing_claimed(bench: &Bench) -> anyhow::Result<()> {
     let judge = |claims: &[ResourceClaim]| match claims.first() {
         None => Verdict::Done(()),
-        Some(claim) => Verdict::NotYet(format!("{}, the first of them: {}", claims.len(), json!(claim))),
+        Some(claim) => {
+            Verdict::NotYet(format!("{}, the first of them: {}", claims.len(), json!(claim)))
+        }
     };
     let what = "all claims to be gone";
     Ok(wait::until(bench.claims(), Default::default(), what, PATIENCE, judge).await?)
@@ -206,9 +229,9 @@ impl<'a> Load<'a> {
 
     /// Makes a claim that the next pods use together.
     async fn share(&mut self) -> anyhow::Result<()> {
-        let shared = Shared { claim: format!("shared-{}", self.made), pods: self.random.between(2, 4) };
-        let claim =
-            json!({"metadata": {"name": shared.claim}, "spec": {"devices": shape::devices("eighth")}});
+        let shared =
+            Shared { claim: format!("shared-{}", self.made), pods: self.random.between(2, 4) };
+        let claim = json!({"metadata": {"name": shared.claim}, "spec": {"devices": shape::devices("eighth")}});
         self.bench.claims().create(&PostParams::default(), &serde_json::from_value(claim)?).await?;
         self.shared = Some(shared);
         Ok(())
@@ -225,7 +248,8 @@ impl<'a> Load<'a> {
         anyhow::ensure!(!failed, "{name} failed: {}", json!(pod.status));
         if shape.is_due(pod) {
             let grace = if shape.by_force { Some(0) } else { None };
-            let parameters = DeleteParams { grace_period_seconds: grace, ..DeleteParams::default() };
+            let parameters =
+                DeleteParams { grace_period_seconds: grace, ..DeleteParams::default() };
             self.bench.delete_if_there(&name, &parameters).await?;
         }
         Ok(())
@@ -254,8 +278,11 @@ impl<'a> Load<'a> {
         }
         self.done += 1;
         // More of its pods are still to come.
-        let waits =
-            self.shared.as_ref().filter(|_| self.made < self.size.pods).map(|shared| shared.claim.clone());
+        let waits = self
+            .shared
+            .as_ref()
+            .filter(|_| self.made < self.size.pods)
+            .map(|shared| shared.claim.clone());
         let mut unused = Vec::new();
         for (claim, users) in &mut self.users {
             users.retain(|user| user != name);
@@ -285,15 +312,24 @@ impl<'a> Load<'a> {
                 )
             })
             .collect();
-        anyhow::anyhow!("no pod ended for {STALL:?}; {} are there:\n{}", states.len(), states.join("\n"))
+        anyhow::anyhow!(
+            "no pod ended for {STALL:?}; {} are there:\n{}",
+            states.len(),
+            states.join("\n")
+        )
     }
 }
 
-/// Whether its kubelet was killed while it started a container: the runtime then gives up with the call, and a pod that is
-/// never restarted has failed. That is Kubernetes' own doing, with or without claims.
+/// Whether its kubelet was killed while it started a container: the runtime then gives up with the
+/// call, and a pod that is never restarted has failed. That is Kubernetes' own doing, with or
+/// without claims.
 fn was_cut_off(pod: &Pod) -> bool {
     let statuses = pod.status.iter().flat_map(|status| {
-        status.container_statuses.iter().flatten().chain(status.init_container_statuses.iter().flatten())
+        status
+            .container_statuses
+            .iter()
+            .flatten()
+            .chain(status.init_container_statuses.iter().flatten())
     });
     let mut ends = statuses.filter_map(|status| status.state.as_ref()?.terminated.as_ref());
     ends.any(|end| {

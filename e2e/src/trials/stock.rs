@@ -57,8 +57,7 @@ async fn kube_scheduler_allocates(bench: &Bench) -> anyhow::Result<()> {
 
 /// The driver says at the pod that only the controller can do this, and what to write instead.
 async fn percent_is_refused(bench: &Bench) -> anyhow::Result<()> {
-    let parameters =
-        json!({"apiVersion": "gpu.tessera.dev/v1alpha1", "kind": "GpuConfig", "memory": {"percent": 25}});
+    let parameters = json!({"apiVersion": "gpu.tessera.dev/v1alpha1", "kind": "GpuConfig", "memory": {"percent": 25}});
     let template = json!({
         "metadata": {"name": "percent"},
         "spec": {"spec": {"devices": {
@@ -66,7 +65,8 @@ async fn percent_is_refused(bench: &Bench) -> anyhow::Result<()> {
             "config": [{"opaque": {"driver": DRIVER, "parameters": parameters}}],
         }}},
     });
-    let templates: Api<ResourceClaimTemplate> = Api::namespaced(bench.client.clone(), bench.namespace());
+    let templates: Api<ResourceClaimTemplate> =
+        Api::namespaced(bench.client.clone(), bench.namespace());
     templates.create(&PostParams::default(), &serde_json::from_value(template)?).await?;
     bench.holder("percent", "percent").await?;
     told_of(bench, "percent", &["memory.percent", "capacity.requests.memory"]).await?;
@@ -75,11 +75,15 @@ async fn percent_is_refused(bench: &Bench) -> anyhow::Result<()> {
 
 async fn device_of(bench: &Bench, pod: &str) -> anyhow::Result<String> {
     let claims = bench.claims().list(&Default::default()).await?;
-    let of_pod = |claim: &&ResourceClaim| claim.owner_references().iter().any(|owner| owner.name == pod);
+    let of_pod =
+        |claim: &&ResourceClaim| claim.owner_references().iter().any(|owner| owner.name == pod);
     let claim = claims.iter().find(of_pod).ok_or_else(|| anyhow::anyhow!("{pod} has no claim"))?;
     let status = serde_json::to_value(&claim.status)?;
     let device = &status["allocation"]["devices"]["results"][0]["device"];
-    Ok(device.as_str().ok_or_else(|| anyhow::anyhow!("the claim of {pod} is not allocated"))?.to_owned())
+    Ok(device
+        .as_str()
+        .ok_or_else(|| anyhow::anyhow!("the claim of {pod} is not allocated"))?
+        .to_owned())
 }
 
 /// Waits until the slices list the device after all others of its pool.
@@ -89,10 +93,15 @@ async fn comes_last(bench: &Bench, device: &str) -> anyhow::Result<()> {
         let last = |slice: &&ResourceSlice| {
             slice.spec.devices.iter().flatten().last().is_some_and(|last| last.name == device)
         };
-        if ours.any(|slice| last(&slice)) { Verdict::Done(()) } else { Verdict::NotYet("not last".into()) }
+        if ours.any(|slice| last(&slice)) {
+            Verdict::Done(())
+        } else {
+            Verdict::NotYet("not last".into())
+        }
     };
     let what = format!("{device}, which is in use, to come last");
-    Ok(wait::until(Api::all(bench.client.clone()), Default::default(), &what, PATIENCE, judge).await?)
+    Ok(wait::until(Api::all(bench.client.clone()), Default::default(), &what, PATIENCE, judge)
+        .await?)
 }
 
 /// Waits until every device of ours has just these taints of ours.
@@ -110,5 +119,6 @@ async fn taints_are(bench: &Bench, what: &str, wanted: &[&str]) -> anyhow::Resul
             other => Verdict::NotYet(format!("{:?}", other.map(|device| &device.taints))),
         }
     };
-    Ok(wait::until(Api::all(bench.client.clone()), Default::default(), what, PATIENCE, judge).await?)
+    Ok(wait::until(Api::all(bench.client.clone()), Default::default(), what, PATIENCE, judge)
+        .await?)
 }

@@ -1,4 +1,5 @@
-//! An editor gets rid of an allocated claim under a running pod: the GPU counts as taken while the pod runs.
+//! An editor gets rid of an allocated claim under a running pod: the GPU counts as taken while the
+//! pod runs.
 
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
@@ -14,7 +15,8 @@ use crate::runner::Outcome;
 pub(super) async fn counted(bench: Bench) -> TrialOutcome {
     let node = bench.node_with("a100", 1).await?;
     let inventory = GpuInventory::read(&bench.client).await?;
-    let device = inventory.first_of(&node).ok_or_else(|| anyhow::anyhow!("{node} publishes nothing"))?;
+    let device =
+        inventory.first_of(&node).ok_or_else(|| anyhow::anyhow!("{node} publishes nothing"))?;
     for name in ["taken", "wanted"] {
         let claim = whole(name, device);
         bench.claims().create(&PostParams::default(), &serde_json::from_value(claim)?).await?;
@@ -27,7 +29,11 @@ pub(super) async fn counted(bench: Bench) -> TrialOutcome {
     create(&bench, "waiting", "wanted").await?;
     placement::told(&bench, "waiting", "NoDevices").await?;
     let wanted = bench.claims().get("wanted").await?;
-    anyhow::ensure!(!holds_device(&wanted), "a GPU in use was handed out: {}", json!(wanted.status));
+    anyhow::ensure!(
+        !holds_device(&wanted),
+        "a GPU in use was handed out: {}",
+        json!(wanted.status)
+    );
     let running = bench.pods().get("holder").await?;
     anyhow::ensure!(phase(&running) == "Running", "the holder is {}", phase(&running));
 

@@ -1,4 +1,5 @@
-//! A tenant tampers with its grants and ledgers, from inside its containers: it gets no more memory, and nobody else notices.
+//! A tenant tampers with its grants and ledgers, from inside its containers: it gets no more
+//! memory, and nobody else notices.
 
 use futures::{AsyncBufReadExt, TryStreamExt};
 use k8s_openapi::api::core::v1::Pod;
@@ -30,8 +31,8 @@ pub(super) async fn forged(bench: Bench) -> TrialOutcome {
     gpu.clean_up().await
 }
 
-/// Neither are files of a volume, which a link in the image has the runtime mount where grants are: beside the true one, and
-/// over it.
+/// Neither are files of a volume, which a link in the image has the runtime mount where grants are:
+/// beside the true one, and over it.
 pub(super) async fn forged_by_image(bench: Bench) -> TrialOutcome {
     let gpu = OneGpu::of(&bench).await?;
     gpu.claim("own").await?;
@@ -42,16 +43,23 @@ pub(super) async fn forged_by_image(bench: Bench) -> TrialOutcome {
         gpu.create(forging_volume(name, &directory)).await?;
         let filled = gpu.said(name, "filled").await?;
         let taken = filled.taken()?;
-        anyhow::ensure!(taken + HELD <= GRANTED, "{name} the true grant: took {taken} of {GRANTED}");
-        // It did get there: what is beside a true grant takes nothing from it, what is over it hides it.
+        anyhow::ensure!(
+            taken + HELD <= GRANTED,
+            "{name} the true grant: took {taken} of {GRANTED}"
+        );
+        // It did get there: what is beside a true grant takes nothing from it, what is over it
+        // hides it.
         let expected = if name == "beside" { GRANTED - HELD } else { 0 };
-        anyhow::ensure!(taken == expected, "{name} the true grant: took {taken}, expected {expected}");
+        anyhow::ensure!(
+            taken == expected,
+            "{name} the true grant: took {taken}, expected {expected}"
+        );
     }
     gpu.clean_up().await
 }
 
-/// A pod whose first container forges a share in a volume, and whose second has it mounted through the image's link `/links/…`,
-/// deep enough to be mounted after the true ones.
+/// A pod whose first container forges a share in a volume, and whose second has it mounted through
+/// the image's link `/links/…`, deep enough to be mounted after the true ones.
 fn forging_volume(name: &str, share: &str) -> Value {
     let mut pod = pod(name, "own", &["fill"]);
     let mut forger = pod["spec"]["containers"][0].clone();
@@ -81,10 +89,17 @@ fn forging_volume(name: &str, share: &str) -> Value {
     pod
 }
 
-/// Ledgers ruined in every way, while another pod of the same claim holds memory, and a neighbour beside them on the GPU.
+/// Ledgers ruined in every way, while another pod of the same claim holds memory, and a neighbour
+/// beside them on the GPU.
 pub(super) async fn ledgers(bench: Bench) -> TrialOutcome {
-    const WAYS: [&str; 6] =
-        ["truncate-ledger", "zero-ledger", "reset-ledger", "grow-ledger", "scramble-ledger", "forge-grant"];
+    const WAYS: [&str; 6] = [
+        "truncate-ledger",
+        "zero-ledger",
+        "reset-ledger",
+        "grow-ledger",
+        "scramble-ledger",
+        "forge-grant",
+    ];
     let gpu = OneGpu::of(&bench).await?;
     gpu.claim("neighbour").await?;
     gpu.create(pod("neighbour", "neighbour", &["hold", "--take", "64Mi"])).await?;
@@ -128,7 +143,8 @@ pub(super) async fn exhausted(bench: Bench) -> TrialOutcome {
     gpu.clean_up().await
 }
 
-/// Who may make namespaces may mount, and makes grants: a limit. The runtime's own seccomp profile closes it.
+/// Who may make namespaces may mount, and makes grants: a limit. The runtime's own seccomp profile
+/// closes it.
 pub(super) async fn namespaces(bench: Bench) -> TrialOutcome {
     let gpu = OneGpu::of(&bench).await?;
     for (name, profile) in [("confined", "RuntimeDefault"), ("unconfined", "Unconfined")] {
@@ -139,7 +155,10 @@ pub(super) async fn namespaces(bench: Bench) -> TrialOutcome {
         let said = gpu.said(name, "filled").await?;
         let (taken, refused) = (said.taken()?, &said.tampered["refusedWith"]);
         if profile == "RuntimeDefault" {
-            anyhow::ensure!(refused.is_string() && taken == GRANTED, "{profile}: {refused}, took {taken}");
+            anyhow::ensure!(
+                refused.is_string() && taken == GRANTED,
+                "{profile}: {refused}, took {taken}"
+            );
         } else if refused.is_null() {
             anyhow::ensure!(
                 taken > GRANTED,
@@ -169,7 +188,9 @@ impl Said {
         if self.line["event"] == "error" && self.line["name"] == "CUDA_ERROR_OUT_OF_MEMORY" {
             return Ok(0);
         }
-        self.line["takenBytes"].as_u64().ok_or_else(|| anyhow::anyhow!("no takenBytes in {}", self.line))
+        self.line["takenBytes"]
+            .as_u64()
+            .ok_or_else(|| anyhow::anyhow!("no takenBytes in {}", self.line))
     }
 
     fn tampered_unhindered(&self) -> anyhow::Result<()> {
@@ -189,7 +210,8 @@ impl OneGpu {
     async fn of(bench: &Bench) -> anyhow::Result<Self> {
         let node = bench.node_with("a100", 1).await?;
         let inventory = GpuInventory::read(&bench.client).await?;
-        let device = inventory.first_of(&node).ok_or_else(|| anyhow::anyhow!("{node} publishes nothing"))?;
+        let device =
+            inventory.first_of(&node).ok_or_else(|| anyhow::anyhow!("{node} publishes nothing"))?;
         Ok(Self { bench: bench.clone(), device: device.to_owned(), node })
     }
 
@@ -241,8 +263,10 @@ impl OneGpu {
                 ),
             }
         };
-        wait::until_one(self.bench.pods(), pod, &format!("pod {pod} to run"), PATIENCE, began).await?;
-        let parameters = LogParams { container: Some("probe".into()), follow: true, ..LogParams::default() };
+        wait::until_one(self.bench.pods(), pod, &format!("pod {pod} to run"), PATIENCE, began)
+            .await?;
+        let parameters =
+            LogParams { container: Some("probe".into()), follow: true, ..LogParams::default() };
         let mut seen = String::new();
         let read = async {
             let mut tampered = Value::Null;
@@ -269,11 +293,15 @@ impl OneGpu {
     async fn nothing_noticed(&self, neighbour: &Pod) -> anyhow::Result<()> {
         let name = neighbour.name_any();
         self.claim("newcomer").await?;
-        for (pod, of, expected) in [("cap", name.as_str(), GRANTED - HELD), ("newcomer", "newcomer", GRANTED)]
+        for (pod, of, expected) in
+            [("cap", name.as_str(), GRANTED - HELD), ("newcomer", "newcomer", GRANTED)]
         {
             self.create(self::pod(pod, of, &["fill"])).await?;
             let taken = self.said(pod, "filled").await?.taken()?;
-            anyhow::ensure!(taken == expected, "{pod} of claim {of} took {taken}, expected {expected}");
+            anyhow::ensure!(
+                taken == expected,
+                "{pod} of claim {of} took {taken}, expected {expected}"
+            );
         }
         let after = self.bench.pods().get(&name).await?;
         anyhow::ensure!(

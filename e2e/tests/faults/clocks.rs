@@ -21,7 +21,8 @@ async fn renewed(rig: &Rig, holder: &str) {
     let mut versions = Vec::new();
     let judge = |lease: Option<&Lease>| {
         let Some(lease) = lease else { return Verdict::NotYet("no Lease".to_owned()) };
-        let held = lease.spec.as_ref().and_then(|spec| spec.holder_identity.clone()).unwrap_or_default();
+        let held =
+            lease.spec.as_ref().and_then(|spec| spec.holder_identity.clone()).unwrap_or_default();
         if held != holder {
             return Verdict::Hopeless(format!("the Lease is {held}'s"));
         }

@@ -59,7 +59,8 @@ async fn a_full_storm_of_conflicts_is_met_with_patience_and_ends_with_every_pod_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_allocation_that_nobody_needs_is_taken_back_after_the_storm_and_not_a_thousand_times_during_it() {
+async fn an_allocation_that_nobody_needs_is_taken_back_after_the_storm_and_not_a_thousand_times_during_it()
+ {
     let rig = Rig::with_nodes(&[1]).await;
     let _controller = rig.controller("a", false);
     rig.decide(|_| Fault::None);

@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 
 use crate::rig::{Rig, create, pod};
 
-/// Pods of the tenant. All of them together keep a debug build of the planner for minutes, an optimised one for ten seconds.
+/// Pods of the tenant. All of them together keep a debug build of the planner for minutes, an
+/// optimised one for ten seconds.
 const PODS: usize = 8;
 
 /// What the API server estimates for one of these selectors is a fifth of its limit.
@@ -25,7 +26,8 @@ fn claim(name: &str, number: usize) -> Value {
             "capacity": {"requests": {"memory": "900Gi"}},
         })
     };
-    let request = json!({"name": "gpu", "firstAvailable": (0..8).map(alternative).collect::<Vec<_>>()});
+    let request =
+        json!({"name": "gpu", "firstAvailable": (0..8).map(alternative).collect::<Vec<_>>()});
     json!({"metadata": {"name": name}, "spec": {"devices": {"requests": [request]}}})
 }
 
@@ -55,7 +57,8 @@ async fn large_claims_without_a_pod_cost_a_neighbor_nothing() {
     let claims: Api<ResourceClaim> = rig.tenants();
     let large = |number: usize| {
         let expression = |s: usize| format!("[{}{number}, {s}].size() > 0", "1,".repeat(5000));
-        let selectors: Vec<Value> = (0..16).map(|s| json!({"cel": {"expression": expression(s)}})).collect();
+        let selectors: Vec<Value> =
+            (0..16).map(|s| json!({"cel": {"expression": expression(s)}})).collect();
         json!({"name": "gpu", "exactly": {"deviceClassName": "gpu.tessera.dev", "selectors": selectors}})
     };
     for number in 0..20 {

@@ -61,7 +61,8 @@ struct Overseen {
     shares: Vec<(String, String)>,
     /// How each claim is.
     claims: BTreeMap<String, ClaimState>,
-    /// What became of claims, in order. A write that is sent again for want of an answer changes nothing.
+    /// What became of claims, in order. A write that is sent again for want of an answer changes
+    /// nothing.
     changes: Vec<(String, Change)>,
     /// The newest version of a claim.
     version: u64,
@@ -127,13 +128,18 @@ impl Rig {
     pub(crate) async fn with_nodes(gpus: &[usize]) -> Self {
         let mut api = ApiOptions::default();
         api.namespaces.extend([NAMESPACE, TENANT].map(str::to_owned));
-        let cluster = SimCluster::start(ClusterOptions { api, ..ClusterOptions::default() }).await.unwrap();
+        let cluster =
+            SimCluster::start(ClusterOptions { api, ..ClusterOptions::default() }).await.unwrap();
         let client = cluster.api().observer();
         create::<DeviceClass>(&Api::all(client.clone()), class()).await;
         create::<Lease>(&Api::namespaced(client.clone(), NAMESPACE), lease()).await;
         for (number, gpus) in gpus.iter().enumerate() {
             create::<Node>(&Api::all(client.clone()), node(&format!("node-{number}"))).await;
-            create::<ResourceSlice>(&Api::all(client.clone()), slice(&format!("node-{number}"), *gpus)).await;
+            create::<ResourceSlice>(
+                &Api::all(client.clone()),
+                slice(&format!("node-{number}"), *gpus),
+            )
+            .await;
         }
         let (sees, overseen) = watch::channel(Overseen::default());
         let ledger = DeviceLedger::new(&GpuInventory::read(&client).await.unwrap());
@@ -174,7 +180,8 @@ impl Rig {
     /// Waits until controllers have made so many requests that pass the filter.
     pub(crate) async fn requested(&self, count: usize, filter: impl Fn(&RequestInfo) -> bool) {
         let mut seen = self.seen.subscribe();
-        let enough = |seen: &Vec<Seen>| seen.iter().filter(|(_, request)| filter(request)).count() >= count;
+        let enough =
+            |seen: &Vec<Seen>| seen.iter().filter(|(_, request)| filter(request)).count() >= count;
         let waiting = tokio::time::timeout(PATIENCE, seen.wait_for(enough)).await;
         let _ = waiting.expect("the controller does not ask for it").unwrap();
     }
@@ -229,29 +236,43 @@ impl Rig {
     /// Waits until the pods are bound: their claims are allocated and reserved then.
     pub(crate) async fn bound(&self, names: &[String]) {
         let judge = |pods: &[Pod]| {
-            let is_bound = |pod: &&Pod| pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
+            let is_bound =
+                |pod: &&Pod| pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
             let bound: Vec<_> =
                 pods.iter().filter(is_bound).filter_map(|p| p.metadata.name.clone()).collect();
             let left: Vec<_> = names.iter().filter(|name| !bound.contains(name)).cloned().collect();
-            if left.is_empty() { Verdict::Done(()) } else { Verdict::NotYet(format!("not bound: {left:?}")) }
+            if left.is_empty() {
+                Verdict::Done(())
+            } else {
+                Verdict::NotYet(format!("not bound: {left:?}"))
+            }
         };
-        wait::until(self.pods(), Default::default(), "pods to be bound", PATIENCE, judge).await.unwrap();
+        wait::until(self.pods(), Default::default(), "pods to be bound", PATIENCE, judge)
+            .await
+            .unwrap();
     }
 
     /// Waits for an event of that reason on the pod.
     pub(crate) async fn told(&self, pod: &str, reason: &str) {
-        let selector =
-            watcher::Config::default().fields(&format!("involvedObject.name={pod},reason={reason}"));
+        let selector = watcher::Config::default()
+            .fields(&format!("involvedObject.name={pod},reason={reason}"));
         let judge = |events: &[Event]| match events {
             [] => Verdict::NotYet("no such event".to_owned()),
             _ => Verdict::Done(()),
         };
         let events: Api<Event> = Api::namespaced(self.client.clone(), "default");
-        wait::until(events, selector, &format!("event {reason} on {pod}"), PATIENCE, judge).await.unwrap();
+        wait::until(events, selector, &format!("event {reason} on {pod}"), PATIENCE, judge)
+            .await
+            .unwrap();
     }
 
     pub(crate) async fn is_allocated(&self, name: &str) -> bool {
-        self.claims().get(name).await.unwrap().status.is_some_and(|status| status.allocation.is_some())
+        self.claims()
+            .get(name)
+            .await
+            .unwrap()
+            .status
+            .is_some_and(|status| status.allocation.is_some())
     }
 
     /// The same, and the pod comes before all others.
@@ -301,7 +322,12 @@ impl Rig {
     /// All events of that reason.
     pub(crate) async fn events(&self, reason: &str) -> usize {
         let events: Api<Event> = Api::namespaced(self.client.clone(), "default");
-        events.list(&ListParams::default().fields(&format!("reason={reason}"))).await.unwrap().items.len()
+        events
+            .list(&ListParams::default().fields(&format!("reason={reason}")))
+            .await
+            .unwrap()
+            .items
+            .len()
     }
 
     pub(crate) fn leases(&self) -> Api<Lease> {
@@ -332,13 +358,15 @@ impl Rig {
         seen.changes.iter().filter(|(of, _)| of == claim).map(|(_, change)| *change).collect()
     }
 
-    /// What the eye on the claims has seen, all that is now among it: its watch may be behind others.
+    /// What the eye on the claims has seen, all that is now among it: its watch may be behind
+    /// others.
     async fn oversee(&self) -> Overseen {
         let claims = self.claims().list(&ListParams::default()).await.unwrap();
         let newest = claims.iter().map(version_of).max().unwrap_or_default();
         let mut overseen = self.overseen.clone();
         let seen = overseen.wait_for(|seen| seen.version >= newest || seen.wrong.is_some());
-        let seen = tokio::time::timeout(PATIENCE, seen).await.expect("the eye on the claims is closed");
+        let seen =
+            tokio::time::timeout(PATIENCE, seen).await.expect("the eye on the claims is closed");
         let seen = seen.unwrap().clone();
         assert_eq!(seen.wrong, None);
         seen
@@ -382,7 +410,8 @@ impl Controller {
 
     /// Memory that the process has resident, in MiB.
     pub(crate) fn resident_mib(&self) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id().unwrap())).unwrap();
+        let status =
+            std::fs::read_to_string(format!("/proc/{}/status", self.child.id().unwrap())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
         line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() / 1024
     }
@@ -397,7 +426,11 @@ impl Drop for Controller {
         if std::thread::panicking() {
             let log = self.log();
             let tail = log.lines().rev().take(30).collect::<Vec<_>>().into_iter().rev();
-            eprintln!("--- the end of {}\n{}", self.log.display(), tail.collect::<Vec<_>>().join("\n"));
+            eprintln!(
+                "--- the end of {}\n{}",
+                self.log.display(),
+                tail.collect::<Vec<_>>().join("\n")
+            );
         }
     }
 }
@@ -505,7 +538,8 @@ fn slice(node: &str, gpus: usize) -> Value {
 }
 
 fn claim(name: &str, memory: &str) -> Value {
-    let exactly = json!({"deviceClassName": "gpu.tessera.dev", "capacity": {"requests": {"memory": memory}}});
+    let exactly =
+        json!({"deviceClassName": "gpu.tessera.dev", "capacity": {"requests": {"memory": memory}}});
     json!({
         "metadata": {"name": name},
         "spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}},

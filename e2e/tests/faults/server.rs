@@ -13,12 +13,14 @@ use crate::rig::{PATIENCE, Rig};
 const OUTAGE: Duration = Duration::from_secs(3);
 
 fn is_allocation(request: &RequestInfo) -> bool {
-    request.resource == "resourceclaims" && request.verb == "patch" && request.subresource == "status"
+    request.resource == "resourceclaims"
+        && request.verb == "patch"
+        && request.subresource == "status"
 }
 
-/// The server crashes at the write of an allocation, which is still `served` or is not; nobody gets its answer. Two claims want
-/// more than there is, so whoever forgets the first while its outcome is open gives its share to the second, which is more
-/// urgent.
+/// The server crashes at the write of an allocation, which is still `served` or is not; nobody gets
+/// its answer. Two claims want more than there is, so whoever forgets the first while its outcome
+/// is open gives its share to the second, which is more urgent.
 async fn crash_at_the_allocation(served: bool) {
     let rig = Rig::with_nodes(&[1]).await;
     let api = rig.api().clone();
@@ -55,9 +57,14 @@ async fn crash_at_the_allocation(served: bool) {
     assert!(!rig.is_allocated("second").await, "50Gi and 50Gi do not fit into 80Gi");
     assert!(controller.runs());
     let now = rig.leases().get("tessera-controller").await.unwrap();
-    let transitions =
-        |lease: &k8s_openapi::api::coordination::v1::Lease| lease.spec.as_ref().unwrap().lease_transitions;
-    assert_eq!(transitions(&now), transitions(&lease), "the leader keeps its lease over {OUTAGE:?}");
+    let transitions = |lease: &k8s_openapi::api::coordination::v1::Lease| {
+        lease.spec.as_ref().unwrap().lease_transitions
+    };
+    assert_eq!(
+        transitions(&now),
+        transitions(&lease),
+        "the leader keeps its lease over {OUTAGE:?}"
+    );
     rig.finish().await;
 }
 
@@ -67,12 +74,14 @@ async fn a_restart_before_the_allocation_is_written_loses_and_doubles_nothing() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_restart_after_the_allocation_is_written_and_before_its_answer_loses_and_doubles_nothing() {
+async fn a_restart_after_the_allocation_is_written_and_before_its_answer_loses_and_doubles_nothing()
+{
     crash_at_the_allocation(true).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_outage_longer_than_the_lease_ends_the_leader_and_the_next_one_takes_over_what_is_there() {
+async fn an_outage_longer_than_the_lease_ends_the_leader_and_the_next_one_takes_over_what_is_there()
+{
     let rig = Rig::with_nodes(&[1]).await;
     let mut first = rig.controller("a", true);
     rig.led_by("a").await;

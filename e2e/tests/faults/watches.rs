@@ -11,7 +11,9 @@ use crate::rig::{Change, Rig, is_controller};
 const LAG: Duration = Duration::from_millis(700);
 
 fn is_allocation(request: &RequestInfo) -> bool {
-    request.resource == "resourceclaims" && request.verb == "patch" && request.subresource == "status"
+    request.resource == "resourceclaims"
+        && request.verb == "patch"
+        && request.subresource == "status"
 }
 
 fn is_list(request: &RequestInfo) -> bool {
@@ -64,7 +66,8 @@ async fn a_watch_that_ends_with_410_at_every_other_event_misses_nothing() {
     rig.finish().await;
 }
 
-/// One kind lags, so that its events come after those of other kinds that were caused by them, or that they caused.
+/// One kind lags, so that its events come after those of other kinds that were caused by them, or
+/// that they caused.
 async fn lagging(resource: &'static str) {
     let rig = Rig::with_nodes(&[1]).await;
     rig.api().set_watch_fault_hook(Some(Arc::new(move |watch| {
@@ -72,7 +75,8 @@ async fn lagging(resource: &'static str) {
         if lags { WatchFault::Delay(LAG) } else { WatchFault::None }
     })));
     let _controller = rig.controller("a", false);
-    let names = |wave: &str| (0..5).map(|number| format!("{wave}-{number}")).collect::<Vec<String>>();
+    let names =
+        |wave: &str| (0..5).map(|number| format!("{wave}-{number}")).collect::<Vec<String>>();
     for name in names("first") {
         rig.pod(&name, "16Gi").await;
     }

@@ -20,7 +20,11 @@ struct Failed {
 
 impl Failed {
     fn nvml(call: &'static str) -> impl FnOnce(NvmlError) -> Self {
-        move |error| Self { call, lost: matches!(error, NvmlError::GpuLost), error: error.to_string() }
+        move |error| Self {
+            call,
+            lost: matches!(error, NvmlError::GpuLost),
+            error: error.to_string(),
+        }
     }
 
     /// NVML answered, and not in the form that it documents.
@@ -57,15 +61,18 @@ fn read(
     sysfs_root: &Path,
     identity: &mut Option<GpuUuid>,
 ) -> Result<Gpu, Failed> {
-    let device =
-        session.nvml().device_by_index(index).map_err(Failed::nvml("nvmlDeviceGetHandleByIndex_v2"))?;
+    let device = session
+        .nvml()
+        .device_by_index(index)
+        .map_err(Failed::nvml("nvmlDeviceGetHandleByIndex_v2"))?;
     let uuid = device.uuid().map_err(Failed::nvml("nvmlDeviceGetUUID"))?;
     let uuid = GpuUuid::new(uuid).map_err(Failed::form("nvmlDeviceGetUUID"))?;
     *identity = Some(uuid.clone());
     let pci = device.pci_info().map_err(Failed::nvml("nvmlDeviceGetPciInfo_v3"))?;
     let pci_bus_id = PciBusId::new(pci.bus_id).map_err(Failed::form("nvmlDeviceGetPciInfo_v3"))?;
-    let capability =
-        device.cuda_compute_capability().map_err(Failed::nvml("nvmlDeviceGetCudaComputeCapability"))?;
+    let capability = device
+        .cuda_compute_capability()
+        .map_err(Failed::nvml("nvmlDeviceGetCudaComputeCapability"))?;
     let place = place(sysfs_root, &pci_bus_id);
     Ok(Gpu {
         uuid,
@@ -73,7 +80,10 @@ fn read(
         minor: device.minor_number().map_err(Failed::nvml("nvmlDeviceGetMinorNumber"))?,
         product_name: device.name().map_err(Failed::nvml("nvmlDeviceGetName"))?,
         architecture: architecture(&device),
-        memory_bytes: device.memory_info().map_err(Failed::nvml("nvmlDeviceGetMemoryInfo_v2"))?.total,
+        memory_bytes: device
+            .memory_info()
+            .map_err(Failed::nvml("nvmlDeviceGetMemoryInfo_v2"))?
+            .total,
         cuda_compute_capability: ComputeCapability {
             major: u32::try_from(capability.major).unwrap_or(0),
             minor: u32::try_from(capability.minor).unwrap_or(0),

@@ -26,8 +26,8 @@ struct NvLinks {
     count: u32,
 }
 
-/// All links between the GPUs: the PCIe level of every pair, and their NVLinks. What cannot be read is left out: topology is a
-/// preference, and a claim that requires it must not be given a guess.
+/// All links between the GPUs: the PCIe level of every pair, and their NVLinks. What cannot be read
+/// is left out: topology is a preference, and a claim that requires it must not be given a guess.
 pub(super) fn between(session: &Session, gpus: &[Gpu]) -> Vec<Link> {
     let addressed: Vec<_> =
         gpus.iter().map(|gpu| (gpu.pci_bus_id.clone(), read_ends(session, gpu))).collect();
@@ -90,7 +90,8 @@ fn ends(device: &Device<'_>) -> Result<Ends, NvmlError> {
             Err(error) => return Err(error),
         }
         let Ok(address) = PciBusId::new(wrapper.remote_pci_info()?.bus_id) else { continue };
-        // Drivers that cannot tell are from before NVSwitch's successors to DGX-2; a link to a CPU (POWER9) is neither.
+        // Drivers that cannot tell are from before NVSwitch's successors to DGX-2; a link to a CPU
+        // (POWER9) is neither.
         let side = if raw::leads_to_switch(device, link).unwrap_or(false) {
             &mut ends.switches
         } else {
@@ -101,8 +102,8 @@ fn ends(device: &Device<'_>) -> Result<Ends, NvmlError> {
     Ok(ends)
 }
 
-/// Direct links are what one of the GPUs says leads to the other; through switches, the pair can use as many as the one with
-/// fewer links into the switches that both are on.
+/// Direct links are what one of the GPUs says leads to the other; through switches, the pair can
+/// use as many as the one with fewer links into the switches that both are on.
 fn pairs(gpus: &[(PciBusId, Ends)]) -> Vec<NvLinks> {
     let mut found = Vec::new();
     for (first, (first_address, first_ends)) in gpus.iter().enumerate() {
@@ -138,7 +139,8 @@ mod tests {
     }
 
     fn gpu(bus: u8, gpus: &[(u8, u32)], switches: &[(u8, u32)]) -> (PciBusId, Ends) {
-        let map = |list: &[(u8, u32)]| list.iter().map(|&(bus, count)| (address(bus), count)).collect();
+        let map =
+            |list: &[(u8, u32)]| list.iter().map(|&(bus, count)| (address(bus), count)).collect();
         (address(bus), Ends { gpus: map(gpus), switches: map(switches) })
     }
 
@@ -155,7 +157,8 @@ mod tests {
 
     #[test]
     fn gpus_on_different_switches_are_not_joined() {
-        let gpus = [gpu(1, &[], &[(7, 9), (8, 9)]), gpu(2, &[], &[(8, 9)]), gpu(3, &[], &[(6, 18)])];
+        let gpus =
+            [gpu(1, &[], &[(7, 9), (8, 9)]), gpu(2, &[], &[(8, 9)]), gpu(3, &[], &[(6, 18)])];
         assert_eq!(pairs(&gpus), [NvLinks { between: (0, 1), count: 9 }]);
     }
 }

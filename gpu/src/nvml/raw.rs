@@ -13,7 +13,8 @@ use super::session::Session;
 
 /// Whether an NVSwitch is at the other end of a link.
 ///
-/// The wrapper's `remote_device_type` hands NVML a temporary and always answers "unknown" (nvml-wrapper 0.13.0).
+/// The wrapper's `remote_device_type` hands NVML a temporary and always answers "unknown"
+/// (nvml-wrapper 0.13.0).
 pub(super) fn leads_to_switch(device: &Device<'_>, link: u32) -> Result<bool, NvmlError> {
     let call = nvml_sym(device.nvml().lib().nvmlDeviceGetNvLinkRemoteDeviceType.as_ref())?;
     let mut kind: nvmlIntNvLinkDeviceType_t = 0;
@@ -46,15 +47,16 @@ pub(super) struct EventSet {
     set: nvmlEventSet_t,
 }
 
-// SAFETY: NVML is thread-safe ("the NVML library is thread-safe", NVML reference, section 1.2); the pointer is opaque and
-// only handed back to it.
+// SAFETY: NVML is thread-safe ("the NVML library is thread-safe", NVML reference, section 1.2); the
+// pointer is opaque and only handed back to it.
 unsafe impl Send for EventSet {}
 
 impl EventSet {
     pub(super) fn create(session: Arc<Session>) -> Result<Self, NvmlError> {
         let mut set: nvmlEventSet_t = std::ptr::null_mut();
         let call = nvml_sym(session.nvml().lib().nvmlEventSetCreate.as_ref())?;
-        // SAFETY: NVML is initialised as long as the session lives, and the place for the answer outlives the call.
+        // SAFETY: NVML is initialised as long as the session lives, and the place for the answer
+        // outlives the call.
         nvml_try(unsafe { call(&mut set) })?;
         Ok(Self { session, set })
     }
@@ -78,14 +80,19 @@ impl EventSet {
         };
         // SAFETY: a set that has not been freed, and a complete struct that outlives the call.
         nvml_try(unsafe { call(self.set, &mut data, timeout_ms) })?;
-        Ok(RawEvent { device: HandleId(data.device as usize), kind: data.eventType, data: data.eventData })
+        Ok(RawEvent {
+            device: HandleId(data.device as usize),
+            kind: data.eventType,
+            data: data.eventData,
+        })
     }
 }
 
 impl Drop for EventSet {
     fn drop(&mut self) {
         if let Ok(call) = nvml_sym(self.session.nvml().lib().nvmlEventSetFree.as_ref()) {
-            // SAFETY: freed once, before the session that it belongs to. A failure leaves nothing to be done.
+            // SAFETY: freed once, before the session that it belongs to. A failure leaves nothing
+            // to be done.
             let _ = unsafe { call(self.set) };
         }
     }

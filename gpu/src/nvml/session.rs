@@ -26,8 +26,8 @@ pub(super) struct Versions {
 }
 
 impl Session {
-    /// Loads the first library that there is. One that loads and cannot be initialised ends the search: another would find the
-    /// same kernel driver.
+    /// Loads the first library that there is. One that loads and cannot be initialised ends the
+    /// search: another would find the same kernel driver.
     pub(super) fn open(options: &NvmlOptions) -> Result<Self, LibraryError> {
         let mut searched = Vec::new();
         let mut last = NvmlError::LibraryNotFound;
@@ -39,7 +39,9 @@ impl Session {
                     searched.push(library.to_string());
                     last = error;
                 }
-                Err(source) => return Err(LibraryError::Initialise { library: library.to_string(), source }),
+                Err(source) => {
+                    return Err(LibraryError::Initialise { library: library.to_string(), source });
+                }
             }
         }
         Err(LibraryError::NotFound { searched: searched.join(", "), source: last })
@@ -58,9 +60,12 @@ impl Session {
 
     pub(super) fn versions(&self) -> Result<Versions, LibraryError> {
         let failed = |call| move |source| LibraryError::Call { call, source };
-        let driver = self.nvml.sys_driver_version().map_err(failed("nvmlSystemGetDriverVersion"))?;
-        let cuda =
-            self.nvml.sys_cuda_driver_version().map_err(failed("nvmlSystemGetCudaDriverVersion_v2"))?;
+        let driver =
+            self.nvml.sys_driver_version().map_err(failed("nvmlSystemGetDriverVersion"))?;
+        let cuda = self
+            .nvml
+            .sys_cuda_driver_version()
+            .map_err(failed("nvmlSystemGetCudaDriverVersion_v2"))?;
         let cuda = CudaVersion::from_number(u32::try_from(cuda).unwrap_or(0));
         Ok(Versions { driver, cuda })
     }

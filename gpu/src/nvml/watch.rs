@@ -31,7 +31,8 @@ enum Presence {
     Lost,
 }
 
-/// An event set and the GPUs in it. GPUs cannot be taken out of a set: when one is lost, a new set is made.
+/// An event set and the GPUs in it. GPUs cannot be taken out of a set: when one is lost, a new set
+/// is made.
 struct Registered {
     set: EventSet,
     gpus: BTreeMap<HandleId, GpuUuid>,
@@ -44,13 +45,22 @@ impl NvmlWatch {
         Ok(Self { session, gpus, set })
     }
 
-    /// Asks every GPU whether it is there; reports what has changed, and registers anew if so. Returns whether anything has.
-    fn ask_all(&mut self, doubt: Doubt, events: &mut Vec<HealthEvent>) -> Result<bool, LibraryError> {
+    /// Asks every GPU whether it is there; reports what has changed, and registers anew if so.
+    /// Returns whether anything has.
+    fn ask_all(
+        &mut self,
+        doubt: Doubt,
+        events: &mut Vec<HealthEvent>,
+    ) -> Result<bool, LibraryError> {
         let mut changed = false;
         for (gpu, presence) in &mut self.gpus {
             let now = ask(&self.session, gpu, *presence, doubt);
             if now != *presence {
-                let kind = if now == Presence::Lost { HealthEventKind::Lost } else { HealthEventKind::Back };
+                let kind = if now == Presence::Lost {
+                    HealthEventKind::Lost
+                } else {
+                    HealthEventKind::Back
+                };
                 events.push(HealthEvent { gpu: gpu.clone(), kind });
                 *presence = now;
                 changed = true;
@@ -64,8 +74,13 @@ impl NvmlWatch {
         Ok(changed)
     }
 
-    /// The set says that one of its GPUs is lost, and not which one. As long as that one is in it, it does not wait.
-    fn find_lost(&mut self, timeout: Duration, events: &mut Vec<HealthEvent>) -> Result<(), LibraryError> {
+    /// The set says that one of its GPUs is lost, and not which one. As long as that one is in it,
+    /// it does not wait.
+    fn find_lost(
+        &mut self,
+        timeout: Duration,
+        events: &mut Vec<HealthEvent>,
+    ) -> Result<(), LibraryError> {
         if !self.ask_all(Doubt::OneIsLost, events)? {
             // All of them answer. NVML contradicts itself, which must not make this thread run hot.
             thread::park_timeout(timeout);
@@ -90,11 +105,13 @@ enum Doubt {
     OneIsLost,
 }
 
-/// A GPU that answers anything but "lost" is there; what else is wrong with it shows elsewhere. But when it is known that one is
-/// lost, it is one that gives no proper answer; and one that was lost is back only with a proper answer. Memory is asked for because
-/// that answer comes from the GPU's own kernel driver state, not from what NVML remembers.
+/// A GPU that answers anything but "lost" is there; what else is wrong with it shows elsewhere. But
+/// when it is known that one is lost, it is one that gives no proper answer; and one that was lost
+/// is back only with a proper answer. Memory is asked for because that answer comes from the GPU's
+/// own kernel driver state, not from what NVML remembers.
 fn ask(session: &Session, gpu: &GpuUuid, before: Presence, doubt: Doubt) -> Presence {
-    let answer = session.nvml().device_by_uuid(gpu.as_str()).and_then(|device| device.memory_info());
+    let answer =
+        session.nvml().device_by_uuid(gpu.as_str()).and_then(|device| device.memory_info());
     match answer {
         Ok(_) => Presence::There,
         Err(NvmlError::GpuLost | NvmlError::NotFound) => Presence::Lost,
@@ -112,11 +129,16 @@ enum Waited {
 }
 
 impl Registered {
-    fn new(session: &Arc<Session>, gpus: &BTreeMap<GpuUuid, Presence>) -> Result<Self, LibraryError> {
+    fn new(
+        session: &Arc<Session>,
+        gpus: &BTreeMap<GpuUuid, Presence>,
+    ) -> Result<Self, LibraryError> {
         let failed = |source| LibraryError::Call { call: "nvmlEventSetCreate", source };
         let set = EventSet::create(Arc::clone(session)).map_err(failed)?;
         let mut registered = Self { set, gpus: BTreeMap::new() };
-        for gpu in gpus.iter().filter(|(_, presence)| **presence == Presence::There).map(|(gpu, _)| gpu) {
+        for gpu in
+            gpus.iter().filter(|(_, presence)| **presence == Presence::There).map(|(gpu, _)| gpu)
+        {
             if let Err(error) = registered.add(session, gpu) {
                 // It is still asked whether it is there.
                 tracing::warn!(%gpu, %error, "the GPU does not report events");
@@ -167,7 +189,8 @@ impl Registered {
 impl HealthWatch for NvmlWatch {
     fn wait(&mut self, timeout: Duration) -> Result<Vec<HealthEvent>, LibraryError> {
         let mut events = Vec::new();
-        // First: a set with a lost GPU in it does not wait, and a loss at the start must not wait for the time-out.
+        // First: a set with a lost GPU in it does not wait, and a loss at the start must not wait
+        // for the time-out.
         self.ask_all(Doubt::None, &mut events)?;
         if !events.is_empty() {
             return Ok(events);

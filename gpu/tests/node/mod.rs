@@ -19,8 +19,10 @@ pub(crate) struct Node {
 impl Node {
     pub(crate) fn new(world: &str) -> Self {
         let directory = TempDir::new().expect("a temporary directory");
-        let libraries = Libraries { nvml: artifact::nvml().expect("the fake NVML is built"), cuda: None };
-        let node = FakeNode::lay_out(world, &libraries, directory.path()).expect("the node is laid out");
+        let libraries =
+            Libraries { nvml: artifact::nvml().expect("the fake NVML is built"), cuda: None };
+        let node =
+            FakeNode::lay_out(world, &libraries, directory.path()).expect("the node is laid out");
         Self { node, _directory: directory }
     }
 
@@ -38,7 +40,10 @@ impl Node {
     }
 
     pub(crate) fn library_excluding(&self, index: usize) -> NvmlLibrary {
-        NvmlLibrary::new(NvmlOptions { exclude: BTreeSet::from([self.uuid(index)]), ..self.options() })
+        NvmlLibrary::new(NvmlOptions {
+            exclude: BTreeSet::from([self.uuid(index)]),
+            ..self.options()
+        })
     }
 
     pub(crate) fn uuid(&self, index: usize) -> GpuUuid {

@@ -27,7 +27,10 @@ pub struct AllocatedClaim {
 ///
 /// # Errors
 /// A name or quantity in it is not one.
-pub fn allocated(claim: &str, allocation: &api::AllocationResult) -> Result<AllocatedClaim, ConvertError> {
+pub fn allocated(
+    claim: &str,
+    allocation: &api::AllocationResult,
+) -> Result<AllocatedClaim, ConvertError> {
     let subject = Subject { kind: "ResourceClaim", name: claim };
     let results = allocation.devices.iter().flat_map(|d| d.results.iter().flatten());
     let configs = allocation.devices.as_ref().and_then(|d| d.config.as_deref()).unwrap_or_default();
@@ -69,8 +72,8 @@ fn result(
     })
 }
 
-/// How the devices of a request are shared. What the configs come to may be nothing that there is: then the driver refuses the
-/// claim, which never comes to share them.
+/// How the devices of a request are shared. What the configs come to may be nothing that there is:
+/// then the driver refuses the claim, which never comes to share them.
 fn sharing(
     driver: &DriverName,
     configs: &[api::DeviceAllocationConfiguration],
@@ -86,10 +89,12 @@ fn sharing(
     effective_config(configs, request).map_or(Sharing::Intercept, |config| config.sharing)
 }
 
-/// Writes the allocation of a decision: results in the order decided, configurations of the classes, then those of the
-/// claim, as upstream's allocator orders them. `share` makes a fresh ID for each share.
+/// Writes the allocation of a decision: results in the order decided, configurations of the
+/// classes, then those of the claim, as upstream's allocator orders them. `share` makes a fresh ID
+/// for each share.
 ///
-/// `at` has to be there: kube-scheduler sets a missing timestamp itself when it binds, and the API server refuses that.
+/// `at` has to be there: kube-scheduler sets a missing timestamp itself when it binds, and the API
+/// server refuses that.
 pub fn allocation(
     allotment: &Allotment,
     claim: &api::ResourceClaim,
@@ -154,7 +159,8 @@ fn api_result(
     share: &mut impl FnMut() -> ShareId,
 ) -> api::DeviceRequestAllocationResult {
     let request = asked.iter().find(|asked| asked.name == result.request);
-    let consumed = || result.consumed.iter().map(|(name, amount)| (name.clone(), amount.into())).collect();
+    let consumed =
+        || result.consumed.iter().map(|(name, amount)| (name.clone(), amount.into())).collect();
     let conditions = |of: fn(&Binding) -> &Vec<String>| {
         result.binding.as_deref().map(of).filter(|conditions| !conditions.is_empty()).cloned()
     };
@@ -200,7 +206,8 @@ fn configs(
     configs
 }
 
-/// The configurations of each class once, where its first request stands, for all requests that use it.
+/// The configurations of each class once, where its first request stands, for all requests that use
+/// it.
 fn class_configs(
     asked: &[Asked<'_>],
     classes: &BTreeMap<String, &api::DeviceClass>,
@@ -208,7 +215,8 @@ fn class_configs(
     let mut configs = Vec::new();
     let mut seen = Vec::new();
     for request in asked {
-        let Some(class) = classes.get(request.class).filter(|_| !seen.contains(&request.class)) else {
+        let Some(class) = classes.get(request.class).filter(|_| !seen.contains(&request.class))
+        else {
             continue;
         };
         seen.push(request.class);

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::resource::v1 as api;
 use tessera_allocator::model::{
-    Alternative, Claim, Constraint, ConstraintKind, DeviceClass, Mode, Request, Selector, Toleration,
-    TolerationOperator,
+    Alternative, Claim, Constraint, ConstraintKind, DeviceClass, Mode, Request, Selector,
+    Toleration, TolerationOperator,
 };
 use tessera_api::names::{ClaimName, ClaimUid, DeviceClassName, Namespace, RequestName};
 use tessera_api::quantity::Quantity;
@@ -34,12 +34,14 @@ pub fn class(object: &api::DeviceClass) -> Result<DeviceClass, ConvertError> {
 pub fn claim(object: &api::ResourceClaim) -> Result<Claim, ConvertError> {
     let metadata = &object.metadata;
     let subject = Subject::new("ResourceClaim", metadata.name.as_ref());
-    let text =
-        |field: &'static str, value: &Option<String>| value.clone().ok_or_else(|| subject.missing(field));
+    let text = |field: &'static str, value: &Option<String>| {
+        value.clone().ok_or_else(|| subject.missing(field))
+    };
     let devices = object.spec.as_ref().and_then(|s| s.devices.clone()).unwrap_or_default();
     let requests = devices.requests.iter().flatten();
     Ok(Claim {
-        uid: ClaimUid::new(text("metadata.uid", &metadata.uid)?).map_err(subject.field("metadata.uid"))?,
+        uid: ClaimUid::new(text("metadata.uid", &metadata.uid)?)
+            .map_err(subject.field("metadata.uid"))?,
         namespace: Namespace::new(text("metadata.namespace", &metadata.namespace)?)
             .map_err(subject.field("metadata.namespace"))?,
         name: ClaimName::new(text("metadata.name", &metadata.name)?)
@@ -51,7 +53,8 @@ pub fn claim(object: &api::ResourceClaim) -> Result<Claim, ConvertError> {
 }
 
 fn request(request: &api::DeviceRequest, subject: Subject<'_>) -> Result<Request, ConvertError> {
-    let name = RequestName::new(&request.name).map_err(subject.field("spec.devices.requests[].name"))?;
+    let name =
+        RequestName::new(&request.name).map_err(subject.field("spec.devices.requests[].name"))?;
     let first_available = request.first_available.iter().flatten();
     let mut alternatives = first_available
         .map(|sub| subrequest(&name, sub, subject))
@@ -137,7 +140,9 @@ fn amounts(
 ) -> Result<BTreeMap<String, Quantity>, ConvertError> {
     let requests = capacity.and_then(|c| c.requests.as_ref()).into_iter().flatten();
     let read = |(name, amount): (&String, _)| {
-        let path = format!("spec.devices.requests[].{{exactly,firstAvailable[]}}.capacity.requests[{name}]");
+        let path = format!(
+            "spec.devices.requests[].{{exactly,firstAvailable[]}}.capacity.requests[{name}]"
+        );
         Ok((name.clone(), Quantity::try_from(amount).map_err(subject.field(path))?))
     };
     requests.map(read).collect()

@@ -14,7 +14,8 @@ type Amounts = BTreeMap<String, Quantity>;
 /// What the pod demands of its node.
 pub fn scheduling(spec: &api::PodSpec) -> Scheduling {
     let affinity = spec.affinity.as_ref().and_then(|a| a.node_affinity.as_ref());
-    let required = affinity.and_then(|a| a.required_during_scheduling_ignored_during_execution.as_ref());
+    let required =
+        affinity.and_then(|a| a.required_during_scheduling_ignored_during_execution.as_ref());
     Scheduling {
         node_selector: spec.node_selector.clone().unwrap_or_default(),
         affinity: required.map(node_selector),
@@ -32,9 +33,10 @@ fn toleration(toleration: &api::Toleration) -> PodToleration {
     }
 }
 
-/// What the pod requests in all, as kube-scheduler adds it up (`PodRequests` of k8s.io/component-helpers/resource): the
-/// larger of what runs together and what runs first, restartable init containers counting with everything after them; plus
-/// the overhead; `pods: 1`. Requests of the pod itself replace those of its containers.
+/// What the pod requests in all, as kube-scheduler adds it up (`PodRequests` of
+/// k8s.io/component-helpers/resource): the larger of what runs together and what runs first,
+/// restartable init containers counting with everything after them; plus the overhead; `pods: 1`.
+/// Requests of the pod itself replace those of its containers.
 pub fn requests(spec: &api::PodSpec) -> Amounts {
     let mut together = Amounts::new();
     for container in &spec.containers {

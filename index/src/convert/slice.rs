@@ -6,12 +6,12 @@ use std::sync::Arc;
 use k8s_openapi::api::resource::v1 as api;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use tessera_allocator::model::{
-    Attribute, Binding, Capacity, CounterSet, CounterUse, Device, NODE_ALLOCATABLE, NodeChoice, PoolId,
-    RequestPolicy, Slice, Taint, TaintEffect, ValidRange,
+    Attribute, Binding, Capacity, CounterSet, CounterUse, Device, NODE_ALLOCATABLE, NodeChoice,
+    PoolId, RequestPolicy, Slice, Taint, TaintEffect, ValidRange,
 };
 use tessera_api::names::{
-    self, DRIVER_NAME, DeviceName, DriverName, LEAVING_STOCK_TAINT_KEY, MANAGED_TAINT_KEY, NO_SCHEDULE,
-    NodeName, PoolName,
+    self, DRIVER_NAME, DeviceName, DriverName, LEAVING_STOCK_TAINT_KEY, MANAGED_TAINT_KEY,
+    NO_SCHEDULE, NodeName, PoolName,
 };
 use tessera_api::quantity::Quantity;
 
@@ -39,7 +39,8 @@ pub fn slice(object: &api::ResourceSlice, fence: Fence) -> Result<Slice, Convert
     let driver = DriverName::new(&spec.driver).map_err(subject.field("spec.driver"))?;
     let convert = |device| {
         let device = self::device(device, fence, subject)?;
-        let (oversubscribed, mps) = (is_oversubscribed(&device, &driver), shares_by_mps(&device, &driver));
+        let (oversubscribed, mps) =
+            (is_oversubscribed(&device, &driver), shares_by_mps(&device, &driver));
         Ok(Arc::new(Device { oversubscribed, mps, ..device }))
     };
     Ok(Slice {
@@ -63,7 +64,10 @@ pub fn slice(object: &api::ResourceSlice, fence: Fence) -> Result<Slice, Convert
     })
 }
 
-fn counter_sets(sets: &[api::CounterSet], subject: Subject<'_>) -> Result<Vec<CounterSet>, ConvertError> {
+fn counter_sets(
+    sets: &[api::CounterSet],
+    subject: Subject<'_>,
+) -> Result<Vec<CounterSet>, ConvertError> {
     let read = |set: &api::CounterSet| {
         let counters = counters(&set.counters, "spec.sharedCounters[].counters", subject)?;
         Ok(CounterSet { name: set.name.clone(), counters })
@@ -71,9 +75,13 @@ fn counter_sets(sets: &[api::CounterSet], subject: Subject<'_>) -> Result<Vec<Co
     sets.iter().map(read).collect()
 }
 
-fn counter_uses(device: &api::Device, subject: Subject<'_>) -> Result<Vec<CounterUse>, ConvertError> {
+fn counter_uses(
+    device: &api::Device,
+    subject: Subject<'_>,
+) -> Result<Vec<CounterUse>, ConvertError> {
     let read = |used: &api::DeviceCounterConsumption| {
-        let counters = counters(&used.counters, "spec.devices[].consumesCounters[].counters", subject)?;
+        let counters =
+            counters(&used.counters, "spec.devices[].consumesCounters[].counters", subject)?;
         Ok(CounterUse { set: used.counter_set.clone(), counters })
     };
     device.consumes_counters.iter().flatten().map(read).collect()
@@ -91,7 +99,10 @@ fn counters(
     counters.iter().map(read).collect()
 }
 
-fn slice_nodes(spec: &api::ResourceSliceSpec, subject: Subject<'_>) -> Result<NodeChoice, ConvertError> {
+fn slice_nodes(
+    spec: &api::ResourceSliceSpec,
+    subject: Subject<'_>,
+) -> Result<NodeChoice, ConvertError> {
     if spec.per_device_node_selection == Some(true) {
         return Ok(NodeChoice::PerDevice);
     }
@@ -113,7 +124,11 @@ fn choice(
     Ok(selector.map_or(NodeChoice::Unknown, |s| NodeChoice::Selector(node_selector(s))))
 }
 
-fn device(device: &api::Device, fence: Fence, subject: Subject<'_>) -> Result<Device, ConvertError> {
+fn device(
+    device: &api::Device,
+    fence: Fence,
+    subject: Subject<'_>,
+) -> Result<Device, ConvertError> {
     let name = DeviceName::new(&device.name).map_err(subject.field("spec.devices[].name"))?;
     let (fences, taints): (Vec<Taint>, Vec<Taint>) = device
         .taints
@@ -127,7 +142,12 @@ fn device(device: &api::Device, fence: Fence, subject: Subject<'_>) -> Result<De
         capacity: capacities(device, subject)?,
         shared: device.allow_multiple_allocations == Some(true),
         taints,
-        nodes: choice(device.node_name.as_deref(), device.all_nodes, device.node_selector.as_ref(), subject)?,
+        nodes: choice(
+            device.node_name.as_deref(),
+            device.all_nodes,
+            device.node_selector.as_ref(),
+            subject,
+        )?,
         binds_to_node: device.binds_to_node == Some(true),
         consumes: counter_uses(device, subject)?,
         binding: device.binding_conditions.as_ref().map(|conditions| {
@@ -136,7 +156,8 @@ fn device(device: &api::Device, fence: Fence, subject: Subject<'_>) -> Result<De
         }),
         ..Device::new(name)
     };
-    // What kube-scheduler had begun to allocate may still be written: no toleration makes the device ours before.
+    // What kube-scheduler had begun to allocate may still be written: no toleration makes the
+    // device ours before.
     let leaving_stock = converted.taints.iter().any(|taint| taint.key == LEAVING_STOCK_TAINT_KEY);
     converted.foreign = fence == Fence::Managed && (fences.is_empty() || leaving_stock);
     let allocatable = device.node_allocatable_resources.as_ref();
@@ -144,7 +165,8 @@ fn device(device: &api::Device, fence: Fence, subject: Subject<'_>) -> Result<De
     Ok(converted)
 }
 
-/// Whether it says that its memory is more than what is there. A value that is none is no reason to believe that all of it is.
+/// Whether it says that its memory is more than what is there. A value that is none is no reason to
+/// believe that all of it is.
 fn is_oversubscribed(device: &Device, driver: &DriverName) -> bool {
     let qualified = format!("{DRIVER_NAME}/{}", names::attribute::PHYSICAL_MEMORY);
     let physical = match device.attribute(driver, &qualified) {
@@ -217,7 +239,8 @@ fn capacities(
     subject: Subject<'_>,
 ) -> Result<BTreeMap<String, Capacity>, ConvertError> {
     let convert = |(name, capacity): (&String, &api::DeviceCapacity)| {
-        let policy = capacity.request_policy.as_ref().map(|p| policy(p, name, subject)).transpose()?;
+        let policy =
+            capacity.request_policy.as_ref().map(|p| policy(p, name, subject)).transpose()?;
         let value = quantity(&capacity.value, name, "value", subject)?.unwrap_or_default();
         Ok((name.clone(), Capacity { value, policy }))
     };
@@ -231,8 +254,11 @@ fn policy(
 ) -> Result<RequestPolicy, ConvertError> {
     let read = |q: &ApiQuantity, field: &'static str| quantity(q, name, field, subject);
     let optional = |q: &Option<ApiQuantity>, field| q.as_ref().map_or(Ok(None), |q| read(q, field));
-    let values =
-        policy.valid_values.iter().flatten().map(|v| Ok(read(v, "validValues")?.unwrap_or_default()));
+    let values = policy
+        .valid_values
+        .iter()
+        .flatten()
+        .map(|v| Ok(read(v, "validValues")?.unwrap_or_default()));
     let range = policy.valid_range.as_ref().map(|range| {
         Ok(ValidRange {
             min: read(&range.min, "validRange.min")?,

@@ -26,7 +26,8 @@ pub struct ComputePage {
     pub waits: AtomicU64,
     /// Wall ns in which processes that are gone had work, added up.
     pub past_busy_ns: AtomicU64,
-    /// What a process with work all the time would have had of the GPU: grows slower the more there are. GPU-ns.
+    /// What a process with work all the time would have had of the GPU: grows slower the more
+    /// there are. GPU-ns.
     pub turn_ns: AtomicU64,
     /// Monotonic ns up to which `turn_ns` is.
     pub turn_at_ns: AtomicU64,
@@ -48,18 +49,21 @@ pub struct ComputeSlot {
     pub busy_ns: AtomicU64,
     /// Monotonic ns since when it waits; 0: it does not.
     pub waiting_since_ns: AtomicU64,
-    /// Monotonic ns by which its work should be done: a process that launches no more may never look.
+    /// Monotonic ns by which its work should be done: a process that launches no more may never
+    /// look.
     pub done_by_ns: AtomicU64,
 }
 
-/// Written by the host, read-only in the container: 16 bytes for each share of a GPU, in words that are written one after the
-/// other. A reader between them is off by one interval of the host's.
+/// Written by the host, read-only in the container: 16 bytes for each share of a GPU, in words that
+/// are written one after the other. A reader between them is off by one interval of the host's.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct PublishedPage {
-    /// Bits 0..16 rate in 1/100 percent (0: never written), 16..32 others in 1/256 contexts, 32..64 monotonic ms, the low bits.
+    /// Bits 0..16 rate in 1/100 percent (0: never written), 16..32 others in 1/256 contexts,
+    /// 32..64 monotonic ms, the low bits.
     pub word: AtomicU64,
-    /// Busy ns of all others' processes, added up since the host looks: grows by one second a second for each that always has work.
+    /// Busy ns of all others' processes, added up since the host looks: grows by one second a
+    /// second for each that always has work.
     pub others_busy_ns: AtomicU64,
 }
 
@@ -113,7 +117,8 @@ impl ComputeSlot {
     /// Whether the process has work.
     #[must_use]
     pub fn is_busy(&self, now: u64) -> bool {
-        self.busy_since_ns.load(Ordering::Relaxed) != 0 && now < self.done_by_ns.load(Ordering::Relaxed)
+        self.busy_since_ns.load(Ordering::Relaxed) != 0
+            && now < self.done_by_ns.load(Ordering::Relaxed)
     }
 
     /// Notes that it has work from now on.

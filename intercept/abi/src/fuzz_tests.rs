@@ -6,10 +6,12 @@ use std::vec::Vec;
 use proptest::prelude::*;
 
 use crate::{
-    ComputePolicy, GRANT_LEN, GpuUuid, Grant, LEDGER_LEN, LedgerReport, MAX_MEMORY_BYTES, Text, ledger,
+    ComputePolicy, GRANT_LEN, GpuUuid, Grant, LEDGER_LEN, LedgerReport, MAX_MEMORY_BYTES, Text,
+    ledger,
 };
 
-/// How many bytes nobody meant there are at most: Miri takes a tenth of a second to make up a hundred.
+/// How many bytes nobody meant there are at most: Miri takes a tenth of a second to make up a
+/// hundred.
 const LONGEST: usize = if cfg!(miri) { 64 } else { GRANT_LEN };
 
 /// How long a file may be. Miri lengthens one byte by byte.

@@ -8,12 +8,12 @@ use crate::{ABI_VERSION, GRANT_LEN, GpuUuid, MAX_MEMORY_BYTES, PublishedPage, Te
 /// `TESGRANT` in the first eight bytes of the file.
 const MAGIC: u64 = u64::from_le_bytes(*b"TESGRANT");
 
-/// Bit of `flags`: plain memory of this GPU is managed, so that the driver may move it to the host, and the limit may be beyond what the
-/// GPU has.
+/// Bit of `flags`: plain memory of this GPU is managed, so that the driver may move it to the host,
+/// and the limit may be beyond what the GPU has.
 pub const GRANT_OVERSUBSCRIBE: u64 = 1;
 
-/// Bit of `flags`: processes are to share this GPU by MPS, which holds their part of its compute. Who is no client of it, as
-/// [`mps`](crate::mps) says, is held as in any other grant.
+/// Bit of `flags`: processes are to share this GPU by MPS, which holds their part of its compute.
+/// Who is no client of it, as [`mps`](crate::mps) says, is held as in any other grant.
 pub const GRANT_MPS: u64 = 2;
 
 /// The bits of `flags` that this version knows.
@@ -39,7 +39,8 @@ pub struct GrantPage {
     pub cores_percent: u32,
     /// [`ComputePolicy`] as a number.
     pub policy: u32,
-    /// Bits of features that must be understood: an unknown bit refuses the grant. [`GRANT_OVERSUBSCRIBE`], [`GRANT_MPS`].
+    /// Bits of features that must be understood: an unknown bit refuses the grant.
+    /// [`GRANT_OVERSUBSCRIBE`], [`GRANT_MPS`].
     pub flags: u64,
     /// The GPU.
     pub gpu_uuid: [u8; 16],
@@ -49,8 +50,9 @@ pub struct GrantPage {
     pub id: [u8; 128],
     /// Zero; room to grow.
     pub reserved: [u8; GrantPage::PUBLISHED - GrantPage::USED],
-    /// What the host says of the GPU's other users, some times a second: beside `sequence`, which does not count it, and in a cache
-    /// line of its own, so that readers of the rest notice nothing.
+    /// What the host says of the GPU's other users, some times a second: beside `sequence`, which
+    /// does not count it, and in a cache line of its own, so that readers of the rest notice
+    /// nothing.
     pub published: PublishedPage,
     reserved1: [u8; GRANT_LEN - GrantPage::PUBLISHED - size_of::<PublishedPage>()],
 }
@@ -217,11 +219,17 @@ impl fmt::Display for GrantError {
                 )
             }
             Self::CoresPercent { percent } => write!(f, "cores of {percent} percent are above 100"),
-            Self::Policy { found } => write!(f, "compute policy {found} is not known to this version"),
-            Self::Flags { found } => write!(f, "feature bits {found:#x} are not known to this version"),
+            Self::Policy { found } => {
+                write!(f, "compute policy {found} is not known to this version")
+            }
+            Self::Flags { found } => {
+                write!(f, "feature bits {found:#x} are not known to this version")
+            }
             Self::ClaimUid(_) => f.write_str("claim UID is no identifier"),
             Self::Id(_) => f.write_str("share id is no identifier"),
-            Self::Identity => f.write_str("a grant changed in place must keep its GPU, claim and id"),
+            Self::Identity => {
+                f.write_str("a grant changed in place must keep its GPU, claim and id")
+            }
         }
     }
 }
@@ -263,7 +271,8 @@ impl Grant {
     /// # Errors
     /// Names the first thing that is wrong; [`GrantError::Changing`] alone is worth another try.
     pub fn parse(page: &[u8]) -> Result<Self, GrantError> {
-        let page: &[u8; GRANT_LEN] = page.try_into().map_err(|_| GrantError::Length { found: page.len() })?;
+        let page: &[u8; GRANT_LEN] =
+            page.try_into().map_err(|_| GrantError::Length { found: page.len() })?;
         if word(page, grant_offset::MAGIC) != MAGIC {
             return Err(GrantError::Magic);
         }
@@ -306,12 +315,15 @@ impl Grant {
         Ok(grant)
     }
 
-    /// The writes that turn the file `current` into this grant while containers read it. `self.sequence` is ignored.
+    /// The writes that turn the file `current` into this grant while containers read it.
+    /// `self.sequence` is ignored.
     ///
     /// # Errors
-    /// When `current` is no grant of this version, when it is one of another share, or when this grant is out of range.
+    /// When `current` is no grant of this version, when it is one of another share, or when this
+    /// grant is out of range.
     pub fn update(&self, current: &[u8]) -> Result<GrantUpdate, GrantError> {
-        // A host that died within a change left an odd number: what it wrote is replaced as a whole.
+        // A host that died within a change left an odd number: what it wrote is replaced as a
+        // whole.
         let mut readable: [u8; GRANT_LEN] =
             current.try_into().map_err(|_| GrantError::Length { found: current.len() })?;
         let sequence = word(&readable, grant_offset::SEQUENCE);
@@ -324,7 +336,11 @@ impl Grant {
         let page = Self { sequence: begin.wrapping_add(1), ..*self }.encode()?;
         let mut body = [0; GrantUpdate::BODY_LEN];
         body.copy_from_slice(&page[GrantUpdate::BODY_OFFSET..grant_offset::PUBLISHED]);
-        Ok(GrantUpdate { begin: begin.to_le_bytes(), body, end: begin.wrapping_add(1).to_le_bytes() })
+        Ok(GrantUpdate {
+            begin: begin.to_le_bytes(),
+            body,
+            end: begin.wrapping_add(1).to_le_bytes(),
+        })
     }
 
     fn flags(&self) -> u64 {
@@ -343,8 +359,9 @@ impl Grant {
     }
 }
 
-/// Three writes (`pwrite`, in this order, to the same inode) that change a grant under its readers: `begin` at
-/// [`GrantUpdate::SEQUENCE_OFFSET`], `body` at [`GrantUpdate::BODY_OFFSET`], `end` at [`GrantUpdate::SEQUENCE_OFFSET`].
+/// Three writes (`pwrite`, in this order, to the same inode) that change a grant under its readers:
+/// `begin` at [`GrantUpdate::SEQUENCE_OFFSET`], `body` at [`GrantUpdate::BODY_OFFSET`], `end` at
+/// [`GrantUpdate::SEQUENCE_OFFSET`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GrantUpdate {
     /// An odd sequence number: readers wait or keep what they had.

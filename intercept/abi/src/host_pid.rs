@@ -1,4 +1,5 @@
-//! How a process learns what the host calls it: it connects to the driver's socket and reads [`LEN`] bytes.
+//! How a process learns what the host calls it: it connects to the driver's socket and reads
+//! [`LEN`] bytes.
 //!
 //! ```text
 //!  process                      driver
@@ -6,8 +7,8 @@
 //!  read 16 bytes <-------------  magic, version, PID; closes
 //! ```
 //!
-//! There is no question: who asks can neither choose whom it asks about nor keep the driver waiting. What needs one, some day,
-//! gets a socket of its own.
+//! There is no question: who asks can neither choose whom it asks about nor keep the driver
+//! waiting. What needs one, some day, gets a socket of its own.
 
 /// The socket in the directory [`crate::HOST_DIR`].
 pub const SOCKET: &str = "pid.sock";
@@ -31,11 +32,13 @@ pub fn answer(pid: u32) -> [u8; LEN] {
     bytes
 }
 
-/// The PID in an answer. `None` for one that makes no sense, is of another version, or says that the driver does not see the process.
+/// The PID in an answer. `None` for one that makes no sense, is of another version, or says that
+/// the driver does not see the process.
 #[must_use]
 pub fn parse(answer: &[u8; LEN]) -> Option<u32> {
     let [magic @ .., v0, v1, v2, v3, p0, p1, p2, p3] = *answer;
-    let (version, pid) = (u32::from_le_bytes([v0, v1, v2, v3]), u32::from_le_bytes([p0, p1, p2, p3]));
+    let (version, pid) =
+        (u32::from_le_bytes([v0, v1, v2, v3]), u32::from_le_bytes([p0, p1, p2, p3]));
     (magic == MAGIC && version == VERSION && pid != 0 && pid <= MOST).then_some(pid)
 }
 

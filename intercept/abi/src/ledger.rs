@@ -1,8 +1,9 @@
 //! What the processes of a claim have taken of one GPU.
 //!
-//! One page of totals, then [`SLOTS`] slots of [`SLOT_LEN`] bytes, one for each process that uses the GPU. Slots never
-//! move. Whoever holds the lock on byte [`LOCK_OFFSET`]` + index` of the file (an open file description lock, on bytes
-//! that the file need not have) owns the slot; the kernel lets go of it when the owner dies, however it dies.
+//! One page of totals, then [`SLOTS`] slots of [`SLOT_LEN`] bytes, one for each process that uses
+//! the GPU. Slots never move. Whoever holds the lock on byte [`LOCK_OFFSET`]` + index` of the file
+//! (an open file description lock, on bytes that the file need not have) owns the slot; the kernel
+//! lets go of it when the owner dies, however it dies.
 
 use core::fmt;
 use core::mem::{offset_of, size_of};
@@ -14,7 +15,8 @@ use crate::{ABI_VERSION, GRANT_LEN, LEDGER_LEN};
 /// `TESLEDGR` in the first eight bytes of the file.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"TESLEDGR");
 
-/// Processes of one claim that can use its GPU at the same time: as many as keep its grant and ledger within 64 KiB.
+/// Processes of one claim that can use its GPU at the same time: as many as keep its grant and
+/// ledger within 64 KiB.
 pub const SLOTS: usize = 448;
 
 /// Bytes of the page of totals.
@@ -60,7 +62,8 @@ pub struct LedgerPage {
     /// What the processes share about compute.
     pub compute: ComputePage,
     reserved2: [u64; (HEADER_LEN - 200) / 8],
-    /// How often a program was handed out a function that no release has that the library knows. In the last word of the header.
+    /// How often a program was handed out a function that no release has that the library knows.
+    /// In the last word of the header.
     pub unknown_functions: AtomicU64,
     /// One for each process.
     pub slot: [SlotPage; SLOTS],
@@ -68,9 +71,9 @@ pub struct LedgerPage {
 
 /// A process's part of the ledger.
 ///
-/// A change of `used_bytes` is numbered: `next_used_bytes` and `begun` say what is about to happen, `total` takes it
-/// together with slot and number, `settled` closes it. Whoever finds the slot of a dead process can tell from these how
-/// far it came, and finishes or drops the change.
+/// A change of `used_bytes` is numbered: `next_used_bytes` and `begun` say what is about to happen,
+/// `total` takes it together with slot and number, `settled` closes it. Whoever finds the slot of a
+/// dead process can tell from these how far it came, and finishes or drops the change.
 #[repr(C)]
 #[derive(Debug)]
 pub struct SlotPage {
@@ -96,14 +99,17 @@ pub struct SlotPage {
     pub launches: AtomicU64,
     /// Its use of the GPU's time.
     pub compute: ComputeSlot,
-    /// The process as the host's driver knows it; 0 where nobody has told. The process's own word, as all that is in here.
+    /// The process as the host's driver knows it; 0 where nobody has told. The process's own word,
+    /// as all that is in here.
     pub host_pid: AtomicU32,
-    /// The low half of the `start_ticks` that `host_pid` belongs to. A library that knows neither may have taken the slot since.
+    /// The low half of the `start_ticks` that `host_pid` belongs to. A library that knows neither
+    /// may have taken the slot since.
     pub host_pid_start: AtomicU32,
 }
 
 impl LedgerPage {
-    /// An empty ledger in ordinary memory: what a file of [`initial`] bytes and then zeroes is when it is mapped.
+    /// An empty ledger in ordinary memory: what a file of [`initial`] bytes and then zeroes is when
+    /// it is mapped.
     #[must_use]
     pub const fn empty() -> Self {
         Self {
@@ -148,7 +154,8 @@ impl SlotPage {
 
     /// Notes how the host knows the slot's process.
     pub fn tell_host_pid(&self, pid: u32) {
-        self.host_pid_start.store(low_half(self.start_ticks.load(Ordering::Relaxed)), Ordering::Relaxed);
+        self.host_pid_start
+            .store(low_half(self.start_ticks.load(Ordering::Relaxed)), Ordering::Relaxed);
         self.host_pid.store(pid, Ordering::Release);
     }
 }
@@ -208,8 +215,8 @@ const _: () = {
 
 /// The word that everything turns on: bytes taken, and the last change's slot and number.
 ///
-/// Both are in one word so that a change and the knowledge of who made it are one step: a process killed right after it
-/// leaves no doubt whether it happened.
+/// Both are in one word so that a change and the knowledge of who made it are one step: a process
+/// killed right after it leaves no doubt whether it happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Total {
     /// Bytes taken by all processes.
@@ -252,7 +259,8 @@ impl Total {
     }
 }
 
-/// The first bytes of an empty ledger. The rest of the file is zero: write these, and set the length to [`LEDGER_LEN`].
+/// The first bytes of an empty ledger. The rest of the file is zero: write these, and set the
+/// length to [`LEDGER_LEN`].
 #[must_use]
 pub fn initial() -> [u8; 24] {
     let mut bytes = [0; 24];
@@ -268,7 +276,8 @@ pub fn initial() -> [u8; 24] {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LedgerError {
-    /// Not [`LEDGER_LEN`] bytes, or says that it is not: truncated by the tenant, or another layout.
+    /// Not [`LEDGER_LEN`] bytes, or says that it is not: truncated by the tenant, or another
+    /// layout.
     Length {
         /// Bytes found.
         found: usize,
@@ -301,7 +310,10 @@ impl fmt::Display for LedgerError {
                 )
             }
             Self::Slots { slots, slot_length } => {
-                write!(f, "ledger has {slots} slots of {slot_length} bytes, not {SLOTS} of {SLOT_LEN}")
+                write!(
+                    f,
+                    "ledger has {slots} slots of {slot_length} bytes, not {SLOTS} of {SLOT_LEN}"
+                )
             }
         }
     }
@@ -309,8 +321,8 @@ impl fmt::Display for LedgerError {
 
 impl core::error::Error for LedgerError {}
 
-/// What a copy of a ledger's bytes says. The tenant can write every byte of it: these are its claims, to be checked
-/// against NVML, and nothing may depend on them being sane.
+/// What a copy of a ledger's bytes says. The tenant can write every byte of it: these are its
+/// claims, to be checked against NVML, and nothing may depend on them being sane.
 #[derive(Debug, Clone, Copy)]
 pub struct LedgerReport<'a> {
     bytes: &'a [u8],
@@ -358,7 +370,8 @@ impl Busy {
 }
 
 impl<'a> LedgerReport<'a> {
-    /// Reads a copy of the file: `pread` of [`LEDGER_LEN`] bytes, never a mapping (the tenant can truncate the file).
+    /// Reads a copy of the file: `pread` of [`LEDGER_LEN`] bytes, never a mapping (the tenant can
+    /// truncate the file).
     ///
     /// # Errors
     /// Names the first thing that is wrong.
@@ -378,8 +391,10 @@ impl<'a> LedgerReport<'a> {
         if length != LEDGER_LEN {
             return Err(LedgerError::Length { found: length });
         }
-        let (slots, slot_length) =
-            (report.half(offset_of!(LedgerPage, slots)), report.half(offset_of!(LedgerPage, slot_length)));
+        let (slots, slot_length) = (
+            report.half(offset_of!(LedgerPage, slots)),
+            report.half(offset_of!(LedgerPage, slot_length)),
+        );
         if (slots as usize, slot_length as usize) != (SLOTS, SLOT_LEN) {
             return Err(LedgerError::Slots { slots, slot_length });
         }
@@ -433,7 +448,8 @@ impl<'a> LedgerReport<'a> {
         self.processes().fold(past, |sum, process| sum.saturating_add(process.busy.until(now)))
     }
 
-    /// Time that launches were held back, ns, added up over processes. Waits that have not ended are not in it.
+    /// Time that launches were held back, ns, added up over processes. Waits that have not ended
+    /// are not in it.
     #[must_use]
     pub fn waited_ns(&self) -> u64 {
         self.word(offset_of!(LedgerPage, compute.waited_ns))

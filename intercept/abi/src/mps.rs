@@ -1,26 +1,32 @@
-//! How the processes of a container are told to be clients of MPS: variables of NVIDIA's, which the CUDA driver reads when a process
-//! begins to use it (docs.nvidia.com/deploy/mps, "Environment Variables").
+//! How the processes of a container are told to be clients of MPS: variables of NVIDIA's, which the
+//! CUDA driver reads when a process begins to use it (docs.nvidia.com/deploy/mps, "Environment
+//! Variables").
 //!
-//! A process that has none of them, or others, is no client, or not the one that its grant means. Then its compute is held by the
-//! interceptor.
+//! A process that has none of them, or others, is no client, or not the one that its grant means.
+//! Then its compute is held by the interceptor.
 
-/// Where a container finds the pipes of its GPU's control daemon: a directory below [`crate::SHARES_DIR`] that is no share, as
-/// [`crate::HOST_DIR`].
+/// Where a container finds the pipes of its GPU's control daemon: a directory below
+/// [`crate::SHARES_DIR`] that is no share, as [`crate::HOST_DIR`].
 pub const DIR: &str = "/dev/tessera/mps";
 
 /// The variable that says where the pipes are: [`DIR`].
 pub const PIPE_DIRECTORY: &str = "CUDA_MPS_PIPE_DIRECTORY";
 
-/// The variable that says which percent of the GPU's compute a client can have at most; a number above 0.
+/// The variable that says which percent of the GPU's compute a client can have at most; a number
+/// above 0.
 pub const ACTIVE_THREAD_PERCENTAGE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
 
 /// The variable that lets a client change its percentage from context to context.
 pub const PARTITION_BY_CONTEXT: &str = "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING";
 
-/// Whether these values of [`PIPE_DIRECTORY`] and [`ACTIVE_THREAD_PERCENTAGE`] make a client that has no more than so many percent.
-/// 100 needs no limit.
+/// Whether these values of [`PIPE_DIRECTORY`] and [`ACTIVE_THREAD_PERCENTAGE`] make a client that
+/// has no more than so many percent. 100 needs no limit.
 #[must_use]
-pub fn makes_client(pipe_directory: Option<&[u8]>, percentage: Option<&[u8]>, percent: u32) -> bool {
+pub fn makes_client(
+    pipe_directory: Option<&[u8]>,
+    percentage: Option<&[u8]>,
+    percent: u32,
+) -> bool {
     pipe_directory == Some(DIR.as_bytes())
         && (percent >= 100 || percentage.and_then(rounded_up).is_some_and(|found| found <= percent))
 }

@@ -1,5 +1,6 @@
-//! The layouts of grant and ledger for C: `include/tessera_intercept.h`, written from the sources and held to what the compiler makes
-//! of them; `UPDATE=1` writes it anew. What a C program reads with it is what Rust has written.
+//! The layouts of grant and ledger for C: `include/tessera_intercept.h`, written from the sources
+//! and held to what the compiler makes of them; `UPDATE=1` writes it anew. What a C program reads
+//! with it is what Rust has written.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -9,7 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use tessera_intercept_abi::{
-    ABI_VERSION, ComputePolicy, GRANT_LEN, Grant, GrantPage, LEDGER_LEN, LedgerPage, SlotPage, Text, ledger,
+    ABI_VERSION, ComputePolicy, GRANT_LEN, Grant, GrantPage, LEDGER_LEN, LedgerPage, SlotPage,
+    Text, ledger,
 };
 
 const CRATE: &str = env!("CARGO_MANIFEST_DIR");
@@ -54,7 +56,8 @@ impl Sources {
     fn read() -> Self {
         let mut read = Self::default();
         for file in SOURCES {
-            let text = fs::read_to_string(Path::new(CRATE).join("src").join(file)).expect("a source file");
+            let text =
+                fs::read_to_string(Path::new(CRATE).join("src").join(file)).expect("a source file");
             read.add(&text);
         }
         read
@@ -78,7 +81,11 @@ impl Sources {
                 } else if let (true, Some(name)) = (repr_c, line.strip_prefix("pub struct ")) {
                     let name = name.trim_end_matches(" {").to_owned();
                     let body: Vec<_> = lines.by_ref().take_while(|line| *line != "}").collect();
-                    self.structures.push(Structure { name, doc: doc.clone(), fields: fields(&body) });
+                    self.structures.push(Structure {
+                        name,
+                        doc: doc.clone(),
+                        fields: fields(&body),
+                    });
                 }
                 doc.clear();
                 repr_c = false;
@@ -124,19 +131,22 @@ impl Sources {
             return value;
         }
         *rest = rest.trim_start();
-        if let Some((name, after)) = rest.strip_prefix("size_of::<").and_then(|rest| rest.split_once(">()")) {
+        if let Some((name, after)) =
+            rest.strip_prefix("size_of::<").and_then(|rest| rest.split_once(">()"))
+        {
             *rest = after;
             return self.size(name);
         }
-        let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_' && c != ':').unwrap_or(rest.len());
+        let end =
+            rest.find(|c: char| !c.is_alphanumeric() && c != '_' && c != ':').unwrap_or(rest.len());
         let (word, after) = rest.split_at(end);
         *rest = after;
         let word = word.rsplit("::").next().expect("split gives one");
         match word.replace('_', "").parse() {
             Ok(number) => number,
-            Err(_) => {
-                self.value(self.constants.get(word).unwrap_or_else(|| panic!("`{word}` is no constant")))
-            }
+            Err(_) => self.value(
+                self.constants.get(word).unwrap_or_else(|| panic!("`{word}` is no constant")),
+            ),
         }
     }
 
@@ -182,15 +192,17 @@ impl Sources {
     /// The structures, each after those that it holds.
     fn in_order(&self) -> Vec<&Structure> {
         let holds = |structure: &Structure, other: &Structure| {
-            let element =
-                |field: &Field| array(&field.kind).map_or(field.kind.clone(), |(kind, _)| kind.to_owned());
+            let element = |field: &Field| {
+                array(&field.kind).map_or(field.kind.clone(), |(kind, _)| kind.to_owned())
+            };
             structure.fields.iter().any(|field| element(field) == other.name)
         };
         let mut ordered: Vec<&Structure> = Vec::new();
         let mut left: Vec<&Structure> = self.structures.iter().collect();
         while !left.is_empty() {
             let ready = |structure: &&Structure| !left.iter().any(|other| holds(structure, other));
-            let (now, later): (Vec<_>, Vec<_>) = left.iter().partition(|structure| ready(structure));
+            let (now, later): (Vec<_>, Vec<_>) =
+                left.iter().partition(|structure| ready(structure));
             assert!(!now.is_empty(), "structures hold each other");
             ordered.extend(now);
             left = later;
@@ -219,8 +231,8 @@ impl Sources {
     }
 
     fn declaration(&self, field: &Field) -> String {
-        let (element, count) =
-            array(&field.kind).map_or((field.kind.as_str(), None), |(element, count)| (element, Some(count)));
+        let (element, count) = array(&field.kind)
+            .map_or((field.kind.as_str(), None), |(element, count)| (element, Some(count)));
         let element = match element {
             "u8" => "uint8_t".to_owned(),
             "u32" | "AtomicU32" => "uint32_t".to_owned(),
@@ -361,7 +373,10 @@ fn the_header_has_the_sizes_and_places_of_the_compiler() {
         ("tessera_slot_page, launches", offset_of!(SlotPage, launches)),
         ("tessera_slot_page, compute", offset_of!(SlotPage, compute)),
     ] {
-        assert!(header.contains(&format!("TESSERA_ASSERT(offsetof(struct {place}) == {at});")), "{place}");
+        assert!(
+            header.contains(&format!("TESSERA_ASSERT(offsetof(struct {place}) == {at});")),
+            "{place}"
+        );
     }
     for (name, value) in [
         ("ABI_VERSION", u64::from(ABI_VERSION)),
@@ -420,7 +435,8 @@ fn a_c_program_reads_a_grant_and_a_ledger() {
         command.args([standard, "-Wall", "-Wextra", "-Werror", "-I"]).arg(include());
         command.args(["-x", language]).arg(&source).arg("-o").arg(&program);
         assert!(command.status().expect("a C compiler runs").success(), "{compiler}");
-        let output = Command::new(&program).args([path("grant"), path("ledger")]).output().expect("it runs");
+        let output =
+            Command::new(&program).args([path("grant"), path("ledger")]).output().expect("it runs");
         let text = String::from_utf8(output.stdout).expect("text");
         let expected = "claim-0 of 01020304: 7516192768 bytes, 35 percent, policy 2, may spill\n\
                         5368709120 bytes taken, 4 refused, 2 unknown\nslot 3: process 4711 has 5368709120 bytes\n";

@@ -1,8 +1,10 @@
-//! Hides functions that a loaded library exports, so that the loader answers for them as if they were not there.
+//! Hides functions that a loaded library exports, so that the loader answers for them as if they
+//! were not there.
 //!
-//! A library that stands in for NVIDIA's is built with every function of every release. A driver of an older release has
-//! fewer, and programs decide by whether `dlsym` finds one. So the stand-in takes out of its own table of symbols, when it is
-//! loaded, what the driver behind it does not have. The loader takes no notice of a symbol that has no section and no value.
+//! A library that stands in for NVIDIA's is built with every function of every release. A driver of
+//! an older release has fewer, and programs decide by whether `dlsym` finds one. So the stand-in
+//! takes out of its own table of symbols, when it is loaded, what the driver behind it does not
+//! have. The loader takes no notice of a symbol that has no section and no value.
 //!
 //! `no_std`, and it calls nothing but the kernel: the interceptor's proxies are among its users.
 #![no_std]
@@ -45,24 +47,32 @@ pub enum HideError {
 /// See [`HideError`]; then nothing is hidden.
 ///
 /// # Safety
-/// Nobody looks symbols of that library up at the same time: it is called while the library is initialised.
-pub unsafe fn hide(inside: *const (), mut is_hidden: impl FnMut(&CStr) -> bool) -> Result<(), HideError> {
+/// Nobody looks symbols of that library up at the same time: it is called while the library is
+/// initialised.
+pub unsafe fn hide(
+    inside: *const (),
+    mut is_hidden: impl FnMut(&CStr) -> bool,
+) -> Result<(), HideError> {
     let tables = Tables::around(inside as usize).ok_or(HideError::NoTables)?;
     // SAFETY: the tables are those of a loaded library.
     let count = unsafe { tables.count() };
     let page = page_length();
     let from = tables.symbols as usize / page * page;
-    let to = (tables.symbols as usize + count * size_of::<libc::Elf64_Sym>()).next_multiple_of(page);
+    let to =
+        (tables.symbols as usize + count * size_of::<libc::Elf64_Sym>()).next_multiple_of(page);
     let writable = libc::PROT_READ | libc::PROT_WRITE;
     if !protect(from, to, writable) {
         return Err(HideError::Protected);
     }
     for index in 0..count {
-        // SAFETY: there are so many, in pages that may be written, and by this function's contract nobody reads them now.
+        // SAFETY: there are so many, in pages that may be written, and by this function's contract
+        // nobody reads them now.
         let symbol = unsafe { &mut *tables.symbols.add(index) };
         let is_function = symbol.st_info & 0xf == 2 && symbol.st_shndx != 0;
         // SAFETY: names are offsets into the string table, whose strings are terminated.
-        if is_function && is_hidden(unsafe { CStr::from_ptr(tables.strings.add(symbol.st_name as usize)) }) {
+        if is_function
+            && is_hidden(unsafe { CStr::from_ptr(tables.strings.add(symbol.st_name as usize)) })
+        {
             symbol.st_shndx = 0;
             symbol.st_value = 0;
         }
@@ -103,12 +113,17 @@ impl Tables {
     /// `info` describes a loaded library.
     unsafe fn of(info: &libc::dl_phdr_info, headers: &[libc::Elf64_Phdr]) -> Option<Self> {
         let base = info.dlpi_addr as usize;
-        let pointer =
-            |value: u64| if (value as usize) < base { base + value as usize } else { value as usize };
+        let pointer = |value: u64| {
+            if (value as usize) < base { base + value as usize } else { value as usize }
+        };
         let dynamic = headers.iter().find(|header| header.p_type == libc::PT_DYNAMIC)?;
         let mut entry = (base + dynamic.p_vaddr as usize) as *const Dynamic;
-        let mut tables =
-            Self { strings: ptr::null(), symbols: ptr::null_mut(), hash: ptr::null(), protection: 0 };
+        let mut tables = Self {
+            strings: ptr::null(),
+            symbols: ptr::null_mut(),
+            hash: ptr::null(),
+            protection: 0,
+        };
         loop {
             // SAFETY: the table ends with DT_NULL, behind which nothing is looked at.
             let Dynamic { tag, value } = unsafe { &*entry };
@@ -122,13 +137,18 @@ impl Tables {
             // SAFETY: there is an entry behind one that is not DT_NULL.
             entry = unsafe { entry.add(1) };
         }
-        let complete = !tables.strings.is_null() && !tables.symbols.is_null() && !tables.hash.is_null();
-        let segment = headers.iter().find(|header| lies_in(header, base, tables.symbols as usize))?;
-        tables.protection =
-            [(libc::PF_R, libc::PROT_READ), (libc::PF_W, libc::PROT_WRITE), (libc::PF_X, libc::PROT_EXEC)]
-                .iter()
-                .filter(|(flag, _)| segment.p_flags & flag != 0)
-                .fold(0, |all, (_, protection)| all | protection);
+        let complete =
+            !tables.strings.is_null() && !tables.symbols.is_null() && !tables.hash.is_null();
+        let segment =
+            headers.iter().find(|header| lies_in(header, base, tables.symbols as usize))?;
+        tables.protection = [
+            (libc::PF_R, libc::PROT_READ),
+            (libc::PF_W, libc::PROT_WRITE),
+            (libc::PF_X, libc::PROT_EXEC),
+        ]
+        .iter()
+        .filter(|(flag, _)| segment.p_flags & flag != 0)
+        .fold(0, |all, (_, protection)| all | protection);
         complete.then_some(tables)
     }
 
@@ -137,7 +157,8 @@ impl Tables {
     /// # Safety
     /// The tables are those of a loaded library.
     unsafe fn count(&self) -> usize {
-        // SAFETY: four words of header, then filter words of 64 bits, buckets, chains: as the format says.
+        // SAFETY: four words of header, then filter words of 64 bits, buckets, chains: as the
+        // format says.
         unsafe {
             let (buckets, first, filters) =
                 (*self.hash as usize, *self.hash.add(1) as usize, *self.hash.add(2) as usize);
@@ -162,7 +183,8 @@ fn lies_in(header: &libc::Elf64_Phdr, base: usize, address: usize) -> bool {
 
 /// Looks at one library; not 0 ends the search.
 unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, data: *mut c_void) -> c_int {
-    // SAFETY: `Tables::around` passes a `Search` that outlives the iteration, and the loader a valid `info`.
+    // SAFETY: `Tables::around` passes a `Search` that outlives the iteration, and the loader a
+    // valid `info`.
     let (search, info) = unsafe { (&mut *data.cast::<Search>(), &*info) };
     // SAFETY: the program headers are there as long as the library is.
     let headers = unsafe { core::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };

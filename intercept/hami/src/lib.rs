@@ -8,10 +8,12 @@
 //!  CUDA_DEVICE_MEMORY_SHARED_CACHE  where processes share a ledger    cache()
 //! ```
 //!
-//! A number is what C's `strtoul` makes of the text with base 0, times the unit that its last letter says; a number for one GPU goes
-//! before the general one; nothing, or 0, is no limit. In one thing it is stricter than HAMi-core, which takes anything else for no
-//! limit, or for one of 2^64 bytes: what is no number, or below 0, is a limit of 0 bytes. `CUDA_TASK_PRIORITY` is read by HAMi's monitor, which is not
-//! here; it changes nothing, like the variables that choose logs and that HAMi-core reads and does not use.
+//! A number is what C's `strtoul` makes of the text with base 0, times the unit that its last
+//! letter says; a number for one GPU goes before the general one; nothing, or 0, is no limit. In
+//! one thing it is stricter than HAMi-core, which takes anything else for no limit, or for one of
+//! 2^64 bytes: what is no number, or below 0, is a limit of 0 bytes. `CUDA_TASK_PRIORITY` is read
+//! by HAMi's monitor, which is not here; it changes nothing, like the variables that choose logs
+//! and that HAMi-core reads and does not use.
 //!
 //! Pure: it asks for variables through a function, and takes no memory.
 #![no_std]
@@ -54,13 +56,16 @@ impl<'v, F: Fn(&[u8]) -> Option<&'v [u8]>> Variables<F> {
 
     /// The least memory that any GPU has: for one whose index is not known.
     pub fn least_memory(&self) -> Memory {
-        (0..GPUS).map(|gpu| self.memory(gpu)).fold(Memory::Unlimited, |least, memory| match (least, memory) {
-            (Memory::Unlimited, other) | (other, Memory::Unlimited) => other,
-            (Memory::Bytes(one), Memory::Bytes(other)) => Memory::Bytes(one.min(other)),
+        (0..GPUS).map(|gpu| self.memory(gpu)).fold(Memory::Unlimited, |least, memory| {
+            match (least, memory) {
+                (Memory::Unlimited, other) | (other, Memory::Unlimited) => other,
+                (Memory::Bytes(one), Memory::Bytes(other)) => Memory::Bytes(one.min(other)),
+            }
         })
     }
 
-    /// Percent of a GPU's compute, 1 to 99; `None` = not limited. What makes no sense is the least there is.
+    /// Percent of a GPU's compute, 1 to 99; `None` = not limited. What makes no sense is the least
+    /// there is.
     pub fn cores(&self, gpu: usize) -> Option<u32> {
         let policy = (self.0)(b"GPU_CORE_UTILIZATION_POLICY").unwrap_or_default();
         if matches!(policy, b"disable" | b"DISABLE") {
@@ -78,17 +83,21 @@ impl<'v, F: Fn(&[u8]) -> Option<&'v [u8]>> Variables<F> {
         (0..GPUS).filter_map(|gpu| self.cores(gpu)).min()
     }
 
-    /// The index of the GPU that CUDA calls by an ordinal: `CUDA_VISIBLE_DEVICES` reorders, where it is a list of numbers.
+    /// The index of the GPU that CUDA calls by an ordinal: `CUDA_VISIBLE_DEVICES` reorders, where
+    /// it is a list of numbers.
     pub fn gpu_of(&self, ordinal: usize) -> usize {
         let Some(list) = (self.0)(b"CUDA_VISIBLE_DEVICES") else { return ordinal };
         let named = list.split(|byte| *byte == b',').nth(ordinal);
-        let index = named.and_then(|text| core::str::from_utf8(text.trim_ascii()).ok()?.parse().ok());
+        let index =
+            named.and_then(|text| core::str::from_utf8(text.trim_ascii()).ok()?.parse().ok());
         index.unwrap_or(ordinal)
     }
 
     /// The path that ledgers' names begin with.
     pub fn cache(&self) -> &'v [u8] {
-        (self.0)(b"CUDA_DEVICE_MEMORY_SHARED_CACHE").filter(|path| !path.is_empty()).unwrap_or(DEFAULT_CACHE)
+        (self.0)(b"CUDA_DEVICE_MEMORY_SHARED_CACHE")
+            .filter(|path| !path.is_empty())
+            .unwrap_or(DEFAULT_CACHE)
     }
 
     /// One GPU's own limit; the general one where it has none.

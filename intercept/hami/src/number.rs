@@ -11,7 +11,8 @@ pub(crate) enum Number {
     Senseless,
 }
 
-/// As `strtoul` with base 0 reads it, times the unit of the last letter. What follows the number is not looked at.
+/// As `strtoul` with base 0 reads it, times the unit of the last letter. What follows the number is
+/// not looked at.
 pub(crate) fn number(text: &[u8]) -> Number {
     let Some(last) = text.last() else { return Number::None };
     let unit: u64 = match last {
@@ -20,15 +21,20 @@ pub(crate) fn number(text: &[u8]) -> Number {
         b'g' | b'G' => 1 << 30,
         _ => 1,
     };
-    let text =
-        text.iter().position(|byte| !is_space(*byte)).and_then(|at| text.get(at..)).unwrap_or_default();
+    let text = text
+        .iter()
+        .position(|byte| !is_space(*byte))
+        .and_then(|at| text.get(at..))
+        .unwrap_or_default();
     let (negative, text) = match text {
         [b'-', rest @ ..] => (true, rest),
         [b'+', rest @ ..] => (false, rest),
         _ => (false, text),
     };
     let (base, digits) = match text {
-        [b'0', b'x' | b'X', rest @ ..] if rest.first().is_some_and(u8::is_ascii_hexdigit) => (16, rest),
+        [b'0', b'x' | b'X', rest @ ..] if rest.first().is_some_and(u8::is_ascii_hexdigit) => {
+            (16, rest)
+        }
         [b'0', ..] => (8, text),
         _ => (10, text),
     };

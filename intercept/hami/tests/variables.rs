@@ -1,4 +1,5 @@
-//! The variables as HAMi-core reads them; numbers against the C library's own `strtoul`, by which HAMi-core reads them.
+//! The variables as HAMi-core reads them; numbers against the C library's own `strtoul`, by which
+//! HAMi-core reads them.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -9,7 +10,10 @@ use tessera_intercept_hami::{GPUS, Memory, Variables};
 const GIB: u64 = 1 << 30;
 
 /// Runs something on variables.
-fn with<T>(variables: &[(&str, &str)], run: impl FnOnce(&dyn Fn(&[u8]) -> Option<&'static [u8]>) -> T) -> T {
+fn with<T>(
+    variables: &[(&str, &str)],
+    run: impl FnOnce(&dyn Fn(&[u8]) -> Option<&'static [u8]>) -> T,
+) -> T {
     let table: BTreeMap<Vec<u8>, &'static [u8]> = variables
         .iter()
         .map(|(name, value)| (name.as_bytes().to_vec(), &*value.as_bytes().to_vec().leak()))
@@ -73,7 +77,10 @@ fn the_limit_of_one_gpu_goes_before_the_general_one() {
         ("CUDA_DEVICE_MEMORY_LIMIT_15", "2g"),
     ];
     let of = |gpu| memory(&variables, gpu);
-    assert_eq!([of(0), of(1), of(2), of(15), of(16)], [4, 1, 4, 2, 4].map(|gib| Memory::Bytes(gib * GIB)));
+    assert_eq!(
+        [of(0), of(1), of(2), of(15), of(16)],
+        [4, 1, 4, 2, 4].map(|gib| Memory::Bytes(gib * GIB))
+    );
     assert_eq!(with(&variables, |get| Variables(get).least_memory()), Memory::Bytes(GIB));
     assert_eq!(memory(&[], 0), Memory::Unlimited);
     assert_eq!(with(&[], |get| Variables(get).least_memory()), Memory::Unlimited);
@@ -86,9 +93,15 @@ fn compute_is_a_percent_that_a_policy_can_turn_off() {
         ["30", "0", "100", "150", "99", "", "none"].map(limit),
         [Some(30), None, None, None, Some(99), None, Some(1)]
     );
-    assert_eq!(cores(&[("CUDA_DEVICE_SM_LIMIT", "30"), ("CUDA_DEVICE_SM_LIMIT_1", "60")], 1), Some(60));
+    assert_eq!(
+        cores(&[("CUDA_DEVICE_SM_LIMIT", "30"), ("CUDA_DEVICE_SM_LIMIT_1", "60")], 1),
+        Some(60)
+    );
     let least = |variables: &[(&str, &str)]| with(variables, |get| Variables(get).least_cores());
-    assert_eq!(least(&[("CUDA_DEVICE_SM_LIMIT", "30"), ("CUDA_DEVICE_SM_LIMIT_1", "20")]), Some(20));
+    assert_eq!(
+        least(&[("CUDA_DEVICE_SM_LIMIT", "30"), ("CUDA_DEVICE_SM_LIMIT_1", "20")]),
+        Some(20)
+    );
     assert_eq!(least(&[]), None);
     for (policy, expected) in [
         ("disable", None),
@@ -104,7 +117,9 @@ fn compute_is_a_percent_that_a_policy_can_turn_off() {
 
 #[test]
 fn visible_devices_say_which_gpu_an_ordinal_is() {
-    let gpu = |list, ordinal| with(&[("CUDA_VISIBLE_DEVICES", list)], |get| Variables(get).gpu_of(ordinal));
+    let gpu = |list, ordinal| {
+        with(&[("CUDA_VISIBLE_DEVICES", list)], |get| Variables(get).gpu_of(ordinal))
+    };
     assert_eq!([gpu("3,1", 0), gpu("3, 1", 1), gpu("3,1", 2)], [3, 1, 2]);
     assert_eq!([gpu("GPU-1f0c", 0), gpu("", 1)], [0, 1], "no numbers: as it is");
     assert_eq!(with(&[], |get| Variables(get).gpu_of(5)), 5);
@@ -115,7 +130,10 @@ fn the_cache_has_hamis_default() {
     let cache = |variables: &[(&str, &str)]| with(variables, |get| Variables(get).cache());
     assert_eq!(cache(&[]), b"/tmp/cudevshr.cache");
     assert_eq!(cache(&[("CUDA_DEVICE_MEMORY_SHARED_CACHE", "")]), b"/tmp/cudevshr.cache");
-    assert_eq!(cache(&[("CUDA_DEVICE_MEMORY_SHARED_CACHE", "/tmp/vgpu/u.cache")]), b"/tmp/vgpu/u.cache");
+    assert_eq!(
+        cache(&[("CUDA_DEVICE_MEMORY_SHARED_CACHE", "/tmp/vgpu/u.cache")]),
+        b"/tmp/vgpu/u.cache"
+    );
 }
 
 /// HAMi-core's `get_limit_from_env`; 0 is no limit. `None` where this crate is stricter.

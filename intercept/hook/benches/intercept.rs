@@ -1,8 +1,10 @@
-//! What the library costs: calls with it beside the same calls without, in turn, in containers on one machine.
+//! What the library costs: calls with it beside the same calls without, in turn, in containers on
+//! one machine.
 //!
-//! `make bench-intercept`. Below it is a driver that does nothing (`programs/driver.c`), so what differs is the library's own
-//! time; the ratio is what it would be of a driver that costs nothing. Nothing is asserted: figures depend on the machine.
-//! `ROUNDS=5` takes more rounds; a word behind `--` takes the rows with that word only.
+//! `make bench-intercept`. Below it is a driver that does nothing (`programs/driver.c`), so what
+//! differs is the library's own time; the ratio is what it would be of a driver that costs nothing.
+//! Nothing is asserted: figures depend on the machine. `ROUNDS=5` takes more rounds; a word behind
+//! `--` takes the rows with that word only.
 
 #[path = "../tests/container/mod.rs"]
 mod container;
@@ -23,7 +25,8 @@ enum Variant {
     None,
     /// A grant of memory, with all of the compute.
     Unlimited,
-    /// A grant of memory and of nearly all of the compute, so that the limiter works and nobody waits.
+    /// A grant of memory and of nearly all of the compute, so that the limiter works and nobody
+    /// waits.
     Limited,
 }
 
@@ -49,8 +52,20 @@ const fn measurement(
 const MEASUREMENTS: [Measurement; 15] = [
     measurement("launch", &["launch", "50000"], "ns", Some(10.0), Some(25.0)),
     measurement("alloc + free, 10 live", &["memory", "10", "5000"], "ns", Some(200.0), Some(200.0)),
-    measurement("alloc + free, 1,000 live", &["memory", "1000", "5000"], "ns", Some(200.0), Some(200.0)),
-    measurement("alloc + free, 100,000 live", &["memory", "100000", "5000"], "ns", Some(200.0), Some(200.0)),
+    measurement(
+        "alloc + free, 1,000 live",
+        &["memory", "1000", "5000"],
+        "ns",
+        Some(200.0),
+        Some(200.0),
+    ),
+    measurement(
+        "alloc + free, 100,000 live",
+        &["memory", "100000", "5000"],
+        "ns",
+        Some(200.0),
+        Some(200.0),
+    ),
     measurement("alloc + free, 1 thread", &["threads", "1", "200000"], "ns", None, None),
     measurement("alloc + free, 2 threads", &["threads", "2", "100000"], "ns", None, None),
     measurement("alloc + free, 8 threads", &["threads", "8", "25000"], "ns", None, None),
@@ -84,7 +99,8 @@ impl Bench {
         let grant = node.share("unlimited", 0, 70 * GIB).grant;
         let unlimited = node.share_of(Grant { policy: ComputePolicy::None, ..grant });
         let id = Text::new("limited").expect("short");
-        let limited = node.share_of(Grant { policy: ComputePolicy::Fixed, cores_percent: 99, id, ..grant });
+        let limited =
+            node.share_of(Grant { policy: ComputePolicy::Fixed, cores_percent: 99, id, ..grant });
         Self { node, programs, unlimited, limited }
     }
 
@@ -154,7 +170,9 @@ fn cell(none: f64, with: f64, goal: Option<f64>) -> String {
 
 fn rounds() -> usize {
     let given = env::var("ROUNDS").ok();
-    given.map_or(3, |text| text.parse().unwrap_or_else(|_| panic!("ROUNDS is a number, not `{text}`")))
+    given.map_or(3, |text| {
+        text.parse().unwrap_or_else(|_| panic!("ROUNDS is a number, not `{text}`"))
+    })
 }
 
 /// The rows that were asked for.
@@ -175,5 +193,8 @@ fn main() {
         let limited = cell(none, limited, measurement.goal_limited);
         println!("| {} | {} | {unlimited} | {limited} |", measurement.what, time(none));
     }
-    println!("\ngrant and ledger of a share: {} bytes (goal: 65536 at most)", GRANT_LEN + LEDGER_LEN);
+    println!(
+        "\ngrant and ledger of a share: {} bytes (goal: 65536 at most)",
+        GRANT_LEN + LEDGER_LEN
+    );
 }

@@ -56,7 +56,14 @@ pub(crate) struct Solid {
 impl From<Flat32> for Solid {
     fn from(flat: Flat32) -> Self {
         let Flat32 { width, height, format, channels } = flat;
-        Self { width: width as usize, height: height as usize, depth: 0, format, channels, flags: 0 }
+        Self {
+            width: width as usize,
+            height: height as usize,
+            depth: 0,
+            format,
+            channels,
+            flags: 0,
+        }
     }
 }
 
@@ -79,8 +86,8 @@ impl From<Solid32> for Solid {
 const WITHOUT_MEMORY: c_uint = 0x40 | 0x80;
 
 impl Solid {
-    /// Bytes of an element. What is not one of the plain formats (compressed blocks, video surfaces) counts as 16, which no
-    /// format exceeds.
+    /// Bytes of an element. What is not one of the plain formats (compressed blocks, video
+    /// surfaces) counts as 16, which no format exceeds.
     fn element(&self) -> u64 {
         let channel = match self.format {
             0x01 | 0x08 => 1,
@@ -91,7 +98,8 @@ impl Solid {
         channel * u64::from(self.channels.max(1))
     }
 
-    /// Bytes of all elements and of so many levels, each half as large in every dimension as the one before.
+    /// Bytes of all elements and of so many levels, each half as large in every dimension as the
+    /// one before.
     fn bytes(&self, levels: c_uint) -> u64 {
         if self.flags & WITHOUT_MEMORY != 0 {
             return 0;
@@ -102,7 +110,8 @@ impl Solid {
                 .into_iter()
                 .fold(self.element(), u64::saturating_mul)
         };
-        // A 64-bit size is 1 after 64 halvings; whatever more levels are asked for, the driver refuses.
+        // A 64-bit size is 1 after 64 halvings; whatever more levels are asked for, the driver
+        // refuses.
         (0..levels.clamp(1, 64)).map(level).fold(0, u64::saturating_add)
     }
 }

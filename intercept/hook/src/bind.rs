@@ -1,7 +1,7 @@
 //! Physical memory that something else keeps: multicast objects, logical endpoints, sparse arrays.
 //!
-//! None of them has memory of its own. What is bound to one lives on when its handles and mappings are gone, until it is
-//! unbound or the thing that keeps it goes.
+//! None of them has memory of its own. What is bound to one lives on when its handles and mappings
+//! are gone, until it is unbound or the thing that keeps it goes.
 
 use core::ffi::{c_int, c_uint, c_ulonglong, c_void};
 
@@ -19,7 +19,8 @@ pub(crate) struct Binding {
     owner: Owner,
     /// Where in it; for arrays, what tells the place apart from others.
     at: u64,
-    /// For multicast objects and endpoints: the GPU that hosts the memory, where the call named one.
+    /// For multicast objects and endpoints: the GPU that hosts the memory, where the call named
+    /// one.
     gpu: Option<u32>,
     /// The number of the memory.
     memory: u64,
@@ -69,8 +70,8 @@ fn bind(state: &mut State, owner: Owner, at: u64, gpu: Option<u32>, memory: Opti
     }
 }
 
-/// Lets go of what such bindings keep, as far as they were made before a ticket: another thread may have bound anew at the
-/// same place after the driver had unbound what was there.
+/// Lets go of what such bindings keep, as far as they were made before a ticket: another thread may
+/// have bound anew at the same place after the driver had unbound what was there.
 fn unbind(state: &mut State, before: u64, goes: impl Fn(&Binding) -> bool) {
     let mut place = 0;
     while let Some((key, next)) = state.bindings().key_from(place) {
@@ -152,11 +153,16 @@ fn of_address(address: Pointer) -> impl FnOnce(&mut State) -> Option<u64> {
 
 /// What tells a place of an array apart from all others.
 fn place_of(map: &ArrayMap) -> u64 {
-    let parts =
-        [map.place_kind.unsigned_abs().into(), map.place[0], map.place[1], map.place[2], map.place[3]];
-    parts
-        .into_iter()
-        .fold(0, |mixed: u64, part| (mixed ^ part).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29))
+    let parts = [
+        map.place_kind.unsigned_abs().into(),
+        map.place[0],
+        map.place[1],
+        map.place[2],
+        map.place[3],
+    ];
+    parts.into_iter().fold(0, |mixed: u64, part| {
+        (mixed ^ part).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
+    })
 }
 
 /// Maps memory to arrays, or unmaps it.

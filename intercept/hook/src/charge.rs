@@ -35,12 +35,14 @@ pub(crate) fn uuid_of(device: Device) -> Option<GpuUuid> {
     Some(uuid)
 }
 
-/// The GPU of a charge, and whether what it pays for may spill. With a [`Refusal`] in its place it comes back in registers; a [`Charge`]
-/// would be written to memory in pieces and read in one piece at every step, for which the CPU waits each time.
+/// The GPU of a charge, and whether what it pays for may spill. With a [`Refusal`] in its place it
+/// comes back in registers; a [`Charge`] would be written to memory in pieces and read in one piece
+/// at every step, for which the CPU waits each time.
 #[derive(Clone, Copy)]
 struct Payer(u32);
 
-const _: () = assert!(size_of::<Result<Payer, Refusal>>() == 2 * size_of::<u32>(), "it fits into registers");
+const _: () =
+    assert!(size_of::<Result<Payer, Refusal>>() == 2 * size_of::<u32>(), "it fits into registers");
 
 impl Payer {
     /// Far above the numbers of GPUs, which are below [`GPUS`](crate::state::GPUS).
@@ -89,8 +91,8 @@ pub(crate) fn gpu_of(device: Device) -> Option<u32> {
     with_state(|state| state.find(uuid)).flatten().and_then(|gpu| u32::try_from(gpu).ok())
 }
 
-/// Charges memory of a device. Before it is refused, pools let go of what nobody holds, as they do where the driver has no
-/// more.
+/// Charges memory of a device. Before it is refused, pools let go of what nobody holds, as they do
+/// where the driver has no more.
 ///
 /// # Errors
 /// See [`Refusal`].
@@ -111,8 +113,9 @@ pub(crate) fn charge_gpu(gpu: u32, bytes: u64) -> Result<Charge, Refusal> {
     insist(|| charge_gpu_once(gpu, bytes))
 }
 
-/// Charges, after pools have let go of what nobody holds where it must be. While calls of other threads are under way, what
-/// they have taken may be paid twice: they are waited for, but not for ever, since the driver may be at it for long.
+/// Charges, after pools have let go of what nobody holds where it must be. While calls of other
+/// threads are under way, what they have taken may be paid twice: they are waited for, but not for
+/// ever, since the driver may be at it for long.
 ///
 /// # Errors
 /// As `attempt`.
@@ -164,13 +167,14 @@ fn pay_once(device: Option<Device>, bytes: u64) -> Result<Payer, Refusal> {
 }
 
 fn pay_by(state: &mut State, uuid: GpuUuid, bytes: u64) -> Result<Payer, Refusal> {
-    let gpu = state.find(uuid).and_then(|gpu| u32::try_from(gpu).ok()).ok_or(Refusal::NotGranted)?;
+    let gpu =
+        state.find(uuid).and_then(|gpu| u32::try_from(gpu).ok()).ok_or(Refusal::NotGranted)?;
     pay(state, gpu, bytes)
 }
 
 impl Refusal {
-    /// What the program is answered. For want of a device the driver is asked, whose answer is an error; should it have given
-    /// something, that goes back.
+    /// What the program is answered. For want of a device the driver is asked, whose answer is an
+    /// error; should it have given something, that goes back.
     pub(crate) fn answer(self, take: impl FnOnce() -> c_int, give_back: impl FnOnce()) -> c_int {
         if self != Self::NoDevice {
             return OUT_OF_MEMORY;
@@ -223,7 +227,8 @@ impl Charge {
                 state.release(self.gpu as usize, self.bytes);
                 return false;
             }
-            // The driver gives nothing out twice: what had the key is gone, with its context for example.
+            // The driver gives nothing out twice: what had the key is gone, with its context for
+            // example.
             if matches!(kind, Kind::Pointer) {
                 pool::forget_piece(state, key);
             }
@@ -249,7 +254,8 @@ pub(crate) fn charged(
     charged_as(bytes, kind, |_| take(), taken, give_back)
 }
 
-/// The same where the call depends on what is charged: on nothing, where the driver is asked only for its error.
+/// The same where the call depends on what is charged: on nothing, where the driver is asked only
+/// for its error.
 pub(crate) fn charged_as(
     bytes: u64,
     kind: Kind,
@@ -276,8 +282,8 @@ pub(crate) fn charged_as(
     }
 }
 
-/// Gives back: the cost is taken out before the driver is called, since it may give the same pointer to another thread right
-/// after, and put back where the driver refuses.
+/// Gives back: the cost is taken out before the driver is called, since it may give the same
+/// pointer to another thread right after, and put back where the driver refuses.
 pub(crate) fn discharged(kind: Kind, key: u64, give_back: impl FnOnce() -> c_int) -> c_int {
     let cost = with_state(|state| state.table(kind).remove(key)).flatten();
     discharge(kind, key, cost, give_back)

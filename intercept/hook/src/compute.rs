@@ -11,8 +11,9 @@
 //!                             `-- Gate::made                 kept, given back where it failed, or let go unmeasured
 //! ```
 //!
-//! What cannot be asked or measured is let go as it was paid: nobody is kept from launching for ever by an event. Why it is
-//! done this way: `docs/adr/0078-compute-is-prepaid-in-gpu-nanoseconds.md`.
+//! What cannot be asked or measured is let go as it was paid: nobody is kept from launching for
+//! ever by an event. Why it is done this way:
+//! `docs/adr/0078-compute-is-prepaid-in-gpu-nanoseconds.md`.
 
 mod driver;
 mod events;
@@ -49,7 +50,8 @@ impl Stream {
         Self(if stream.is_null() { PER_THREAD as Handle } else { stream })
     }
 
-    /// Whether launches in it are recorded in place of being made. Where the driver does not say, the launch itself will fail.
+    /// Whether launches in it are recorded in place of being made. Where the driver does not say,
+    /// the launch itself will fail.
     #[cold]
     fn is_capturing(self) -> bool {
         cuda::is_capturing(self.0, Form::Legacy)
@@ -58,8 +60,8 @@ impl Stream {
 
 /// Makes a launch once it is paid.
 ///
-/// `make` is called here and passed to nobody: then its arguments would be stored before every launch, and on x86 the till's compare-and-swap
-/// waits for that.
+/// `make` is called here and passed to nobody: then its arguments would be stored before every
+/// launch, and on x86 the till's compare-and-swap waits for that.
 #[inline]
 pub(crate) fn launch(key: Key, stream: Stream, make: impl FnOnce() -> c_int) -> c_int {
     let Some(gate) = gate() else { return make() };
@@ -91,7 +93,8 @@ pub(crate) fn work_is_done() {
     }
 }
 
-/// Has the driver end a context, or not: `ends` says whether it did, by what it answered. Its events go with it.
+/// Has the driver end a context, or not: `ends` says whether it did, by what it answered. Its
+/// events go with it.
 pub(crate) fn context_may_end(
     context: usize,
     end: impl FnOnce() -> c_int,
@@ -130,8 +133,8 @@ pub(crate) fn graph_is_gone(executable: Handle) {
     root::gates().for_each(|gate| gate.forget(Key::graph(executable as usize)));
 }
 
-/// A stream records its launches from now on. There is no way back: whether any stream still does could only be known by asking
-/// about streams that may be gone.
+/// A stream records its launches from now on. There is no way back: whether any stream still does
+/// could only be known by asking about streams that may be gone.
 pub(crate) fn capture_begins() {
     root::note_capture();
 }

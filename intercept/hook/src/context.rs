@@ -1,7 +1,8 @@
-//! Contexts: each costs memory, and what was taken in one is free again when it ends, without a call for each piece.
+//! Contexts: each costs memory, and what was taken in one is free again when it ends, without a
+//! call for each piece.
 //!
-//! The first context of a process on a GPU is part of the process's account as long as it lives; each further one that is
-//! there at the same time costs the same once more.
+//! The first context of a process on a GPU is part of the process's account as long as it lives;
+//! each further one that is there at the same time costs the same once more.
 
 use core::ffi::{c_int, c_uint, c_void};
 
@@ -15,8 +16,13 @@ use crate::route::hooks;
 use crate::state::{Kind, State};
 
 /// Begins a context: `take` calls the driver, `taken` says which context there is then.
-fn begin(device: Device, take: impl FnOnce() -> c_int, taken: impl FnOnce() -> Option<usize>) -> c_int {
-    // Where the container has no share there is nothing that could pay, and no memory to be had in the context.
+fn begin(
+    device: Device,
+    take: impl FnOnce() -> c_int,
+    taken: impl FnOnce() -> Option<usize>,
+) -> c_int {
+    // Where the container has no share there is nothing that could pay, and no memory to be had in
+    // the context.
     let Some(gpu) = gpu_of(device) else { return take() };
     if !(charge(gpu) || crate::pool::trim() && charge(gpu)) {
         return OUT_OF_MEMORY;
@@ -150,7 +156,9 @@ fn release(device: Device, real: impl FnOnce() -> c_int, resets: bool) -> c_int 
 /// Ends the primary contexts that nobody retains any more.
 fn end_primaries() {
     for device in 0.. {
-        let Some(known) = with_state(|state| state.primary(device).map(|context| *context)).flatten() else {
+        let Some(known) =
+            with_state(|state| state.primary(device).map(|context| *context)).flatten()
+        else {
             return;
         };
         if known != 0 && cuda::primary_is_active(device) == Some(false) {

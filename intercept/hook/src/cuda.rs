@@ -1,4 +1,5 @@
-//! What is known of the driver API: results, handles, and the few functions that are called without standing before them.
+//! What is known of the driver API: results, handles, and the few functions that are called without
+//! standing before them.
 
 use core::ffi::{CStr, c_int, c_uint, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -239,7 +240,8 @@ pub(crate) fn is_capturing(stream: Handle, form: Form) -> bool {
     /// `CU_STREAM_LEGACY`
     const LEGACY: usize = 1;
     let (helper, captures) = match form {
-        // The stream that all others wait for cannot be captured, and must not be asked while another is.
+        // The stream that all others wait for cannot be captured, and must not be asked while
+        // another is.
         Form::Legacy => (&IS_CAPTURING, stream as usize > LEGACY),
         Form::PerThread => (&IS_CAPTURING_PER_THREAD, stream as usize != LEGACY),
     };
@@ -261,8 +263,8 @@ pub(crate) fn device_attribute(device: Device, attribute: c_int) -> Option<u64> 
     u64::try_from(value).ok().filter(|_| result == SUCCESS)
 }
 
-/// Whether managed memory of a device moves while kernels run, and may be more than the device has: not before Pascal, and not under
-/// Windows.
+/// Whether managed memory of a device moves while kernels run, and may be more than the device has:
+/// not before Pascal, and not under Windows.
 pub(crate) fn moves_managed_memory(device: Device) -> bool {
     /// `CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS`
     const CONCURRENT_MANAGED_ACCESS: c_int = 89;
@@ -283,8 +285,11 @@ pub(crate) fn limit(which: c_uint) -> Option<usize> {
 pub(crate) fn allocation_properties(handle: u64, room: &mut [u64; 32]) -> bool {
     type Real = unsafe extern "C" fn(*mut c_void, u64) -> c_int;
     let Some(address) = ALLOCATION_PROPERTIES.address() else { return false };
-    // SAFETY: the type is that of cuda.h, and there is more room than any of its versions has properties.
-    unsafe { core::mem::transmute::<usize, Real>(address)(room.as_mut_ptr().cast(), handle) == SUCCESS }
+    // SAFETY: the type is that of cuda.h, and there is more room than any of its versions has
+    // properties.
+    unsafe {
+        core::mem::transmute::<usize, Real>(address)(room.as_mut_ptr().cast(), handle) == SUCCESS
+    }
 }
 
 /// How long the memory is that begins at an address.

@@ -1,8 +1,8 @@
 //! Finds functions in the libraries that are loaded, in their own tables.
 //!
-//! The loader's `dlsym` is no way to find a driver's function: it is one of ours, it looks at whoever calls it, and in a
-//! preloaded library "the next" is not the one that a program opened for itself. The tables say exactly what one library
-//! defines.
+//! The loader's `dlsym` is no way to find a driver's function: it is one of ours, it looks at
+//! whoever calls it, and in a preloaded library "the next" is not the one that a program opened for
+//! itself. The tables say exactly what one library defines.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr;
@@ -62,8 +62,9 @@ impl Library {
     /// The address of a function that it defines.
     pub(crate) fn function(&self, name: &CStr) -> Option<usize> {
         // SAFETY: the tables are those of a loaded library.
-        let symbol =
-            unsafe { if self.gnu_hash.is_null() { self.by_hash(name) } else { self.by_gnu_hash(name) } }?;
+        let symbol = unsafe {
+            if self.gnu_hash.is_null() { self.by_hash(name) } else { self.by_gnu_hash(name) }
+        }?;
         Some(self.base + symbol.st_value as usize)
     }
 
@@ -76,8 +77,8 @@ impl Library {
         let symbol = unsafe { &*self.symbols.add(index as usize) };
         let is_function = symbol.st_info & 0xf == 2 && symbol.st_shndx != 0;
         // SAFETY: names are offsets into the string table, whose strings are terminated.
-        let same =
-            is_function && unsafe { CStr::from_ptr(self.strings.add(symbol.st_name as usize)) } == name;
+        let same = is_function
+            && unsafe { CStr::from_ptr(self.strings.add(symbol.st_name as usize)) } == name;
         same.then_some(symbol)
     }
 
@@ -89,7 +90,8 @@ impl Library {
         }
         // SAFETY: its second word is the number of symbols.
         let count = unsafe { *self.hash.add(1) };
-        // SAFETY: indices below that number are in the table. (Seldom used, and once per function: no need for the chains.)
+        // SAFETY: indices below that number are in the table. (Seldom used, and once per function:
+        // no need for the chains.)
         (1..count).find_map(|index| unsafe { self.symbol_at(index, name) })
     }
 
@@ -97,7 +99,8 @@ impl Library {
     /// `gnu_hash` is a GNU hash table.
     unsafe fn by_gnu_hash(&self, name: &CStr) -> Option<&'static libc::Elf64_Sym> {
         let wanted = gnu_hash(name);
-        // SAFETY: four words of header, then filter words of 64 bits, buckets, chains: as the format says.
+        // SAFETY: four words of header, then filter words of 64 bits, buckets, chains: as the
+        // format says.
         unsafe {
             let (buckets, first, filters) =
                 (*self.gnu_hash, *self.gnu_hash.add(1), *self.gnu_hash.add(2) as usize);
@@ -127,17 +130,21 @@ impl Library {
 }
 
 fn gnu_hash(name: &CStr) -> u32 {
-    name.to_bytes().iter().fold(5381, |hash: u32, byte| hash.wrapping_mul(33).wrapping_add(u32::from(*byte)))
+    name.to_bytes()
+        .iter()
+        .fold(5381, |hash: u32, byte| hash.wrapping_mul(33).wrapping_add(u32::from(*byte)))
 }
 
 /// Looks at one library; not 0 ends the search.
 unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, data: *mut c_void) -> c_int {
-    // SAFETY: `Library::loaded` passes a `Search` that outlives the iteration, and the loader a valid `info`.
+    // SAFETY: `Library::loaded` passes a `Search` that outlives the iteration, and the loader a
+    // valid `info`.
     let (search, info) = unsafe { (&mut *data.cast::<Search<'_>>(), &*info) };
     // SAFETY: the loader describes a loaded library.
     match unsafe { describe(info) } {
         Some((library, soname))
-            if soname.to_bytes().starts_with(search.prefix) && library.function(PROXY_MARK).is_none() =>
+            if soname.to_bytes().starts_with(search.prefix)
+                && library.function(PROXY_MARK).is_none() =>
         {
             search.found = Some(library);
             1
@@ -150,8 +157,10 @@ unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, data: *mut c
 /// `info` describes a loaded library.
 unsafe fn describe(info: &libc::dl_phdr_info) -> Option<(Library, &'static CStr)> {
     let base = info.dlpi_addr as usize;
-    // The loader has turned addresses in the table into absolute ones, except where the table is read-only.
-    let pointer = |value: u64| if (value as usize) < base { base + value as usize } else { value as usize };
+    // The loader has turned addresses in the table into absolute ones, except where the table is
+    // read-only.
+    let pointer =
+        |value: u64| if (value as usize) < base { base + value as usize } else { value as usize };
     // SAFETY: the program headers are there as long as the library is.
     let headers = unsafe { core::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
     let dynamic = headers.iter().find(|header| header.p_type == libc::PT_DYNAMIC)?;

@@ -1,10 +1,12 @@
-//! Memory that the driver counts itself: what pools keep, what graphs keep, what limits of contexts reserve.
+//! Memory that the driver counts itself: what pools keep, what graphs keep, what limits of contexts
+//! reserve.
 //!
-//! How much a call makes the driver take shows only afterwards, in a counter of the driver's. So a call is charged before with
-//! what it may take; afterwards the counter is read, and what is paid becomes what it says. A reading counts unless a later
-//! one was there before it: every call takes its ticket when its work is done, so that the reading with the last ticket has
-//! seen the work of all. Between calls what is paid is never less than what the driver keeps, and when none runs it is
-//! exactly that.
+//! How much a call makes the driver take shows only afterwards, in a counter of the driver's. So a
+//! call is charged before with what it may take; afterwards the counter is read, and what is paid
+//! becomes what it says. A reading counts unless a later one was there before it: every call takes
+//! its ticket when its work is done, so that the reading with the last ticket has seen the work of
+//! all. Between calls what is paid is never less than what the driver keeps, and when none runs it
+//! is exactly that.
 
 use crate::charge::{Charge, Refusal, reserve};
 use crate::root::with_state;
@@ -15,7 +17,8 @@ use crate::state::State;
 pub(crate) struct Gauge {
     /// Bytes charged for what it counts.
     pub(crate) paid: u64,
-    /// Bytes charged for calls that are under way: what they take may be counted already, or not yet.
+    /// Bytes charged for calls that are under way: what they take may be counted already, or not
+    /// yet.
     pending: u64,
     /// The ticket of the last reading, and what it said.
     ticket: u64,
@@ -78,7 +81,8 @@ pub(crate) fn charge_call(state: &mut State, key: u64, bytes: u64) -> Result<Cha
     Ok(charge)
 }
 
-/// Whether calls are under way that were charged: what they have taken may be paid twice until they are done.
+/// Whether calls are under way that were charged: what they have taken may be paid twice until they
+/// are done.
 pub(crate) fn is_pending(state: &mut State) -> bool {
     let mut place = 0;
     while let Some((key, next)) = state.gauges().key_from(place) {
@@ -131,9 +135,16 @@ fn settle_with(
     if settled == Some(true) { Ok(()) } else { Err(Refusal::NotGranted) }
 }
 
-/// What is paid and what is pending are together never less than what is kept. What is kept beyond what is paid was taken by
-/// calls under way as far as those are charged: it is paid when they are done.
-fn pay(state: &mut State, key: u64, ticket: u64, before: Option<Charge>, kept: Option<u64>) -> bool {
+/// What is paid and what is pending are together never less than what is kept. What is kept beyond
+/// what is paid was taken by calls under way as far as those are charged: it is paid when they are
+/// done.
+fn pay(
+    state: &mut State,
+    key: u64,
+    ticket: u64,
+    before: Option<Charge>,
+    kept: Option<u64>,
+) -> bool {
     let Some(gauge) = state.gauges().get(key).copied() else {
         before.inspect(|charge| state.release(charge.gpu as usize, charge.bytes));
         // It is gone; nobody can say what it keeps.

@@ -1,15 +1,16 @@
 //! Finds the container's shares: `/dev/tessera/<id>/{grant,ledger}`.
 //!
-//! What the tenant can make by itself is nothing. Both files must be roots of mounts, and the grant's mount read-only, which
-//! nothing in the container is; and both must lie on file systems that only somebody who may mount can make, since an image
-//! with a symbolic link lets the runtime mount a volume's files here (`docs/adr/0056-grants-lie-on-a-tmpfs-of-the-drivers-make.md`).
+//! What the tenant can make by itself is nothing. Both files must be roots of mounts, and the
+//! grant's mount read-only, which nothing in the container is; and both must lie on file systems
+//! that only somebody who may mount can make, since an image with a symbolic link lets the runtime
+//! mount a volume's files here (`docs/adr/0056-grants-lie-on-a-tmpfs-of-the-drivers-make.md`).
 //! A share that is not understood in every detail does not count, so its memory is not there.
 
 use core::ffi::{CStr, c_int};
 
 use tessera_intercept_abi::{
-    ABI_VERSION, GRANT_LEN, GRANTS_TMPFS_INODES, Grant, LEDGER_LEN, LEDGER_TMPFS_INODES, LedgerPage,
-    PublishedPage, ledger,
+    ABI_VERSION, GRANT_LEN, GRANTS_TMPFS_INODES, Grant, LEDGER_LEN, LEDGER_TMPFS_INODES,
+    LedgerPage, PublishedPage, ledger,
 };
 
 use crate::shares::Share;
@@ -20,7 +21,8 @@ const DIRECTORY: &CStr = c"/dev/tessera";
 /// The longest id, and a NUL.
 pub(crate) const NAME_ROOM: usize = 129;
 
-/// Whether the container has a place for shares, which only the driver makes: whether any of them counts is another question.
+/// Whether the container has a place for shares, which only the driver makes: whether any of them
+/// counts is another question.
 #[cfg(feature = "hami")]
 pub(crate) fn are_given() -> bool {
     sys::status(HERE, DIRECTORY, 0).is_some()
@@ -77,7 +79,8 @@ fn open_share(directory: c_int, name: &CStr) -> Option<Share> {
         return None;
     };
     // Its directory is its id: a grant that is mounted twice counts once.
-    let ledger = (grant.id.as_str().as_bytes() == name.to_bytes()).then(|| open_ledger(own.raw())).flatten();
+    let ledger =
+        (grant.id.as_str().as_bytes() == name.to_bytes()).then(|| open_ledger(own.raw())).flatten();
     let Some((ledger, identity)) = ledger else {
         // SAFETY: as above.
         unsafe { sys::unmap(page, GRANT_LEN) };
@@ -89,8 +92,9 @@ fn open_share(directory: c_int, name: &CStr) -> Option<Share> {
 fn open_ledger(directory: c_int) -> Option<(&'static LedgerPage, (u64, u64))> {
     let file = Fd::open_at(directory, c"ledger", libc::O_RDWR)?;
     let status = file.status()?;
-    let genuine =
-        status.regular && status.mount_root && file.file_system()?.tmpfs_inodes == Some(LEDGER_TMPFS_INODES);
+    let genuine = status.regular
+        && status.mount_root
+        && file.file_system()?.tmpfs_inodes == Some(LEDGER_TMPFS_INODES);
     if genuine { map_ledger(&file) } else { None }
 }
 
@@ -101,8 +105,9 @@ pub(crate) fn map_ledger(file: &Fd) -> Option<(&'static LedgerPage, (u64, u64))>
         return None;
     }
     let at = sys::map(Map::Shared(file), LEDGER_LEN)?;
-    // SAFETY: a mapping of that length that is never unmapped while it counts; every bit pattern is valid for atomics and
-    // integers. (The tenant can truncate its ledger: then its processes die of SIGBUS, and no others.)
+    // SAFETY: a mapping of that length that is never unmapped while it counts; every bit pattern is
+    // valid for atomics and integers. (The tenant can truncate its ledger: then its processes
+    // die of SIGBUS, and no others.)
     let page: &'static LedgerPage = unsafe { &*at.cast::<LedgerPage>() };
     let order = core::sync::atomic::Ordering::Relaxed;
     let ours = page.magic.load(order) == ledger::MAGIC
@@ -155,13 +160,16 @@ pub(crate) fn sequence(page: *const u8) -> u64 {
     let at = page
         .wrapping_add(tessera_intercept_abi::grant_offset::SEQUENCE)
         .cast::<core::sync::atomic::AtomicU64>();
-    // SAFETY: an aligned word in a mapping of a grant's length that is never unmapped while it counts.
+    // SAFETY: an aligned word in a mapping of a grant's length that is never unmapped while it
+    // counts.
     unsafe { &*at }.load(core::sync::atomic::Ordering::Acquire)
 }
 
 /// What the host says of the GPU's other users, in a grant's page.
 pub(crate) fn published(page: *const u8) -> &'static PublishedPage {
-    let at = page.wrapping_add(tessera_intercept_abi::grant_offset::PUBLISHED).cast::<PublishedPage>();
-    // SAFETY: aligned words in a mapping of a grant's length that is never unmapped while it counts.
+    let at =
+        page.wrapping_add(tessera_intercept_abi::grant_offset::PUBLISHED).cast::<PublishedPage>();
+    // SAFETY: aligned words in a mapping of a grant's length that is never unmapped while it
+    // counts.
     unsafe { &*at }
 }

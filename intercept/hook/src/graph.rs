@@ -1,9 +1,10 @@
 //! Memory of graphs.
 //!
-//! A node that takes memory reserves addresses; the memory comes with the upload or the launch of the executable graph, from
-//! what the driver keeps for the graphs of a GPU until that is trimmed. The driver counts it, and what it counts is paid (see
-//! [`crate::gauge`]). Which graph takes how much is found out when it is instantiated: by then it does not matter how its
-//! nodes came into it.
+//! A node that takes memory reserves addresses; the memory comes with the upload or the launch of
+//! the executable graph, from what the driver keeps for the graphs of a GPU until that is trimmed.
+//! The driver counts it, and what it counts is paid (see [`crate::gauge`]). Which graph takes how
+//! much is found out when it is instantiated: by then it does not matter how its nodes came into
+//! it.
 
 use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -27,12 +28,15 @@ static TRIM: Helper = Helper::new("cuDeviceGraphMemTrim");
 
 /// Forgets where the helpers are: the driver was loaded anew.
 pub(crate) fn forget_helpers() {
-    for helper in [&GET_NODES, &NODE_TYPE, &ALLOC_PARAMETERS, &CHILD_GRAPH, &MEMORY_ATTRIBUTE, &TRIM] {
+    for helper in
+        [&GET_NODES, &NODE_TYPE, &ALLOC_PARAMETERS, &CHILD_GRAPH, &MEMORY_ATTRIBUTE, &TRIM]
+    {
         helper.forget();
     }
 }
 
-/// Whether this process has an executable graph that takes memory. Launches of others shall cost nothing here.
+/// Whether this process has an executable graph that takes memory. Launches of others shall cost
+/// nothing here.
 static ANY: AtomicBool = AtomicBool::new(false);
 
 /// The driver takes memory for graphs in multiples of this at least.
@@ -126,7 +130,8 @@ impl Drop for Nodes {
     }
 }
 
-/// Adds up what the nodes of a graph and of the graphs in it take. `None` where that cannot be found out.
+/// Adds up what the nodes of a graph and of the graphs in it take. `None` where that cannot be
+/// found out.
 fn add_up(graph: Handle, parts: &mut Parts, depth: usize) -> Option<()> {
     /// `CU_GRAPH_NODE_TYPE_GRAPH` and `CU_GRAPH_NODE_TYPE_MEM_ALLOC`.
     const CHILD: c_uint = 4;
@@ -151,7 +156,8 @@ fn add_up(graph: Handle, parts: &mut Parts, depth: usize) -> Option<()> {
 }
 
 fn add_node(node: Handle, parts: &mut Parts) -> Option<()> {
-    /// Where the location's type and number, and the size lie in `CUDA_MEM_ALLOC_NODE_PARAMS`, in words of 64 bits.
+    /// Where the location's type and number, and the size lie in `CUDA_MEM_ALLOC_NODE_PARAMS`, in
+    /// words of 64 bits.
     const LOCATION: usize = 1;
     const BYTES: usize = 13;
     /// `CU_MEM_LOCATION_TYPE_DEVICE`
@@ -167,7 +173,8 @@ fn add_node(node: Handle, parts: &mut Parts) -> Option<()> {
     parts.add(Part { gpu: gpu_of(device)?, device, bytes })
 }
 
-/// The key of what an executable graph takes of its first GPU, its second and so on; handles have none of these bits.
+/// The key of what an executable graph takes of its first GPU, its second and so on; handles have
+/// none of these bits.
 fn key(graph: Handle, part: usize) -> u64 {
     graph as u64 | (part as u64) << 56
 }
@@ -182,7 +189,10 @@ fn remember(state: &mut State, graph: Handle, parts: &Parts) -> bool {
             return false;
         }
         let device = usize::try_from(part.device).unwrap_or(0) + 1;
-        table.put(key(graph, at), Cost { bytes: part.bytes, context: device, gpu: part.gpu, holders: 0 });
+        table.put(
+            key(graph, at),
+            Cost { bytes: part.bytes, context: device, gpu: part.gpu, holders: 0 },
+        );
         gauge::begin(state, GRAPH | u64::from(part.gpu), part.gpu, device);
     }
     true
@@ -255,7 +265,8 @@ fn pay(parts: &Parts) {
 /// Whether what is kept for graphs, and no graph uses, is enough; that is paid already.
 fn has_left(part: &Part) -> bool {
     let paid =
-        with_state(|state| state.gauges().get(GRAPH | u64::from(part.gpu)).map(|gauge| gauge.paid)).flatten();
+        with_state(|state| state.gauges().get(GRAPH | u64::from(part.gpu)).map(|gauge| gauge.paid))
+            .flatten();
     let used = attribute(part.device, USED);
     paid.zip(used).is_some_and(|(paid, used)| paid.saturating_sub(used) >= part.bytes)
 }
@@ -285,10 +296,16 @@ fn charge_all(parts: &Parts) -> Result<[Option<Charge>; MOST], Refusal> {
 }
 
 /// Makes a call, and pays what the driver keeps then; answers whether all of that is granted.
-fn charged(parts: &Parts, charges: [Option<Charge>; MOST], take: impl FnOnce() -> c_int) -> (c_int, bool) {
+fn charged(
+    parts: &Parts,
+    charges: [Option<Charge>; MOST],
+    take: impl FnOnce() -> c_int,
+) -> (c_int, bool) {
     let result = take();
-    let unpaid =
-        parts.iter().zip(charges).filter(|(part, before)| settle(part.gpu, part.device, *before).is_err());
+    let unpaid = parts
+        .iter()
+        .zip(charges)
+        .filter(|(part, before)| settle(part.gpu, part.device, *before).is_err());
     (result, unpaid.count() == 0)
 }
 
@@ -303,7 +320,8 @@ pub(crate) fn with_memory(graph: Handle, real: impl FnOnce() -> c_int) -> c_int 
     }
     let charges = if has_all { Ok([None; MOST]) } else { charge_all(&parts) };
     let Ok(charges) = charges else { return OUT_OF_MEMORY };
-    // What is beyond the grant stays unpaid until it can be: the work is queued, and cannot be taken back.
+    // What is beyond the grant stays unpaid until it can be: the work is queued, and cannot be
+    // taken back.
     let (result, _) = charged(&parts, charges, real);
     if result == SUCCESS {
         with_state(|state| note_mapped(state, graph));
@@ -315,15 +333,25 @@ pub(crate) fn with_memory(graph: Handle, real: impl FnOnce() -> c_int) -> c_int 
 ///
 /// # Safety
 /// `out` is where the driver is to put it.
-unsafe fn instantiate(out: *mut Handle, graph: Handle, flags: u64, real: impl FnOnce() -> c_int) -> c_int {
+unsafe fn instantiate(
+    out: *mut Handle,
+    graph: Handle,
+    flags: u64,
+    real: impl FnOnce() -> c_int,
+) -> c_int {
     /// `CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD`
     const UPLOAD: u64 = 2;
     let uploads = flags & UPLOAD != 0;
     let mut parts = Parts::default();
     let known = !graph.is_null() && add_up(graph, &mut parts, 0).is_some();
     if parts.count == 0 {
-        // A graph that the driver does not know it refuses itself; one whose nodes it does not tell is not to be charged.
-        return if known || graph.is_null() || Nodes::of(graph).is_none() { real() } else { OUT_OF_MEMORY };
+        // A graph that the driver does not know it refuses itself; one whose nodes it does not tell
+        // is not to be charged.
+        return if known || graph.is_null() || Nodes::of(graph).is_none() {
+            real()
+        } else {
+            OUT_OF_MEMORY
+        };
     }
     if !known {
         return OUT_OF_MEMORY;
@@ -381,7 +409,8 @@ fn updated(graph: Handle, from: Handle, result: c_int) -> c_int {
     result
 }
 
-/// Destroys an executable graph: forgotten before, since another thread may get its handle right after.
+/// Destroys an executable graph: forgotten before, since another thread may get its handle right
+/// after.
 fn destroy(graph: Handle, real: impl FnOnce() -> c_int) -> c_int {
     let parts = with_state(|state| forget(state, graph)).unwrap_or_default();
     let result = real();

@@ -1,6 +1,9 @@
-//! What the host calls this process, for its slots: asked of the driver's socket once a slot is there, and never needed.
+//! What the host calls this process, for its slots: asked of the driver's socket once a slot is
+//! there, and never needed.
 //!
-//! A process asks once in its life: where nobody answers nothing changes. The protocol is `tessera_intercept_abi::host_pid`; what becomes of the answer is in `docs/adr/0086-what-the-host-calls-a-process.md`.
+//! A process asks once in its life: where nobody answers nothing changes. The protocol is
+//! `tessera_intercept_abi::host_pid`; what becomes of the answer is in
+//! `docs/adr/0086-what-the-host-calls-a-process.md`.
 
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -22,7 +25,8 @@ const DUE: u32 = 1;
 /// It was asked for.
 const ASKED: u32 = 2;
 
-/// What is known of it. All zeroes is its beginning, which the kernel gives forked children: they are other processes.
+/// What is known of it. All zeroes is its beginning, which the kernel gives forked children: they
+/// are other processes.
 #[repr(C)]
 pub(crate) struct HostPid {
     /// 0: not known.

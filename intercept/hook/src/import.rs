@@ -1,7 +1,9 @@
-//! Memory that another process or another API has taken: whoever has it open pays for it, as long as it is open.
+//! Memory that another process or another API has taken: whoever has it open pays for it, as long
+//! as it is open.
 //!
-//! Who took it may be gone, or have given it back; the memory lives while it is open here. What is imported through handles
-//! of physical memory is charged with its mappings (see [`crate::vmm`]), since the driver does not say before how much it is.
+//! Who took it may be gone, or have given it back; the memory lives while it is open here. What is
+//! imported through handles of physical memory is charged with its mappings (see [`crate::vmm`]),
+//! since the driver does not say before how much it is.
 
 use core::ffi::{c_int, c_uint, c_void};
 
@@ -26,7 +28,8 @@ pub(crate) struct External {
     bytes: u64,
 }
 
-/// Charges memory that was opened. The same memory opened again has the same address, and is one more holder.
+/// Charges memory that was opened. The same memory opened again has the same address, and is one
+/// more holder.
 fn opened(pointer: Pointer, close: impl FnOnce(Pointer)) -> c_int {
     let again = with_state(|state| hold(state, pointer)) == Some(true);
     if again || pay(pointer).is_ok() {
@@ -64,8 +67,9 @@ fn keep(state: &mut State, pointer: Pointer, charge: Charge, context: usize) -> 
     true
 }
 
-/// Closes memory: one holder less before the driver is called, since it may give the same address to another thread right
-/// after. The last takes the cost out in the same step, so that nobody becomes a holder of what is about to go.
+/// Closes memory: one holder less before the driver is called, since it may give the same address
+/// to another thread right after. The last takes the cost out in the same step, so that nobody
+/// becomes a holder of what is about to go.
 fn close(pointer: Pointer, real: impl FnOnce() -> c_int) -> c_int {
     let last = with_state(|state| lower(state, pointer)).flatten();
     let result = real();
@@ -114,7 +118,9 @@ unsafe fn bytes_of(description: *const External) -> u64 {
 fn close_ipc(pointer: Pointer) {
     if let Some(address) = cuIpcCloseMemHandle::ROUTE.real() {
         // SAFETY: the type is that of cuda.h; the program has not seen the pointer.
-        unsafe { core::mem::transmute::<usize, unsafe extern "C" fn(Pointer) -> c_int>(address)(pointer) };
+        unsafe {
+            core::mem::transmute::<usize, unsafe extern "C" fn(Pointer) -> c_int>(address)(pointer)
+        };
     }
 }
 
@@ -122,7 +128,9 @@ fn destroy_external(memory: u64) {
     if let Some(address) = cuDestroyExternalMemory::ROUTE.real() {
         // SAFETY: the type is that of cuda.h; the program has not seen the handle.
         unsafe {
-            core::mem::transmute::<usize, unsafe extern "C" fn(Handle) -> c_int>(address)(memory as Handle)
+            core::mem::transmute::<usize, unsafe extern "C" fn(Handle) -> c_int>(address)(
+                memory as Handle,
+            )
         };
     }
 }

@@ -1,4 +1,5 @@
-//! What CUDA says of memory: the grants' word, and more than the GPU has only where memory spills to the host.
+//! What CUDA says of memory: the grants' word, and more than the GPU has only where memory spills
+//! to the host.
 
 use core::ffi::c_uint;
 

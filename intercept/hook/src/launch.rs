@@ -53,8 +53,8 @@ unsafe fn described(
     launch(kernel(function, config.grid, config.block), stream(config.stream), make)
 }
 
-/// A launch on several GPUs at once, as one: it begins nowhere before it may begin everywhere. It is paid on the GPU of the current
-/// context, for all of them.
+/// A launch on several GPUs at once, as one: it begins nowhere before it may begin everywhere. It
+/// is paid on the GPU of the current context, for all of them.
 ///
 /// # Safety
 /// `list` is NULL or what the program wants the driver to read: so many.

@@ -1,8 +1,8 @@
 //! The locks that own slots.
 //!
-//! A lock on a byte of the ledger belongs to an open file. The owner's is mapped, untouchable and not inherited by forked
-//! children, and then closed: it lives exactly as long as the owner's address space, whatever the program does with
-//! descriptors, and however it ends.
+//! A lock on a byte of the ledger belongs to an open file. The owner's is mapped, untouchable and
+//! not inherited by forked children, and then closed: it lives exactly as long as the owner's
+//! address space, whatever the program does with descriptors, and however it ends.
 
 use tessera_intercept_abi::LedgerPage;
 use tessera_intercept_abi::ledger::LOCK_OFFSET;
@@ -24,11 +24,16 @@ impl SlotLocks for LedgerLocks {
 }
 
 /// Gives this process a slot for as long as its address space lives.
-pub(crate) fn own_slot(ledger: &LedgerPage, locks: &LedgerLocks, burial: &Burial) -> Option<Account> {
+pub(crate) fn own_slot(
+    ledger: &LedgerPage,
+    locks: &LedgerLocks,
+    burial: &Burial,
+) -> Option<Account> {
     /// Any length does: it keeps the file open.
     const PAGE: usize = 4096;
     let slot = attach(ledger, locks, this_process(), burial)?;
-    // The mapping stays for ever; where it fails, the lock goes with the descriptor, and the slot with the lock.
+    // The mapping stays for ever; where it fails, the lock goes with the descriptor, and the slot
+    // with the lock.
     sys::map(Map::Untouchable(&locks.0), PAGE)?;
     Some(Account::new(slot))
 }
@@ -38,7 +43,8 @@ fn this_process() -> Identity {
     Identity { pid: sys::pid(), start_ticks: start_ticks().unwrap_or(0), pid_namespace }
 }
 
-/// Field 22 of `/proc/self/stat`. The second field is the program's name in brackets, which may hold anything.
+/// Field 22 of `/proc/self/stat`. The second field is the program's name in brackets, which may
+/// hold anything.
 fn start_ticks() -> Option<u64> {
     let mut text = [0_u8; 1024];
     let file = Fd::open_at(HERE, c"/proc/self/stat", libc::O_RDONLY)?;

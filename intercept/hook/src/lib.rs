@@ -1,5 +1,6 @@
-//! `libtessera_intercept.so`: loaded into every program of a container, it holds the program to the container's grants. And its
-//! two proxies, which do the same in the place of `libcuda.so.1` and `libnvidia-ml.so.1`: see `proxy`.
+//! `libtessera_intercept.so`: loaded into every program of a container, it holds the program to the
+//! container's grants. And its two proxies, which do the same in the place of `libcuda.so.1` and
+//! `libnvidia-ml.so.1`: see `proxy`.
 //!
 //! ```text
 //!  program ----------> hook (memory, pool, vmm, array, context, info, nvml, launch, capture)
@@ -16,9 +17,10 @@
 //!                      route: the driver's own functions, found in its ELF tables
 //! ```
 //!
-//! It is a guest in programs that know nothing of it. So it has no constructor, no thread and no signal handler; it never
-//! prints, never panics, and takes memory for itself from the kernel only. As it ships (`--profile intercept`) it is
-//! `no_std` and needs nothing but libc. Where anything is unclear it gives no memory.
+//! It is a guest in programs that know nothing of it. So it has no constructor, no thread and no
+//! signal handler; it never prints, never panics, and takes memory for itself from the kernel only.
+//! As it ships (`--profile intercept`) it is `no_std` and needs nothing but libc. Where anything is
+//! unclear it gives no memory.
 #![cfg_attr(panic = "abort", no_std)]
 
 mod array;

@@ -1,5 +1,6 @@
-//! Limits of contexts, for which the driver reserves memory: stacks of all threads that can run, the heap, the output of
-//! printf. What they are at first belongs to what a context costs; what they are raised by is charged.
+//! Limits of contexts, for which the driver reserves memory: stacks of all threads that can run,
+//! the heap, the output of printf. What they are at first belongs to what a context costs; what
+//! they are raised by is charged.
 
 use core::ffi::{c_int, c_uint};
 
@@ -56,14 +57,19 @@ fn known(state: &mut State, key: u64, gpu: u32, now: u64) -> Option<(u64, u64)> 
 fn set(limit: c_uint, value: usize, real: impl Fn(usize) -> c_int) -> c_int {
     let (device, context) = (cuda::current_device(), cuda::current_context());
     let now = cuda::limit(limit).filter(|_| limit <= HEAP);
-    let (Some(device), Some(context), Some(now)) = (device, context, now) else { return real(value) };
+    let (Some(device), Some(context), Some(now)) = (device, context, now) else {
+        return real(value);
+    };
     let Some(gpu) = gpu_of(device) else { return real(value) };
     let key = key(context, limit);
     let known = with_state(|state| known(state, key, gpu, now as u64)).flatten();
     let Some((first, paid)) = known else { return OUT_OF_MEMORY };
-    let cost = |value: usize| cost(device, limit, value as u64).saturating_sub(cost(device, limit, first));
+    let cost =
+        |value: usize| cost(device, limit, value as u64).saturating_sub(cost(device, limit, first));
     let settle = |before| gauge::settle(key, before, || cuda::limit(limit).map(cost));
-    let Ok(before) = charge(Some(device), cost(value).saturating_sub(paid)) else { return OUT_OF_MEMORY };
+    let Ok(before) = charge(Some(device), cost(value).saturating_sub(paid)) else {
+        return OUT_OF_MEMORY;
+    };
     let result = real(value);
     if result != SUCCESS {
         before.undo();

@@ -1,6 +1,7 @@
 //! Programs that ask the loader for the driver's functions get the hooks instead, by their names.
 //!
-//! Of the preload library only, which comes before libc: in a proxy, the loader finds the exports by itself.
+//! Of the preload library only, which comes before libc: in a proxy, the loader finds the exports
+//! by itself.
 
 use core::ffi::{CStr, c_char, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -60,12 +61,14 @@ fn find_in_driver(of: Of, handle: *mut c_void, name: &CStr) -> Found {
         // Looked up now, since the program may have opened the library again since the last time.
         return match route.look_up() {
             Some(_) => Found::Hook(route.hook.0 as usize),
-            // The driver does not have it. Searching everything that is loaded, the loader would find the hook.
+            // The driver does not have it. Searching everything that is loaded, the loader would
+            // find the hook.
             None if handle == libc::RTLD_DEFAULT || handle == libc::RTLD_NEXT => Found::Nothing,
             None => Found::Loaders,
         };
     }
-    if !is_known(name.to_bytes()) && Library::driver(of).is_some_and(|driver| driver.function(name).is_some())
+    if !is_known(name.to_bytes())
+        && Library::driver(of).is_some_and(|driver| driver.function(name).is_some())
     {
         unknown::note(name);
     }
@@ -105,8 +108,8 @@ impl Found {
     }
 }
 
-/// Goes to the real function in place of this one, so that the loader sees the program as its caller: that is how it
-/// understands "the next library".
+/// Goes to the real function in place of this one, so that the loader sees the program as its
+/// caller: that is how it understands "the next library".
 macro_rules! forward {
     ($route:ident) => {{
         #[cfg(target_arch = "x86_64")]
@@ -160,6 +163,10 @@ unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_v
 /// `void *dlvsym(void *handle, const char *name, const char *version)`
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
-unsafe extern "C" fn dlvsym(handle: *mut c_void, name: *const c_char, version: *const c_char) -> *mut c_void {
+unsafe extern "C" fn dlvsym(
+    handle: *mut c_void,
+    name: *const c_char,
+    version: *const c_char,
+) -> *mut c_void {
     forward!(route_dlvsym)
 }

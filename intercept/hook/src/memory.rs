@@ -1,8 +1,9 @@
 //! Plain memory: taken at once, given back at once.
 //!
-//! Where a grant lets it spill, it is managed: the driver moves it to the host when the GPU is full. That is all of it, from the
-//! first byte, and not only what does not fit: what is managed can be moved away for tenants whose memory stays, who get theirs
-//! always (`docs/adr/0089-memory-beyond-the-gpu.md`).
+//! Where a grant lets it spill, it is managed: the driver moves it to the host when the GPU is
+//! full. That is all of it, from the first byte, and not only what does not fit: what is managed
+//! can be moved away for tenants whose memory stays, who get theirs always (`docs/adr/
+//! 0089-memory-beyond-the-gpu.md`).
 
 use core::ffi::{c_int, c_uint};
 use core::mem::transmute;
@@ -26,7 +27,8 @@ unsafe fn managed(out: *mut Pointer, bytes: usize) -> Option<c_int> {
     Some(unsafe { transmute::<usize, Real>(address)(out, bytes, ATTACH_GLOBAL) })
 }
 
-/// Whether plain memory that is charged so spills: it is granted so, and the current device can do it.
+/// Whether plain memory that is charged so spills: it is granted so, and the current device can do
+/// it.
 fn spills(charge: Option<Charge>) -> bool {
     charge.is_some_and(|charge| charge.may_spill)
         && cuda::current_device().is_some_and(cuda::moves_managed_memory)
@@ -47,7 +49,8 @@ unsafe fn plain(
     taken.unwrap_or_else(real)
 }
 
-/// Takes pitched memory, by the driver's own function where it is not to spill; that also answers what is wrong with a call.
+/// Takes pitched memory, by the driver's own function where it is not to spill; that also answers
+/// what is wrong with a call.
 ///
 /// # Safety
 /// `out` and `pitch` are where the program wants the results, or NULL.
@@ -58,8 +61,11 @@ unsafe fn plain_rows(
     charge: Option<Charge>,
     real: impl FnOnce() -> c_int,
 ) -> c_int {
-    let well_formed =
-        matches!(element, 4 | 8 | 16) && width > 0 && height > 0 && !out.is_null() && !pitch.is_null();
+    let well_formed = matches!(element, 4 | 8 | 16)
+        && width > 0
+        && height > 0
+        && !out.is_null()
+        && !pitch.is_null();
     let row = expected_pitch(width as u64) as usize;
     let Some(bytes) = row.checked_mul(height).filter(|_| well_formed) else { return real() };
     // SAFETY: by this function's contract.
@@ -80,9 +86,11 @@ unsafe fn read<T: Copy + Into<u64>>(out: *const T) -> u64 {
     if out.is_null() { 0 } else { unsafe { out.read_unaligned() }.into() }
 }
 
-/// The rows of pitched memory, as the driver is expected to lay them out, and as they are where the memory is managed.
+/// The rows of pitched memory, as the driver is expected to lay them out, and as they are where the
+/// memory is managed.
 fn expected_pitch(width: u64) -> u64 {
-    /// The pitch alignment of all GPUs so far, and what their textures must be aligned to (`CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT`).
+    /// The pitch alignment of all GPUs so far, and what their textures must be aligned to
+    /// (`CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT`).
     const ALIGNMENT: u64 = 512;
     width.checked_next_multiple_of(ALIGNMENT).unwrap_or(u64::MAX)
 }
@@ -106,9 +114,9 @@ fn pitched(
         return result;
     }
     let (pointer, pitch) = taken();
-    let kept = charge
-        .resize(pitch.saturating_mul(height))
-        .and_then(|charge| charge.keep(Kind::Pointer, pointer, cuda::current_context().unwrap_or(0)));
+    let kept = charge.resize(pitch.saturating_mul(height)).and_then(|charge| {
+        charge.keep(Kind::Pointer, pointer, cuda::current_context().unwrap_or(0))
+    });
     match kept {
         Ok(()) => SUCCESS,
         Err(_) => {

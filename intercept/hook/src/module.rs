@@ -1,8 +1,8 @@
 //! Images of modules: their code and variables lie in memory of the GPU.
 //!
-//! How much that is the driver does not say, so the image is asked: its sections that are to lie in memory, with those that
-//! take no room in the file; of several images in one, the largest. Code that the driver loads only when it is used is
-//! charged with its module all the same.
+//! How much that is the driver does not say, so the image is asked: its sections that are to lie in
+//! memory, with those that take no room in the file; of several images in one, the largest. Code
+//! that the driver loads only when it is used is charged with its module all the same.
 
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
@@ -25,7 +25,8 @@ unsafe fn at<T: Copy>(image: *const u8, offset: usize) -> T {
 /// Bytes of an image in the GPU's memory.
 ///
 /// # Safety
-/// `image` is NULL or an image that the driver is to read: a text, an ELF file, several of them in one, or what holds these.
+/// `image` is NULL or an image that the driver is to read: a text, an ELF file, several of them in
+/// one, or what holds these.
 unsafe fn bytes_of(image: *const c_void) -> u64 {
     /// What `__fatBinC_Wrapper_t` begins with, where it holds the pointer, and what that leads to.
     const WRAPPER: u32 = 0x4662_43b1;
@@ -68,8 +69,9 @@ unsafe fn sections(image: *const u8) -> u64 {
     /// `SHF_ALLOC`
     const IN_MEMORY: u64 = 2;
     // SAFETY: the header of an ELF file.
-    let (offset, length, count) =
-        unsafe { (at::<u64>(image, OFFSET_AT), at::<u16>(image, LENGTH_AT), at::<u16>(image, COUNT_AT)) };
+    let (offset, length, count) = unsafe {
+        (at::<u64>(image, OFFSET_AT), at::<u16>(image, LENGTH_AT), at::<u16>(image, COUNT_AT))
+    };
     let size = |index: usize| {
         let section = offset as usize + index * usize::from(length);
         // SAFETY: the header says that there are so many, there.
@@ -89,7 +91,8 @@ unsafe fn largest(image: *const u8) -> u64 {
     const LENGTH_AT: usize = 8;
     // SAFETY: the header of such a file.
     let (header, length) = unsafe { (at::<u16>(image, HEADER_AT), at::<u64>(image, LENGTH_AT)) };
-    let (mut entry, end) = (usize::from(header), usize::from(header).saturating_add(length as usize));
+    let (mut entry, end) =
+        (usize::from(header), usize::from(header).saturating_add(length as usize));
     let mut largest = 0;
     while entry < end {
         // SAFETY: entries follow each other up to the end.
@@ -115,10 +118,12 @@ unsafe fn entry_of(entry: *const u8) -> (u64, usize) {
     /// An ELF file; the other kind is a text.
     const ELF: u16 = 2;
     // SAFETY: by this function's contract.
-    let (kind, header, length) =
-        unsafe { (at::<u16>(entry, KIND_AT), at::<u32>(entry, HEADER_AT), at::<u64>(entry, LENGTH_AT)) };
+    let (kind, header, length) = unsafe {
+        (at::<u16>(entry, KIND_AT), at::<u32>(entry, HEADER_AT), at::<u64>(entry, LENGTH_AT))
+    };
     // SAFETY: as above; the field is there where the header is long enough.
-    let unpacked = if header as usize > UNPACKED_AT { unsafe { at::<u64>(entry, UNPACKED_AT) } } else { 0 };
+    let unpacked =
+        if header as usize > UNPACKED_AT { unsafe { at::<u64>(entry, UNPACKED_AT) } } else { 0 };
     let bytes = match (kind, unpacked) {
         // SAFETY: it follows its header.
         (ELF, 0) => unsafe { sections(entry.add(header as usize)) },

@@ -70,7 +70,8 @@ pub(crate) struct Attributes {
     memory_mib: u64,
 }
 
-/// What NVML says is the UUID of a device. Not remembered: NVML is opened and closed at will, and handles then mean others.
+/// What NVML says is the UUID of a device. Not remembered: NVML is opened and closed at will, and
+/// handles then mean others.
 ///
 /// # Errors
 /// NVML's own, for what is no device for example.
@@ -80,8 +81,9 @@ pub(crate) fn told_uuid(device: Device) -> Result<[u8; UUID_ROOM], c_int> {
     let address = function.ok_or(FUNCTION_NOT_FOUND)?;
     let mut text = [0_u8; UUID_ROOM];
     // SAFETY: the type is that of nvml.h, the buffer as long as is said.
-    let result =
-        unsafe { transmute::<usize, Real>(address)(device, text.as_mut_ptr().cast(), UUID_ROOM as c_uint) };
+    let result = unsafe {
+        transmute::<usize, Real>(address)(device, text.as_mut_ptr().cast(), UUID_ROOM as c_uint)
+    };
     if result == SUCCESS { Ok(text) } else { Err(result) }
 }
 
@@ -119,12 +121,14 @@ fn granted_of_part(device: Device) -> Memory {
     Memory { spills: false, ..granted(device) }
 }
 
-/// Whether managed memory of a device may be more than the device has: since Pascal. CUDA, which would say it, may not be there.
+/// Whether managed memory of a device may be more than the device has: since Pascal. CUDA, which
+/// would say it, may not be there.
 fn moves_managed_memory(device: Device) -> bool {
     type Real = unsafe extern "C" fn(Device, *mut c_int, *mut c_int) -> c_int;
     const PASCAL: c_int = 6;
     let nvml = Library::driver(Of::Nvml);
-    let Some(address) = nvml.and_then(|nvml| nvml.function(c"nvmlDeviceGetCudaComputeCapability")) else {
+    let Some(address) = nvml.and_then(|nvml| nvml.function(c"nvmlDeviceGetCudaComputeCapability"))
+    else {
         return false;
     };
     let (mut major, mut minor) = (0, 0);
@@ -133,7 +137,8 @@ fn moves_managed_memory(device: Device) -> bool {
     result == SUCCESS && major >= PASCAL
 }
 
-/// Total, used and free bytes as the container is to see them, where so many are there in total and free.
+/// Total, used and free bytes as the container is to see them, where so many are there in total and
+/// free.
 fn seen(memory: Memory, total: u64, free: u64) -> (u64, u64, u64) {
     let total = memory.total_of(total);
     let free = memory.free_of(free).min(total.saturating_sub(memory.used));

@@ -26,8 +26,8 @@ struct Entry<V> {
     cost: V,
 }
 
-/// A table of costs, or of what else is known by a key. All zeroes is empty, and zeroes must be a value. Linear probing;
-/// entries behind a removed one move up, so that there are no graves.
+/// A table of costs, or of what else is known by a key. All zeroes is empty, and zeroes must be a
+/// value. Linear probing; entries behind a removed one move up, so that there are no graves.
 #[repr(C)]
 pub(crate) struct Table<V = Cost> {
     entries: *mut Entry<V>,
@@ -46,7 +46,9 @@ impl<V: Copy + Default> Table<V> {
             return true;
         }
         let room = if self.room == 0 { FIRST_ROOM } else { self.room * 2 };
-        let Some(entries) = sys::map(Map::Private, room * size_of::<Entry<V>>()) else { return false };
+        let Some(entries) = sys::map(Map::Private, room * size_of::<Entry<V>>()) else {
+            return false;
+        };
         let old = Self { entries: self.entries, room: self.room, filled: 0 };
         (self.entries, self.room, self.filled) = (entries.cast(), room, 0);
         for entry in old.entries() {
@@ -102,15 +104,16 @@ impl<V: Copy + Default> Table<V> {
         Some(cost)
     }
 
-    /// The first key at or behind a place, and the place behind it; to go through a table that changes meanwhile. Keys that
-    /// move while that goes on may be missed or come twice.
+    /// The first key at or behind a place, and the place behind it; to go through a table that
+    /// changes meanwhile. Keys that move while that goes on may be missed or come twice.
     pub(crate) fn key_from(&self, place: usize) -> Option<(u64, usize)> {
         let found = self.entries().iter().enumerate().skip(place).find(|(_, entry)| entry.key != 0);
         found.map(|(at, entry)| (entry.key, at + 1))
     }
 
     fn home(&self, key: u64) -> usize {
-        // Pointers are multiples of something: the upper bits of a product with an odd number are not.
+        // Pointers are multiples of something: the upper bits of a product with an odd number are
+        // not.
         let mixed = key.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         (mixed >> 32) as usize & (self.room - 1)
     }
@@ -154,7 +157,11 @@ impl<V: Copy + Default> Table<V> {
 impl Table {
     /// Forgets all that go away with a context, one call each; `None` when there are no more.
     pub(crate) fn remove_of_context(&mut self, context: usize) -> Option<Cost> {
-        let key = self.entries().iter().find(|entry| entry.key != 0 && entry.cost.context == context)?.key;
+        let key = self
+            .entries()
+            .iter()
+            .find(|entry| entry.key != 0 && entry.cost.context == context)?
+            .key;
         self.remove(key)
     }
 }

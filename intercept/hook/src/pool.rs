@@ -1,8 +1,9 @@
 //! Memory in the order of streams, and the pools that it comes from.
 //!
-//! A pool keeps memory that nobody holds, and lets go of it when the driver finds time for that. So not the pieces that are
-//! out are charged, but what the pool keeps, as the driver counts it (see [`crate::gauge`]). What is asked for on a stream
-//! that captures is a node of a graph, and no memory yet.
+//! A pool keeps memory that nobody holds, and lets go of it when the driver finds time for that. So
+//! not the pieces that are out are charged, but what the pool keeps, as the driver counts it (see
+//! [`crate::gauge`]). What is asked for on a stream that captures is a node of a graph, and no
+//! memory yet.
 
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -22,8 +23,8 @@ const ON_HOST: u64 = POOL;
 /// Pools take memory from the GPU in multiples of this at least.
 const GRANULARITY: u64 = 2 << 20;
 
-/// Whether some pool may let go of memory when the program waits for the GPU: it keeps more than is out of it and more than it
-/// may keep then.
+/// Whether some pool may let go of memory when the program waits for the GPU: it keeps more than is
+/// out of it and more than it may keep then.
 static LOOSE: AtomicBool = AtomicBool::new(false);
 
 /// The key of a known pool's gauge.
@@ -44,8 +45,8 @@ fn adopt(state: &mut State, pool: Handle, gpu: u32) -> Option<u64> {
     Some(key)
 }
 
-/// The gauge of the pool that a call takes from, as far as that can be known before. Where none is named it is the current one
-/// of the device, unless the stream is another device's.
+/// The gauge of the pool that a call takes from, as far as that can be known before. Where none is
+/// named it is the current one of the device, unless the stream is another device's.
 fn gauge_before(pool: Option<Handle>) -> Option<u64> {
     if let Some(known) = pool.and_then(|pool| with_state(|state| key_of(state, pool)).flatten()) {
         return Some(known);
@@ -56,7 +57,8 @@ fn gauge_before(pool: Option<Handle>) -> Option<u64> {
     with_state(|state| adopt(state, current, gpu)).flatten()
 }
 
-/// A pool is destroyed: what was taken from it and is still out keeps the memory, and is paid for until the last piece is back.
+/// A pool is destroyed: what was taken from it and is still out keeps the memory, and is paid for
+/// until the last piece is back.
 fn gone(state: &mut State, key: u64) {
     if let Some(gauge) = state.gauges().get(key) {
         gauge.handle = 0;
@@ -65,7 +67,8 @@ fn gone(state: &mut State, key: u64) {
 }
 
 fn end_if_empty(state: &mut State, key: u64) {
-    let is_over = |gauge: &mut gauge::Gauge| gauge.handle == 0 && gauge.pieces == 0 && gauge.readers == 0;
+    let is_over =
+        |gauge: &mut gauge::Gauge| gauge.handle == 0 && gauge.pieces == 0 && gauge.readers == 0;
     if state.gauges().get(key).is_some_and(is_over) {
         gauge::end(state, key);
     }
@@ -80,15 +83,16 @@ fn piece_is_back(state: &mut State, key: u64) -> bool {
     readable
 }
 
-/// What is remembered of an address that the driver has given out for something else: it went without a call that said so.
+/// What is remembered of an address that the driver has given out for something else: it went
+/// without a call that said so.
 pub(crate) fn forget_piece(state: &mut State, pointer: Pointer) {
     if let Some(stale) = state.table(Kind::Pooled).remove(pointer) {
         piece_is_back(state, stale.bytes);
     }
 }
 
-/// The handle of a pool, which is not destroyed until it has been read. While the driver may be destroying it that is waited
-/// for, since it may refuse; but not for ever.
+/// The handle of a pool, which is not destroyed until it has been read. While the driver may be
+/// destroying it that is waited for, since it may refuse; but not for ever.
 fn begin_reading(key: u64) -> Option<usize> {
     /// Far more than it takes the driver to refuse.
     const TIMES: usize = 256;
@@ -106,7 +110,8 @@ fn begin_reading(key: u64) -> Option<usize> {
     None
 }
 
-/// Runs something on a pool's handle, unless the pool is gone. While that goes on it is not destroyed.
+/// Runs something on a pool's handle, unless the pool is gone. While that goes on it is not
+/// destroyed.
 fn with_pool<T>(key: u64, run: impl FnOnce(Handle) -> T) -> Option<T> {
     let pool = begin_reading(key)?;
     let result = run(pool as Handle);
@@ -164,7 +169,8 @@ impl Before {
         }
     }
 
-    /// Nothing came of it for that pool. Others may have relied on what was charged: so the pool is read.
+    /// Nothing came of it for that pool. Others may have relied on what was charged: so the pool is
+    /// read.
     fn call_off(self) {
         match (self.key, self.charge) {
             (Some(key), Some(charge)) => {
@@ -198,7 +204,8 @@ pub(crate) fn refresh() {
     });
 }
 
-/// The same after the program has waited for the GPU, where something was freed since the last time.
+/// The same after the program has waited for the GPU, where something was freed since the last
+/// time.
 pub(crate) fn refresh_after_waiting() {
     if LOOSE.load(Ordering::Relaxed) && LOOSE.swap(false, Ordering::Relaxed) {
         refresh();
@@ -210,14 +217,18 @@ pub(crate) fn refresh_after_waiting() {
     }
 }
 
-/// Whether a pool may let go of more: another stream may not have come to the free yet. What cannot be read counts as that.
+/// Whether a pool may let go of more: another stream may not have come to the free yet. What cannot
+/// be read counts as that.
 fn is_loose(pool: Handle) -> bool {
     let read = |attribute| cuda::pool_attribute(pool, attribute);
-    let least = read(cuda::POOL_USED).zip(read(cuda::POOL_THRESHOLD)).map_or(0, |(used, may)| used.max(may));
+    let least = read(cuda::POOL_USED)
+        .zip(read(cuda::POOL_THRESHOLD))
+        .map_or(0, |(used, may)| used.max(may));
     read(cuda::POOL_RESERVED).is_none_or(|reserved| reserved > least)
 }
 
-/// Has pools and graphs let go of what nobody holds, as the driver does before it refuses memory. Answers whether there are any.
+/// Has pools and graphs let go of what nobody holds, as the driver does before it refuses memory.
+/// Answers whether there are any.
 pub(crate) fn trim() -> bool {
     let mut any = crate::graph::trim();
     each(|key| {
@@ -229,7 +240,8 @@ pub(crate) fn trim() -> bool {
 
 /// Whether what a pool keeps, and nobody holds, is enough; that is paid already.
 fn has_left(key: Option<u64>, bytes: u64) -> bool {
-    let used = key.and_then(|key| with_pool(key, |pool| cuda::pool_attribute(pool, cuda::POOL_USED)));
+    let used =
+        key.and_then(|key| with_pool(key, |pool| cuda::pool_attribute(pool, cuda::POOL_USED)));
     let Some(used) = used.flatten() else { return false };
     let paid = with_state(|state| state.gauges().get(key?).map(|gauge| gauge.paid)).flatten();
     paid.is_some_and(|paid| paid.saturating_sub(used) >= bytes)
@@ -244,9 +256,8 @@ fn charge_before(pool: Option<Handle>, bytes: u64) -> Result<Before, Refusal> {
     let key = gauge_before(pool);
     let rounded = bytes.checked_next_multiple_of(GRANULARITY).unwrap_or(u64::MAX);
     let charge_once = || match key {
-        Some(key) => {
-            with_state(|state| gauge::charge_call(state, key, rounded)).unwrap_or(Err(Refusal::NotGranted))
-        }
+        Some(key) => with_state(|state| gauge::charge_call(state, key, rounded))
+            .unwrap_or(Err(Refusal::NotGranted)),
         None => charge_once(cuda::current_device(), rounded),
     };
     let charge = match charge_once() {
@@ -376,7 +387,8 @@ fn give_back_on(pointer: Pointer, stream: (Handle, Form), real: impl FnOnce() ->
     if cuda::is_capturing(stream.0, stream.1) { real() } else { give_back(pointer, real) }
 }
 
-/// Destroys a pool. While the driver is at it, nobody reads the pool, and it stays charged: the driver may refuse.
+/// Destroys a pool. While the driver is at it, nobody reads the pool, and it stays charged: the
+/// driver may refuse.
 fn destroy(pool: Handle, real: impl FnOnce() -> c_int) -> c_int {
     let key = with_state(|state| key_of(state, pool)).flatten();
     let leaving = |leaving: bool| {
@@ -442,7 +454,8 @@ fn destroy_new(pool: Handle) {
     unsafe { cuMemPoolDestroy::ROUTE.give_back(pool as u64) };
 }
 
-/// Where there is no room for it, its memory is charged at first and credited once it is seen where that lies.
+/// Where there is no room for it, its memory is charged at first and credited once it is seen where
+/// that lies.
 fn remember_on_host(state: &mut State, pool: Handle) {
     let table = state.table(Kind::Pool);
     if table.make_room() {

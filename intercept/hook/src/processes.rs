@@ -1,12 +1,14 @@
-//! Processes as NVML shows them: those of this container, with what the ledger says of them. What the driver knows of others
-//! is not told.
+//! Processes as NVML shows them: those of this container, with what the ledger says of them. What
+//! the driver knows of others is not told.
 //!
-//! The driver is asked first, with no room for an answer: where it refuses, for a device that is none for example, its
-//! refusal stands.
+//! The driver is asked first, with no room for an answer: where it refuses, for a device that is
+//! none for example, its refusal stands.
 
 use core::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 
-use crate::nvml::{Device, INSUFFICIENT_SIZE, INVALID_ARGUMENT, NOT_FOUND, SUCCESS, told_uuid, uuid};
+use crate::nvml::{
+    Device, INSUFFICIENT_SIZE, INVALID_ARGUMENT, NOT_FOUND, SUCCESS, told_uuid, uuid,
+};
 use crate::root::with_state;
 use crate::route::hooks;
 use crate::sys::{self, Fd, HERE};
@@ -83,7 +85,8 @@ impl From<Holder> for Detail {
     }
 }
 
-/// Calls `found` with the processes that hold memory of a device, one after the other; answers how many there are.
+/// Calls `found` with the processes that hold memory of a device, one after the other; answers how
+/// many there are.
 fn each(device: Device, mut found: impl FnMut(usize, Holder)) -> usize {
     crate::pool::refresh();
     let Some(uuid) = uuid(device) else { return 0 };
@@ -98,7 +101,8 @@ fn each(device: Device, mut found: impl FnMut(usize, Holder)) -> usize {
     count
 }
 
-/// Answers with a list by NVML's rule: the count says how much room there is, and then how much there is.
+/// Answers with a list by NVML's rule: the count says how much room there is, and then how much
+/// there is.
 ///
 /// # Safety
 /// The pointers are what the program wants NVML to write to.
@@ -131,7 +135,11 @@ unsafe fn list<T: From<Holder>>(
 ///
 /// # Safety
 /// `count` is NULL or what the program wants NVML to write to.
-unsafe fn nobody(count: *mut c_uint, answer: c_int, real: impl FnOnce(*mut c_uint) -> c_int) -> c_int {
+unsafe fn nobody(
+    count: *mut c_uint,
+    answer: c_int,
+    real: impl FnOnce(*mut c_uint) -> c_int,
+) -> c_int {
     let mut none = 0;
     let result = real(if count.is_null() { count } else { &mut none });
     if count.is_null() || !matches!(result, SUCCESS | INSUFFICIENT_SIZE | NOT_FOUND) {
@@ -142,7 +150,8 @@ unsafe fn nobody(count: *mut c_uint, answer: c_int, real: impl FnOnce(*mut c_uin
     answer
 }
 
-/// What is answered of a process that is none of the container's, or of which no books are kept here.
+/// What is answered of a process that is none of the container's, or of which no books are kept
+/// here.
 fn nothing_of(device: Device) -> c_int {
     match told_uuid(device) {
         Ok(_) => NOT_FOUND,
@@ -150,7 +159,8 @@ fn nothing_of(device: Device) -> c_int {
     }
 }
 
-/// The name of a process, as `/proc` of this container has it; answers its length with the terminating NUL.
+/// The name of a process, as `/proc` of this container has it; answers its length with the
+/// terminating NUL.
 fn name_of(pid: c_uint, name: &mut [u8]) -> Option<usize> {
     let mut path = [0_u8; 32];
     let file = Fd::open_at(HERE, sys::path_of_process(pid, &mut path)?, libc::O_RDONLY)?;

@@ -7,12 +7,13 @@
 //!          --a function of tomorrow, by dlsym: the loader goes on to what this library needs ------+    tessera/driver/
 //! ```
 //!
-//! An export is a jump through a slot, which is filled when it is first used. So what takes other arguments than are known here
-//! is passed through as well, at the cost of two instructions.
+//! An export is a jump through a slot, which is filled when it is first used. So what takes other
+//! arguments than are known here is passed through as well, at the cost of two instructions.
 //!
-//! **Nobody is charged twice.** One library's hooks do the charging in a process, for its whole life. The preload library's, if it
-//! is there: it is loaded before everything else. Its hooks call the real driver, since a proxy is passed over when they look for
-//! it ([`Library::driver`]). A proxy's own hooks run only where there is no preload library.
+//! **Nobody is charged twice.** One library's hooks do the charging in a process, for its whole
+//! life. The preload library's, if it is there: it is loaded before everything else. Its hooks call
+//! the real driver, since a proxy is passed over when they look for it ([`Library::driver`]). A
+//! proxy's own hooks run only where there is no preload library.
 
 use core::ffi::{CStr, c_int};
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -44,7 +45,10 @@ fn hooks() -> Hooks {
     let known = match DECIDED.load(Ordering::Acquire) {
         0 => {
             let decided = decide() as usize;
-            DECIDED.compare_exchange(0, decided, Ordering::AcqRel, Ordering::Acquire).err().unwrap_or(decided)
+            DECIDED
+                .compare_exchange(0, decided, Ordering::AcqRel, Ordering::Acquire)
+                .err()
+                .unwrap_or(decided)
         }
         known => known,
     };
@@ -54,7 +58,9 @@ fn hooks() -> Hooks {
 /// Where a function leads; `None` where the driver does not have it.
 fn leads_to(name: &CStr) -> Option<usize> {
     let real = Library::driver(OF)?.function(name)?;
-    let Some(own) = all().find(|route| route.of == OF && route.symbol == name) else { return Some(real) };
+    let Some(own) = all().find(|route| route.of == OF && route.symbol == name) else {
+        return Some(real);
+    };
     let others = || Library::loaded(PRELOAD)?.function(name);
     match hooks() {
         Hooks::OfPreload => others().or(Some(own.hook.0 as usize)),
@@ -79,8 +85,8 @@ extern "C" fn absent() -> c_int {
     crate::cuda::absent(OF)
 }
 
-/// Where an export goes whose slot is empty: fills it with the arguments put aside, and goes on as if nothing had been. The
-/// index comes in a register that belongs to no argument.
+/// Where an export goes whose slot is empty: fills it with the arguments put aside, and goes on as
+/// if nothing had been. The index comes in a register that belongs to no argument.
 #[unsafe(naked)]
 unsafe extern "C" fn first_use() {
     #[cfg(target_arch = "x86_64")]
@@ -215,14 +221,17 @@ include!(concat!(env!("OUT_DIR"), "/exports.rs"));
 #[unsafe(no_mangle)]
 extern "C" fn tessera_intercept_proxy() {}
 
-/// What a proxy does when it is loaded: it hides the functions that the driver behind it does not have, so that programs that look
-/// for them find what they find without it: nothing. The real library is loaded by then, since this one needs it.
+/// What a proxy does when it is loaded: it hides the functions that the driver behind it does not
+/// have, so that programs that look for them find what they find without it: nothing. The real
+/// library is loaded by then, since this one needs it.
 extern "C" fn hide_what_the_driver_lacks() {
     let Some(driver) = Library::driver(OF) else { return };
     let is_hidden = |name: &CStr| name != PROXY_MARK && driver.function(name).is_none();
-    // SAFETY: the loader initialises this library, and lets nobody look symbols up meanwhile. Where nothing can be hidden,
-    // functions are found that answer that they are not there.
-    let _ = unsafe { tessera_intercept_exports::hide(hide_what_the_driver_lacks as *const (), is_hidden) };
+    // SAFETY: the loader initialises this library, and lets nobody look symbols up meanwhile. Where
+    // nothing can be hidden, functions are found that answer that they are not there.
+    let _ = unsafe {
+        tessera_intercept_exports::hide(hide_what_the_driver_lacks as *const (), is_hidden)
+    };
 }
 
 #[used]

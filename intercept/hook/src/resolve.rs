@@ -1,7 +1,7 @@
 //! Programs that ask `cuGetProcAddress` for the driver's functions get the hooks instead.
 //!
-//! It is asked itself, and its answer is told by address: one name has several forms with different arguments, and only the
-//! driver knows which of them a program is given.
+//! It is asked itself, and its answer is told by address: one name has several forms with different
+//! arguments, and only the driver knows which of them a program is given.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -10,9 +10,11 @@ use crate::cuda::{NOT_FOUND, SUCCESS};
 use crate::route::{Of, all, hooks};
 use crate::unknown;
 
-type GetProcAddress2 = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_int) -> c_int;
+type GetProcAddress2 =
+    unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_int) -> c_int;
 
-/// Asks the real `cuGetProcAddress` once for each function that has a hook, and notes what it hands out.
+/// Asks the real `cuGetProcAddress` once for each function that has a hook, and notes what it hands
+/// out.
 fn learn_addresses() {
     /// `CU_GET_PROC_ADDRESS_LEGACY_STREAM` and `..._PER_THREAD_DEFAULT_STREAM`.
     const LEGACY: u64 = 1;
@@ -28,15 +30,16 @@ fn learn_addresses() {
         let flags = if route.per_thread { PER_THREAD } else { LEGACY };
         let (mut found, mut status) = (core::ptr::null_mut(), 0);
         // SAFETY: a terminated name, and results that go to variables of ours.
-        let result = unsafe { ask(route.base.as_ptr(), &mut found, route.version, flags, &mut status) };
+        let result =
+            unsafe { ask(route.base.as_ptr(), &mut found, route.version, flags, &mut status) };
         if result == SUCCESS && !found.is_null() {
             route.note_handed_out(found as usize);
         }
     }
 }
 
-/// Puts the hook in the place of a function that the driver has handed out. A function that takes memory, in a form that is
-/// not known here, is not handed out at all.
+/// Puts the hook in the place of a function that the driver has handed out. A function that takes
+/// memory, in a form that is not known here, is not handed out at all.
 ///
 /// # Safety
 /// `out` is NULL, or the driver has written there; `name` is NULL or a terminated string.

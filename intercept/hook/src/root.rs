@@ -1,7 +1,7 @@
 //! The one page from which everything of this process hangs.
 //!
-//! The kernel zeroes it in forked children: a child finds nothing there and starts for itself, with grants, ledgers and slots
-//! of its own, whatever thread of the parent held which lock.
+//! The kernel zeroes it in forked children: a child finds nothing there and starts for itself, with
+//! grants, ledgers and slots of its own, whatever thread of the parent held which lock.
 
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -57,8 +57,8 @@ fn make_root() -> Option<&'static Root> {
     }
 }
 
-/// Runs something on the state of this process, under its lock: no driver call belongs in there. `None` where there is no
-/// memory for a state.
+/// Runs something on the state of this process, under its lock: no driver call belongs in there.
+/// `None` where there is no memory for a state.
 pub(crate) fn with_state<T>(run: impl FnOnce(&mut State) -> T) -> Option<T> {
     let root = root()?;
     let result = hold_state(root, run);
@@ -74,8 +74,8 @@ fn hold_state<T>(root: &Root, run: impl FnOnce(&mut State) -> T) -> Option<T> {
             state = State::discover()?;
             root.state.store(state, Ordering::Relaxed);
         }
-        // SAFETY: made by `discover`, never unmapped, and only used under the lock, which is not taken twice: nothing in
-        // here calls a driver, and so no hook.
+        // SAFETY: made by `discover`, never unmapped, and only used under the lock, which is not
+        // taken twice: nothing in here calls a driver, and so no hook.
         Some(run(unsafe { &mut *state }))
     })
 }
@@ -99,7 +99,10 @@ pub(crate) fn gate(gpu: usize, only_one: bool) -> Option<&'static Gate> {
     let place = root.gates.get(gpu)?;
     if place.load(Ordering::Acquire).is_null() {
         let new = Gate::new(gpu)?;
-        if place.compare_exchange(ptr::null_mut(), new, Ordering::AcqRel, Ordering::Acquire).is_err() {
+        if place
+            .compare_exchange(ptr::null_mut(), new, Ordering::AcqRel, Ordering::Acquire)
+            .is_err()
+        {
             // SAFETY: another thread was first; nobody has seen this one.
             unsafe { Gate::discard(new) };
         }

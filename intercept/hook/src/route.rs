@@ -40,7 +40,8 @@ pub(crate) struct Route {
     pub(crate) of: Of,
     /// The name it is exported under.
     pub(crate) symbol: &'static CStr,
-    /// The name that `cuGetProcAddress` knows it by, and the CUDA version that brought this form of it; 0 for NVML.
+    /// The name that `cuGetProcAddress` knows it by, and the CUDA version that brought this form
+    /// of it; 0 for NVML.
     pub(crate) base: &'static CStr,
     /// See `base`.
     pub(crate) version: c_int,
@@ -61,8 +62,8 @@ pub(crate) struct Hook(pub(crate) *const ());
 unsafe impl Sync for Hook {}
 
 impl Route {
-    /// The route to a function; nothing is looked up yet. `sizes` are those of the hook's parameters: a hook that does not
-    /// take what the function takes does not compile.
+    /// The route to a function; nothing is looked up yet. `sizes` are those of the hook's
+    /// parameters: a hook that does not take what the function takes does not compile.
     pub(crate) const fn new(function: Symbol, sizes: &[usize], hook: Hook) -> Self {
         assert!(
             takes(function.parameters.as_bytes(), sizes),
@@ -84,7 +85,8 @@ impl Route {
         }
     }
 
-    /// The address of the real function; `None` where the library is not loaded or has no such function.
+    /// The address of the real function; `None` where the library is not loaded or has no such
+    /// function.
     pub(crate) fn real(&self) -> Option<usize> {
         match self.real.load(Ordering::Acquire) {
             0 => self.look_up(),
@@ -95,16 +97,19 @@ impl Route {
     /// Gives back by the real function what the driver gave in vain.
     ///
     /// # Safety
-    /// The function takes one handle, be it a pointer or a number, and this is one that nobody uses.
+    /// The function takes one handle, be it a pointer or a number, and this is one that nobody
+    /// uses.
     pub(crate) unsafe fn give_back(&self, handle: u64) {
         type Real = unsafe extern "C" fn(u64) -> c_int;
         if let Some(address) = self.real() {
-            // SAFETY: by this function's contract; pointers are passed as numbers of their size are.
+            // SAFETY: by this function's contract; pointers are passed as numbers of their size
+            // are.
             unsafe { core::mem::transmute::<usize, Real>(address)(handle) };
         }
     }
 
-    /// Looks the function up in the library as it is loaded now: programs close libraries and open them again.
+    /// Looks the function up in the library as it is loaded now: programs close libraries and open
+    /// them again.
     pub(crate) fn look_up(&self) -> Option<usize> {
         let library = Library::driver(self.of)?;
         if self.of.last_base().swap(library.base(), Ordering::AcqRel) != library.base() {
@@ -171,8 +176,9 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Route> {
     groups.into_iter().flatten().copied()
 }
 
-/// Defines hooks: in the preload library, exported under the name of the driver's function, with the real one at hand. What form of which function
-/// that is, the table of symbols says. A hook whose real function is not there answers what its library answers for that.
+/// Defines hooks: in the preload library, exported under the name of the driver's function, with
+/// the real one at hand. What form of which function that is, the table of symbols says. A hook
+/// whose real function is not there answers what its library answers for that.
 macro_rules! hooks {
     ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) |$real:ident| $body:block)*) => {
         $(

@@ -51,8 +51,8 @@ impl Share {
         self.grant.gpu_uuid
     }
 
-    /// Bytes that all processes of the share may hold together, now. While the host is changing the grant, what it said
-    /// before counts; a grant that has become unreadable allows nothing.
+    /// Bytes that all processes of the share may hold together, now. While the host is changing the
+    /// grant, what it said before counts; a grant that has become unreadable allows nothing.
     pub(crate) fn limit(&mut self) -> u64 {
         let sequence = grants::sequence(self.page);
         if sequence != self.grant.sequence && sequence.is_multiple_of(2) {
@@ -89,7 +89,11 @@ impl Share {
     pub(crate) fn reclaim(&self) {
         let held_by_others = self.used() > self.account.as_ref().map_or(0, Account::held);
         let any_other = || {
-            let live = self.ledger.slot.iter().filter(|slot| slot.state.load(Ordering::Relaxed) == SLOT_LIVE);
+            let live = self
+                .ledger
+                .slot
+                .iter()
+                .filter(|slot| slot.state.load(Ordering::Relaxed) == SLOT_LIVE);
             live.count() > usize::from(self.account.is_some())
         };
         if held_by_others
@@ -144,7 +148,8 @@ impl Share {
         self.held_by_mps = Some(is_client);
     }
 
-    /// Whether MPS holds this process. One that is no client, or gave itself more, is held as if there were no MPS.
+    /// Whether MPS holds this process. One that is no client, or gave itself more, is held as if
+    /// there were no MPS.
     pub(crate) fn is_by_mps(&self) -> bool {
         self.grant.mps && self.held_by_mps == Some(true)
     }
@@ -176,7 +181,9 @@ impl Share {
 
     /// Notes what the host calls this process, where it has a slot.
     pub(crate) fn tell_host_pid(&self, pid: u32) {
-        if let Some(slot) = self.account.as_ref().and_then(|account| self.ledger.slot.get(account.slot())) {
+        if let Some(slot) =
+            self.account.as_ref().and_then(|account| self.ledger.slot.get(account.slot()))
+        {
             slot.tell_host_pid(pid);
         }
     }

@@ -39,7 +39,8 @@ pub(crate) enum Kind {
     Imported = 7,
     /// Handles of memory of other APIs.
     External = 8,
-    /// Executable graphs that take memory, a key for each GPU; `context` is the device + 1, and `holders` says whether they have it.
+    /// Executable graphs that take memory, a key for each GPU; `context` is the device + 1, and
+    /// `holders` says whether they have it.
     Graph = 9,
     /// Modules.
     Module = 10,
@@ -111,8 +112,10 @@ pub(crate) struct State {
 impl State {
     /// Looks for the container's shares. `None` where the kernel has no memory.
     pub(crate) fn discover() -> Option<*mut Self> {
-        let state = sys::map(Map::Private, size_of::<Self>().next_multiple_of(4096))?.cast::<Self>();
-        // SAFETY: a new mapping, zeroed: no GPUs, empty tables, `None`s (whose tag is 0), no contexts.
+        let state =
+            sys::map(Map::Private, size_of::<Self>().next_multiple_of(4096))?.cast::<Self>();
+        // SAFETY: a new mapping, zeroed: no GPUs, empty tables, `None`s (whose tag is 0), no
+        // contexts.
         let this = unsafe { &mut *state };
         this.devices = [None; GPUS];
         grants::discover(|share| this.add(share));
@@ -176,7 +179,9 @@ impl State {
 
     /// Remembers the UUID of a device.
     pub(crate) fn set_device_uuid(&mut self, device: i32, uuid: GpuUuid) {
-        if let Some(place) = usize::try_from(device).ok().and_then(|device| self.devices.get_mut(device)) {
+        if let Some(place) =
+            usize::try_from(device).ok().and_then(|device| self.devices.get_mut(device))
+        {
             *place = Some(uuid);
         }
     }
@@ -252,13 +257,15 @@ impl State {
         })
     }
 
-    /// Charges a context that is about to begin. The first of a process on a GPU is part of its account, as long as it lives.
+    /// Charges a context that is about to begin. The first of a process on a GPU is part of its
+    /// account, as long as it lives.
     ///
     /// # Errors
     /// It is not granted.
     pub(crate) fn begin_context(&mut self, gpu: usize) -> Result<(), Refused> {
         let fee = self.shares(gpu).first_mut().map_or(0, Share::context_bytes);
-        let (known, another) = self.gpu(gpu).map_or((0, 0), |gpu| (gpu.contexts, gpu.context_bytes));
+        let (known, another) =
+            self.gpu(gpu).map_or((0, 0), |gpu| (gpu.contexts, gpu.context_bytes));
         self.reserve(gpu, if known == 0 { 0 } else { another })?;
         if let Some(gpu) = self.gpu(gpu) {
             gpu.context_bytes = if known == 0 { fee } else { another };
@@ -292,8 +299,8 @@ impl State {
         })
     }
 
-    /// Whether plain memory of a GPU may spill to the host. One grant that lets it is enough: what it adds to the limit may be
-    /// beyond what the GPU has.
+    /// Whether plain memory of a GPU may spill to the host. One grant that lets it is enough: what
+    /// it adds to the limit may be beyond what the GPU has.
     pub(crate) fn may_spill(&mut self, gpu: usize) -> bool {
         self.shares(gpu).iter_mut().any(Share::may_spill)
     }
@@ -303,7 +310,8 @@ impl State {
         self.shares(gpu).iter().any(Share::wonders_about_mps)
     }
 
-    /// Notes whether MPS holds this process on a GPU to the percent that its shares let it have together.
+    /// Notes whether MPS holds this process on a GPU to the percent that its shares let it have
+    /// together.
     pub(crate) fn note_mps(&mut self, gpu: usize, is_client: impl Fn(u32) -> bool) {
         let shares = self.shares(gpu);
         let percent = shares.iter().map(Share::percent_by_mps).fold(0, u32::saturating_add);
@@ -311,8 +319,9 @@ impl State {
         shares.iter_mut().for_each(|share| share.note_mps(is_client));
     }
 
-    /// What holds for launches on a GPU: on the ledger of the share whose name comes first, which is the same in every process. `None`
-    /// where there is no share, or no place for this process in the ledger.
+    /// What holds for launches on a GPU: on the ledger of the share whose name comes first, which
+    /// is the same in every process. `None` where there is no share, or no place for this
+    /// process in the ledger.
     pub(crate) fn terms(&mut self, gpu: usize) -> Option<Terms> {
         let shares = self.shares(gpu);
         let first = (0..shares.len()).min_by_key(|at| shares.get(*at).map(Share::name))?;
@@ -324,8 +333,14 @@ impl State {
         }))
     }
 
-    /// Calls `found` with the processes of a PID namespace that hold memory of a GPU, and how much it is.
-    pub(crate) fn holders(&mut self, uuid: GpuUuid, namespace: u64, mut found: impl FnMut(u32, u64)) {
+    /// Calls `found` with the processes of a PID namespace that hold memory of a GPU, and how much
+    /// it is.
+    pub(crate) fn holders(
+        &mut self,
+        uuid: GpuUuid,
+        namespace: u64,
+        mut found: impl FnMut(u32, u64),
+    ) {
         let Some(gpu) = self.find(uuid) else { return };
         let shares = self.shares(gpu);
         shares.iter().for_each(Share::reclaim);

@@ -1,13 +1,14 @@
-//! System calls, past libc's wrappers: those may be interposed, and are points where threads can be cancelled.
+//! System calls, past libc's wrappers: those may be interposed, and are points where threads can be
+//! cancelled.
 
 use core::ffi::{CStr, c_char, c_int, c_long, c_void};
 use core::ptr;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use libc::{
-    SYS_clock_gettime, SYS_close, SYS_connect, SYS_fcntl, SYS_fstatfs, SYS_futex, SYS_getdents64, SYS_getpid,
-    SYS_madvise, SYS_mmap, SYS_munmap, SYS_openat, SYS_ppoll, SYS_pread64, SYS_recvfrom, SYS_sched_yield,
-    SYS_socket, SYS_statx,
+    SYS_clock_gettime, SYS_close, SYS_connect, SYS_fcntl, SYS_fstatfs, SYS_futex, SYS_getdents64,
+    SYS_getpid, SYS_madvise, SYS_mmap, SYS_munmap, SYS_openat, SYS_ppoll, SYS_pread64,
+    SYS_recvfrom, SYS_sched_yield, SYS_socket, SYS_statx,
 };
 
 /// An open file; closed when dropped.
@@ -42,7 +43,8 @@ pub(crate) struct FileSystem {
     pub(crate) tmpfs_inodes: Option<u64>,
 }
 
-/// The kernel's `struct statfs` on 64-bit machines, in words, and where the fields are: libc's crate hides the flags.
+/// The kernel's `struct statfs` on 64-bit machines, in words, and where the fields are: libc's
+/// crate hides the flags.
 const STATFS_WORDS: usize = 15;
 const STATFS_TYPE: usize = 0;
 const STATFS_FILES: usize = 5;
@@ -68,7 +70,8 @@ impl Fd {
     /// Reads from the start of the file; answers how much.
     pub(crate) fn read_start(&self, into: &mut [u8]) -> usize {
         // SAFETY: the buffer is as long as is said.
-        let read = unsafe { libc::syscall(SYS_pread64, self.0, into.as_mut_ptr(), into.len(), 0_i64) };
+        let read =
+            unsafe { libc::syscall(SYS_pread64, self.0, into.as_mut_ptr(), into.len(), 0_i64) };
         usize::try_from(read).unwrap_or(0)
     }
 
@@ -147,7 +150,14 @@ impl Connection {
             let time = libc::timespec { tv_sec: 0, tv_nsec: left.min(999_999_999).cast_signed() };
             // SAFETY: both live as long as the call, which keeps the signal mask as it is.
             let code = unsafe {
-                libc::syscall(SYS_ppoll, &raw mut polled, 1, &raw const time, ptr::null::<c_void>(), 0)
+                libc::syscall(
+                    SYS_ppoll,
+                    &raw mut polled,
+                    1,
+                    &raw const time,
+                    ptr::null::<c_void>(),
+                    0,
+                )
             };
             // Interrupted by a signal: on with what is left.
             if code >= 0 {
@@ -160,8 +170,9 @@ impl Connection {
     pub(crate) fn receive(&self, into: &mut [u8]) -> usize {
         let (at, none) = (into.as_mut_ptr(), ptr::null_mut::<c_void>());
         // SAFETY: the buffer is as long as is said, and nobody asks for the sender's address.
-        let read =
-            unsafe { libc::syscall(SYS_recvfrom, self.0.0, at, into.len(), libc::MSG_DONTWAIT, none, none) };
+        let read = unsafe {
+            libc::syscall(SYS_recvfrom, self.0.0, at, into.len(), libc::MSG_DONTWAIT, none, none)
+        };
         usize::try_from(read).unwrap_or(0)
     }
 }
@@ -172,11 +183,21 @@ pub(crate) fn status(directory: c_int, path: &CStr, flags: c_int) -> Option<File
     let mut status: libc::statx = unsafe { core::mem::zeroed() };
     // SAFETY: the path is terminated, `status` is a `statx` of ours.
     let code = unsafe {
-        libc::syscall(SYS_statx, directory, path.as_ptr(), flags, libc::STATX_BASIC_STATS, &raw mut status)
+        libc::syscall(
+            SYS_statx,
+            directory,
+            path.as_ptr(),
+            flags,
+            libc::STATX_BASIC_STATS,
+            &raw mut status,
+        )
     };
     let root = libc::STATX_ATTR_MOUNT_ROOT as u64;
     (code == 0).then_some(FileStatus {
-        identity: (u64::from(status.stx_dev_major) << 32 | u64::from(status.stx_dev_minor), status.stx_ino),
+        identity: (
+            u64::from(status.stx_dev_major) << 32 | u64::from(status.stx_dev_minor),
+            status.stx_ino,
+        ),
         length: status.stx_size,
         regular: u32::from(status.stx_mode) & libc::S_IFMT == libc::S_IFREG,
         mount_root: status.stx_attributes & status.stx_attributes_mask & root != 0,
@@ -194,12 +215,14 @@ pub(crate) enum Map<'a> {
     Read(&'a Fd),
     /// A file, shared with all who map it so; not there in a forked child.
     Shared(&'a Fd),
-    /// A file that cannot be touched: keeps it open as long as this address space lives. Not there in a forked child.
+    /// A file that cannot be touched: keeps it open as long as this address space lives. Not there
+    /// in a forked child.
     Untouchable(&'a Fd),
 }
 
-/// Memory that is touched all over, as tables are: half of what a call costs beside 100,000 live allocations is the walk
-/// through the page tables. Two huge pages at least, so that one is whole wherever the mapping begins.
+/// Memory that is touched all over, as tables are: half of what a call costs beside 100,000 live
+/// allocations is the walk through the page tables. Two huge pages at least, so that one is whole
+/// wherever the mapping begins.
 const WORTH_HUGE_PAGES: usize = 4 << 20;
 
 /// Maps memory.
@@ -214,8 +237,9 @@ pub(crate) fn map(how: Map<'_>, length: usize) -> Option<*mut c_void> {
         Map::Untouchable(fd) => (libc::PROT_NONE, libc::MAP_SHARED, fd.0, libc::MADV_DONTFORK),
     };
     // SAFETY: a new mapping at a place of the kernel's choice touches no other memory.
-    let at =
-        unsafe { libc::syscall(SYS_mmap, ptr::null_mut::<c_void>(), length, protection, flags, fd, 0_i64) };
+    let at = unsafe {
+        libc::syscall(SYS_mmap, ptr::null_mut::<c_void>(), length, protection, flags, fd, 0_i64)
+    };
     if at == -1 {
         return None;
     }
@@ -285,7 +309,8 @@ pub(crate) fn give_way() {
     unsafe { libc::syscall(SYS_sched_yield) };
 }
 
-/// Lets a thread get done that is at something short: it may be off its CPU, so after some times this sleeps.
+/// Lets a thread get done that is at something short: it may be off its CPU, so after some times
+/// this sleeps.
 pub(crate) fn give_way_again(times: usize) {
     const AWAKE: usize = 32;
     const SLEEP_NS: u64 = 1_000_000;
@@ -296,7 +321,8 @@ pub(crate) fn give_way_again(times: usize) {
     }
 }
 
-/// Sleeps for so long, or until the word that processes share is woken; not at all where it is not that value any more.
+/// Sleeps for so long, or until the word that processes share is woken; not at all where it is not
+/// that value any more.
 pub(crate) fn wait_shared(word: &AtomicU32, value: u32, ns: u64) {
     let time = libc::timespec {
         tv_sec: (ns / 1_000_000_000).cast_signed(),
@@ -321,7 +347,8 @@ const HELD: u32 = 1;
 /// Held, and somebody waits.
 const WANTED: u32 = 2;
 
-/// Looks at a held lock before its thread sleeps: what is done under it takes less time than falling asleep.
+/// Looks at a held lock before its thread sleeps: what is done under it takes less time than
+/// falling asleep.
 const LOOKS: usize = 100;
 
 impl Lock {
@@ -372,12 +399,15 @@ impl Lock {
     fn futex(&self, operation: c_int, value: u32) {
         let operation = operation | libc::FUTEX_PRIVATE_FLAG;
         // SAFETY: the word lives as long as `self`; no timeout.
-        unsafe { libc::syscall(SYS_futex, self.0.as_ptr(), operation, value, ptr::null::<c_void>()) };
+        unsafe {
+            libc::syscall(SYS_futex, self.0.as_ptr(), operation, value, ptr::null::<c_void>())
+        };
     }
 }
 
-/// Makes a file with this content at a path, for everybody to read and write whatever the umask says, and complete from the
-/// first moment that it is there. `false` where that cannot be; then another may have been first.
+/// Makes a file with this content at a path, for everybody to read and write whatever the umask
+/// says, and complete from the first moment that it is there. `false` where that cannot be; then
+/// another may have been first.
 #[cfg(feature = "hami")]
 pub(crate) fn make_shared_file(path: &CStr, temporary: &CStr, start: &[u8], length: usize) -> bool {
     const MODE: c_int = 0o666;
@@ -397,7 +427,9 @@ pub(crate) fn make_shared_file(path: &CStr, temporary: &CStr, start: &[u8], leng
     let made = opened && file.fill(length) && file.write_start(start);
     // SAFETY: the paths are terminated.
     let linked = made
-        && unsafe { libc::syscall(libc::SYS_linkat, HERE, temporary.as_ptr(), HERE, path.as_ptr(), 0) } == 0;
+        && unsafe {
+            libc::syscall(libc::SYS_linkat, HERE, temporary.as_ptr(), HERE, path.as_ptr(), 0)
+        } == 0;
     remove();
     linked
 }
@@ -407,7 +439,8 @@ impl Fd {
     /// Reads from a place of the file; answers how much. `None` where it cannot be read.
     pub(crate) fn read_at(&self, into: &mut [u8], at: u64) -> Option<usize> {
         // SAFETY: the buffer is as long as is said.
-        let read = unsafe { libc::syscall(SYS_pread64, self.0, into.as_mut_ptr(), into.len(), at as i64) };
+        let read =
+            unsafe { libc::syscall(SYS_pread64, self.0, into.as_mut_ptr(), into.len(), at as i64) };
         usize::try_from(read).ok()
     }
 
@@ -425,8 +458,9 @@ impl Fd {
 
     fn write_at(&self, bytes: &[u8], at: usize) -> bool {
         // SAFETY: the buffer is as long as is said.
-        let written =
-            unsafe { libc::syscall(libc::SYS_pwrite64, self.0, bytes.as_ptr(), bytes.len(), at as i64) };
+        let written = unsafe {
+            libc::syscall(libc::SYS_pwrite64, self.0, bytes.as_ptr(), bytes.len(), at as i64)
+        };
         usize::try_from(written) == Ok(bytes.len())
     }
 }

@@ -1,5 +1,6 @@
-//! Functions that are handed out and that nobody here has heard of: those of a driver newer than the table of symbols. They
-//! pass, since programs need them, and are counted, so that somebody hears of them.
+//! Functions that are handed out and that nobody here has heard of: those of a driver newer than
+//! the table of symbols. They pass, since programs need them, and are counted, so that somebody
+//! hears of them.
 
 use core::ffi::CStr;
 

@@ -1,8 +1,10 @@
-//! Limits by HAMi-core's variables, where a container has no place for grants: a build of its own (`--features hami`).
+//! Limits by HAMi-core's variables, where a container has no place for grants: a build of its own
+//! (`--features hami`).
 //!
-//! Every GPU has a share as soon as somebody asks for it: a grant that is made of the variables, in memory of this process, and a
-//! ledger in a file that the container's processes share, at HAMi's place with the GPU's UUID behind it. What cannot be made gives
-//! no memory. Variables are those that the program was started with: to change them later changes nothing.
+//! Every GPU has a share as soon as somebody asks for it: a grant that is made of the variables, in
+//! memory of this process, and a ledger in a file that the container's processes share, at HAMi's
+//! place with the GPU's UUID behind it. What cannot be made gives no memory. Variables are those
+//! that the program was started with: to change them later changes nothing.
 
 use core::ffi::{CStr, c_void};
 use core::fmt::Write as _;
@@ -58,7 +60,8 @@ fn open_ledger(path: &CStr) -> Option<Fd> {
     Fd::open_at(HERE, path, libc::O_RDWR)
 }
 
-/// Opens first: others may have made it, and a file of another user cannot be opened as if to make it where everybody may write.
+/// Opens first: others may have made it, and a file of another user cannot be opened as if to make
+/// it where everybody may write.
 fn open_or_make_ledger(environment: &Environment, name: &CStr) -> Option<Fd> {
     let path = path(environment, name)?;
     open_ledger(path.c()).or_else(|| {
@@ -92,7 +95,8 @@ impl Environment {
     /// More than the kernel lets a program be started with, unless somebody has raised its limits.
     const ROOM: usize = 4 << 20;
 
-    /// `None` where they cannot be read as a whole, and in programs that run with more rights than who started them.
+    /// `None` where they cannot be read as a whole, and in programs that run with more rights than
+    /// who started them.
     fn read() -> Option<Self> {
         // SAFETY: reads a table of this process.
         if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
@@ -112,7 +116,8 @@ impl Environment {
     }
 
     fn room(&mut self) -> &'static mut [u8] {
-        // SAFETY: a mapping of that length, used by one slice at a time and by none after it is unmapped.
+        // SAFETY: a mapping of that length, used by one slice at a time and by none after it is
+        // unmapped.
         unsafe { core::slice::from_raw_parts_mut(self.page.cast(), Self::ROOM) }
     }
 
@@ -120,7 +125,8 @@ impl Environment {
     fn get(&self, name: &[u8]) -> Option<&[u8]> {
         // SAFETY: what was read of the mapping, which lives as long as `self`.
         let text = unsafe { core::slice::from_raw_parts(self.page.cast::<u8>(), self.length) };
-        let of_name = |line: &'_ [u8]| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(b"="));
+        let of_name =
+            |line: &'_ [u8]| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(b"="));
         let line = text.split(|byte| *byte == 0).find(|line| of_name(line))?;
         line.get(name.len() + 1..)
     }
@@ -159,7 +165,8 @@ impl<const ROOM: usize> core::fmt::Write for Line<ROOM> {
     /// One byte stays 0.
     fn write_str(&mut self, text: &str) -> core::fmt::Result {
         let end = self.length + text.len();
-        let place = self.bytes.get_mut(self.length..end).filter(|_| end < ROOM).ok_or(core::fmt::Error)?;
+        let place =
+            self.bytes.get_mut(self.length..end).filter(|_| end < ROOM).ok_or(core::fmt::Error)?;
         place.copy_from_slice(text.as_bytes());
         self.length = end;
         Ok(())

@@ -1,7 +1,8 @@
 //! Physical memory and its mappings.
 //!
-//! Programs often let go of the handle as soon as the memory is mapped, and the memory lives until the last mapping goes. So
-//! the cost belongs to the memory (under a number of our own), and handles, mappings and what it is bound to hold it.
+//! Programs often let go of the handle as soon as the memory is mapped, and the memory lives until
+//! the last mapping goes. So the cost belongs to the memory (under a number of our own), and
+//! handles, mappings and what it is bound to hold it.
 
 use core::ffi::{c_int, c_ulonglong, c_void};
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -78,7 +79,8 @@ fn properties_of(handle: u64) -> Option<Properties> {
     Some(unsafe { room.as_ptr().cast::<Properties>().read_unaligned() })
 }
 
-/// A number for a piece of physical memory, different from all others and from handles of the driver's.
+/// A number for a piece of physical memory, different from all others and from handles of the
+/// driver's.
 fn next_number() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
@@ -86,14 +88,21 @@ fn next_number() -> u64 {
 
 /// A handle or a mapping says in `bytes` which memory it holds, and in `holders` how often.
 fn holder(number: u64, length: u64) -> Cost {
-    Cost { bytes: number, context: usize::try_from(length).unwrap_or(usize::MAX), gpu: 0, holders: 1 }
+    Cost {
+        bytes: number,
+        context: usize::try_from(length).unwrap_or(usize::MAX),
+        gpu: 0,
+        holders: 1,
+    }
 }
 
-/// Handles are remembered among the arrays' keys no more than memory among handles': each kind has a table of its own, and
-/// memory shares that of handles with its number's top bit set, which no handle has.
+/// Handles are remembered among the arrays' keys no more than memory among handles': each kind has
+/// a table of its own, and memory shares that of handles with its number's top bit set, which no
+/// handle has.
 const MEMORY: u64 = 1 << 63;
 
-/// In place of a context: imported memory, of which the driver says only with a mapping how much it is.
+/// In place of a context: imported memory, of which the driver says only with a mapping how much it
+/// is.
 const IMPORTED: usize = 1;
 
 /// Remembers new memory and its handle.
@@ -112,13 +121,14 @@ fn remember(state: &mut State, memory: Cost, handle: u64) -> bool {
     true
 }
 
-/// Remembers the handle of something without memory of its own. Where there is no room, what is bound to it is not kept.
+/// Remembers the handle of something without memory of its own. Where there is no room, what is
+/// bound to it is not kept.
 pub(crate) fn remember_without_memory(state: &mut State, handle: u64) {
     remember(state, Cost { holders: 1, ..Cost::default() }, handle);
 }
 
-/// Remembers an imported handle; without a GPU it is one of something that has no memory there. What this process has taken
-/// itself has its handle already, and is paid.
+/// Remembers an imported handle; without a GPU it is one of something that has no memory there.
+/// What this process has taken itself has its handle already, and is paid.
 fn remember_imported(state: &mut State, handle: u64, gpu: Option<u32>) -> bool {
     let table = state.table(Kind::Physical);
     if let Some(known) = table.get(handle & !MEMORY) {
@@ -173,7 +183,8 @@ pub(crate) fn hold(state: &mut State, number: u64) {
     }
 }
 
-/// Takes a handle out, before the driver gives it to another thread; answers the number of its memory.
+/// Takes a handle out, before the driver gives it to another thread; answers the number of its
+/// memory.
 fn take_handle(state: &mut State, handle: u64) -> Option<u64> {
     let table = state.table(Kind::Physical);
     let known = table.get(handle & !MEMORY)?;
@@ -227,7 +238,12 @@ fn map(state: &mut State, pointer: Pointer, length: u64, handle: u64, charge: Op
 }
 
 /// Calls `found` with the mappings in a range: it may have several, one after the other.
-fn each_mapping(state: &mut State, pointer: Pointer, length: u64, mut found: impl FnMut(&mut State, u64)) {
+fn each_mapping(
+    state: &mut State,
+    pointer: Pointer,
+    length: u64,
+    mut found: impl FnMut(&mut State, u64),
+) {
     let end = pointer.saturating_add(length);
     let mut at = pointer;
     while at < end {
@@ -237,7 +253,8 @@ fn each_mapping(state: &mut State, pointer: Pointer, length: u64, mut found: imp
     }
 }
 
-/// Says of the mappings in a range whether they are about to go. One that another thread makes there meanwhile is not.
+/// Says of the mappings in a range whether they are about to go. One that another thread makes
+/// there meanwhile is not.
 fn set_leaving(state: &mut State, pointer: Pointer, length: u64, leaving: bool) {
     each_mapping(state, pointer, length, |state, at| {
         if let Some(mapping) = state.table(Kind::Mapping).get(at) {

@@ -1,4 +1,5 @@
-//! Programs that wait for the GPU: that is when pools let go of memory, and the time to look what launches took.
+//! Programs that wait for the GPU: that is when pools let go of memory, and the time to look what
+//! launches took.
 
 use core::ffi::c_int;
 

@@ -1,5 +1,6 @@
-//! Every way to the driver, the devious ones too, wherever the interceptor stands: what is held, and what is not. Written down in
-//! `docs/intercept-bypasses.md`, so that nobody believes otherwise.
+//! Every way to the driver, the devious ones too, wherever the interceptor stands: what is held,
+//! and what is not. Written down in `docs/intercept-bypasses.md`, so that nobody believes
+//! otherwise.
 
 mod container;
 
@@ -72,7 +73,8 @@ fn outcomes(container: &Container<'_>, mode: Mode, node: &Node, ways: &Ways) -> 
         result(lines_of(&container.run(&ways.elsewhere, &emptied))),
     ));
     found.push((
-        "another copy of the driver, as of CUDA's compatibility package, by its path and `dlsym`".into(),
+        "another copy of the driver, as of CUDA's compatibility package, by its path and `dlsym`"
+            .into(),
         result(lines_of(&container.run(&ways.elsewhere, &[elsewhere]))),
     ));
     found
@@ -87,11 +89,18 @@ struct Ways {
 impl Ways {
     fn build(directory: &Path) -> Self {
         let compiled = |name: &str, options: &[&str], libraries: &[&Path]| {
-            let source =
-                Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(name).with_extension("c");
+            let source = Path::new(env!("CARGO_MANIFEST_DIR"))
+                .join("tests/programs")
+                .join(name)
+                .with_extension("c");
             let out = directory.join(format!("{name}{}", options.concat()));
             let mut command = Command::new(container::compiler());
-            command.args(["-std=gnu11", "-O1", "-o"]).arg(&out).arg(source).args(options).args(libraries);
+            command
+                .args(["-std=gnu11", "-O1", "-o"])
+                .arg(&out)
+                .arg(source)
+                .args(options)
+                .args(libraries);
             let made = command.output().expect("a C compiler runs");
             assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
             out

@@ -1,8 +1,9 @@
-//! A container is held to its part of the GPU's time, through the library as it ships. How well the machine holds caps in general
-//! is judged in `testing/limiter-simulation`.
+//! A container is held to its part of the GPU's time, through the library as it ships. How well the
+//! machine holds caps in general is judged in `testing/limiter-simulation`.
 //!
-//! What one process does is tested by a clock that goes only while it waits, and to the point. What several do together is tested in
-//! real time; there a busy machine makes shares smaller, never larger, so that only "never more" is tight.
+//! What one process does is tested by a clock that goes only while it waits, and to the point. What
+//! several do together is tested in real time; there a busy machine makes shares smaller, never
+//! larger, so that only "never more" is tight.
 
 mod container;
 
@@ -36,7 +37,10 @@ fn number(line: &Value, field: &str) -> f64 {
 
 /// GPU time that was launched, of kernels whose length is known.
 fn had_ns(lines: &[Value]) -> u64 {
-    lines.iter().map(|line| line["gpuNs"].as_u64().unwrap_or_else(|| panic!("gpuNs in {line}"))).sum()
+    lines
+        .iter()
+        .map(|line| line["gpuNs"].as_u64().unwrap_or_else(|| panic!("gpuNs in {line}")))
+        .sum()
 }
 
 /// That the ledger has all of it: event times are floats of milliseconds.
@@ -68,10 +72,13 @@ fn a_quarter_of_the_gpu_is_a_quarter_of_its_time_however_it_is_launched() {
         for (line, most) in lines.iter().zip([0.262, 0.251, 0.251]) {
             assert!((0.249..most).contains(&number(line, "gpu")), "{how}: {lines:?}");
         }
-        // It slept for the rest: who looks at the clock in place of that takes the CPU for as long as passes.
+        // It slept for the rest: who looks at the clock in place of that takes the CPU for as long
+        // as passes.
         assert!(lines.iter().all(|line| number(line, "cpu") < 0.25), "{how}: {lines:?}");
         assert_accounted(&share, had_ns(&lines), how);
-        share.ledger(|ledger| assert!(ledger.waits() > 100 && ledger.waited_ns() > 2_000_000_000, "{how}"));
+        share.ledger(|ledger| {
+            assert!(ledger.waits() > 100 && ledger.waited_ns() > 2_000_000_000, "{how}")
+        });
     }
 }
 
@@ -83,7 +90,9 @@ fn caps_hold_within_a_point_for_short_and_long_kernels() {
     let node = Node::with_paused_clock();
     let program = compute(&node);
     for percent in [10, 50, 90] {
-        for (kernel, us) in [("spin_for_20us", "20"), ("spin_for_700us", "700"), ("spin_for_30ms", "30000")] {
+        for (kernel, us) in
+            [("spin_for_20us", "20"), ("spin_for_700us", "700"), ("spin_for_30ms", "30000")]
+        {
             let what = format!("{kernel}-at-{percent}");
             let share = share(&node, &what, ComputePolicy::Fixed, percent);
             let arguments = ["plain", kernel, us, "5000", "2"];
@@ -97,13 +106,16 @@ fn caps_hold_within_a_point_for_short_and_long_kernels() {
 
 #[test]
 fn who_may_borrow_goes_as_fast_as_the_host_says_and_by_its_share_when_that_is_old() {
-    if !can_contain("who_may_borrow_goes_as_fast_as_the_host_says_and_by_its_share_when_that_is_old") {
+    if !can_contain(
+        "who_may_borrow_goes_as_fast_as_the_host_says_and_by_its_share_when_that_is_old",
+    ) {
         return;
     }
     let node = Node::with_paused_clock();
     let (program, share) = (compute(&node), share(&node, "claim-0", ComputePolicy::Balance, 25));
     let container = node.contain(&[&share]);
-    // What the host says holds for ten seconds from now, and one more; the program's clock begins at the machine's.
+    // What the host says holds for ten seconds from now, and one more; the program's clock begins
+    // at the machine's.
     let stamp_ms = (monotonic_ns() / 1_000_000 + 10_000) as u32;
     let others = Crowd::new(0);
     share.publish(&Published { rate: Rate::from_percent(75), others, others_busy_ns: 0, stamp_ms });
@@ -124,7 +136,8 @@ fn processes_of_one_container_have_its_part_together() {
     let arguments = of_a_millisecond("plain", "2000", "1");
     let mut running: Vec<_> = (0..4).map(|_| container.start(&program, &arguments)).collect();
     let lines: Vec<_> = running.iter_mut().map(ended).collect();
-    // They do not begin at once: all they had, of the time from the first one's beginning to the last one's end.
+    // They do not begin at once: all they had, of the time from the first one's beginning to the
+    // last one's end.
     let had: f64 = lines
         .iter()
         .map(|line| number(line, "gpu") * (number(line, "endNs") - number(line, "beganNs")))
@@ -224,10 +237,14 @@ fn balance_gives_what_others_leave_and_takes_it_back() {
     fn sees(running: &mut Running, mut this: impl FnMut(&Value) -> bool) -> bool {
         (0..600).any(|_| this(&ended(running)))
     }
-    assert!(sees(&mut first, |line| number(line, "gpu") > 0.4), "what the second leaves is the first's");
+    assert!(
+        sees(&mut first, |line| number(line, "gpu") > 0.4),
+        "what the second leaves is the first's"
+    );
     let mut second = containers[1].start(&program, &windows);
     let began = number(&ended(&mut second), "beganNs");
-    // Both want all of it: half of it is each one's, window after window; a single one may be of a machine that was busy.
+    // Both want all of it: half of it is each one's, window after window; a single one may be of a
+    // machine that was busy.
     let mut in_a_row = 0;
     let within = |line: &Value| {
         let is_within = number(line, "endNs") > began + 700e6 && number(line, "gpu") < 0.6;
@@ -237,7 +254,10 @@ fn balance_gives_what_others_leave_and_takes_it_back() {
     assert!(sees(&mut first, within), "the second wants its part");
     second.kill();
     // Also where it was killed while it waited.
-    assert!(sees(&mut first, |line| number(line, "gpu") > 0.65), "what the second had is the first's again");
+    assert!(
+        sees(&mut first, |line| number(line, "gpu") > 0.65),
+        "what the second had is the first's again"
+    );
     drop(stop);
     host.join().expect("no panic");
 }

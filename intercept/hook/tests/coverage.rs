@@ -29,13 +29,15 @@ struct Group {
 
 fn groups() -> Vec<Group> {
     let of_group = |why: &str| {
-        let in_group = |symbol: &&Symbol| class_of(symbol.base.text).is_some_and(|class| class.why == why);
+        let in_group =
+            |symbol: &&Symbol| class_of(symbol.base.text).is_some_and(|class| class.why == why);
         TABLE.iter().filter(in_group).map(|symbol| symbol.symbol.text).collect::<Vec<_>>()
     };
     let chunks = CLASSES.chunk_by(|one, other| one.why == other.why);
     let group = |chunk: &[tessera_intercept_symbols::Classified]| {
         let (class, why) = (chunk[0].class, chunk[0].why);
-        let (hooked, missing) = of_group(why).into_iter().partition(|symbol| exported().contains(*symbol));
+        let (hooked, missing) =
+            of_group(why).into_iter().partition(|symbol| exported().contains(*symbol));
         Group { class, why, hooked, missing }
     };
     chunks.map(group).collect()
@@ -44,7 +46,8 @@ fn groups() -> Vec<Group> {
 fn document(groups: &[Group]) -> String {
     let mut text = HEAD.to_owned();
     let stood_before = |group: &&Group| group.class.is_hooked();
-    let count = |forms: fn(&Group) -> usize| groups.iter().filter(stood_before).map(forms).sum::<usize>();
+    let count =
+        |forms: fn(&Group) -> usize| groups.iter().filter(stood_before).map(forms).sum::<usize>();
     let hooked = count(|group| group.hooked.len());
     let needed = hooked + count(|group| group.missing.len());
     let mut add = |line: std::fmt::Arguments<'_>| writeln!(text, "{line}").expect("a string");
@@ -58,7 +61,8 @@ fn document(groups: &[Group]) -> String {
     ] {
         add(format_args!("\n## {title}\n\n| class | what it does | forms |\n|---|---|---|"));
         for group in groups.iter().filter(stood_before).filter(|group| !forms(group).is_empty()) {
-            let names = forms(group).iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(" ");
+            let names =
+                forms(group).iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(" ");
             add(format_args!("| {} | {} | {names} |", group.class.name(), group.why));
         }
     }
@@ -76,20 +80,30 @@ fn the_list_of_what_is_hooked_and_what_is_not_is_up_to_date() {
         fs::write(DOCUMENT, &text).expect("written");
     }
     let written = fs::read_to_string(DOCUMENT).unwrap_or_default();
-    assert!(written == text, "{} is out of date; if that is meant: UPDATE=1", Path::new(DOCUMENT).display());
+    assert!(
+        written == text,
+        "{} is out of date; if that is meant: UPDATE=1",
+        Path::new(DOCUMENT).display()
+    );
 }
 
 #[test]
 fn what_passes_through_has_no_hook() {
     for group in groups().iter().filter(|group| !group.class.is_hooked()) {
-        assert!(group.hooked.is_empty(), "hooked, and said to pass: {:?}: {}", group.hooked, group.why);
+        assert!(
+            group.hooked.is_empty(),
+            "hooked, and said to pass: {:?}: {}",
+            group.hooked,
+            group.why
+        );
     }
 }
 
 #[test]
 fn every_hook_is_of_a_function_that_some_release_has() {
     let of_driver = |name: &&String| !matches!(name.as_str(), "dlsym" | "dlvsym");
-    let unknown: Vec<_> = exported().iter().filter(of_driver).filter(|name| find(name).is_none()).collect();
+    let unknown: Vec<_> =
+        exported().iter().filter(of_driver).filter(|name| find(name).is_none()).collect();
     assert!(unknown.is_empty(), "{unknown:?}");
 }
 
@@ -110,7 +124,8 @@ fn a_function_that_is_hooked_in_one_form_is_hooked_in_every_form() {
     assert!(partly.is_empty(), "without a hook, while another form of it has one: {partly:?}");
 }
 
-/// A function that takes memory, launches or tells, and that a program reaches without the library, is a way round it.
+/// A function that takes memory, launches or tells, and that a program reaches without the library,
+/// is a way round it.
 #[test]
 fn everything_that_needs_a_hook_has_one() {
     /// Forms without one, each with the reason: none.

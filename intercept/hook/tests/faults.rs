@@ -1,4 +1,5 @@
-//! Whatever a program gives a function, and whatever the driver answers, it is as without the library, and the ledger stays exact.
+//! Whatever a program gives a function, and whatever the driver answers, it is as without the
+//! library, and the ledger stays exact.
 
 mod container;
 
@@ -12,12 +13,13 @@ fn hooked() -> Vec<&'static str> {
     cuda.map(|symbol| symbol.symbol.text).filter(|name| exported().contains(*name)).collect()
 }
 
-/// The calls that end in another way with the library. What asks for more than is granted and is wrong besides may be refused for the
-/// first of the two.
+/// The calls that end in another way with the library. What asks for more than is granted and is
+/// wrong besides may be refused for the first of the two.
 fn apart<'a>(with: &'a [Value], without: &'a [Value]) -> Vec<(&'a Value, &'a Value)> {
     const OUT_OF_MEMORY: i64 = 2;
     let refused = |with: &Value, without: &Value| {
-        with["result"] == OUT_OF_MEMORY && without["result"].as_i64().is_some_and(|result| result != 0)
+        with["result"] == OUT_OF_MEMORY
+            && without["result"].as_i64().is_some_and(|result| result != 0)
     };
     let differ = |(with, without): &(&Value, &Value)| with != without && !refused(with, without);
     with.iter().zip(without).filter(differ).collect()
@@ -35,11 +37,13 @@ fn calls_with_nothing_or_with_anything_answer_as_without_the_library() {
     let without = node.without_the_library().run_c("nulls", false, &names);
     assert_eq!(with.len(), names.len() * 4);
     assert_eq!(apart(&with, &without), []);
-    // What a caller passes by value it passes by reference there when it is long: a null one is the caller's fault, and fatal without
-    // the library too.
-    let is_callers = |name: &str| cfg!(target_arch = "aarch64") && name.starts_with("cuIpcOpenMemHandle");
-    let is_fatal =
-        |line: &&Value| line.get("fatal").is_some() && !is_callers(line["name"].as_str().unwrap_or_default());
+    // What a caller passes by value it passes by reference there when it is long: a null one is the
+    // caller's fault, and fatal without the library too.
+    let is_callers =
+        |name: &str| cfg!(target_arch = "aarch64") && name.starts_with("cuIpcOpenMemHandle");
+    let is_fatal = |line: &&Value| {
+        line.get("fatal").is_some() && !is_callers(line["name"].as_str().unwrap_or_default())
+    };
     let fatal: Vec<_> = with.iter().filter(is_fatal).collect();
     assert!(fatal.is_empty(), "{fatal:?}");
 }
@@ -74,7 +78,10 @@ fn a_driver_that_fails_at_any_call_leaves_the_ledger_exact() {
     arguments.extend(&names);
     let without = node.without_the_library().run_c("failing", false, &arguments);
     let calls = |lines: &[Value]| -> Vec<_> {
-        lines.iter().map(|line| format!("{} {} {}", line["fails"], line["call"], line["result"])).collect()
+        lines
+            .iter()
+            .map(|line| format!("{} {} {}", line["fails"], line["call"], line["result"]))
+            .collect()
     };
     let (with_calls, without_calls) = (calls(&with), calls(&without));
     let first = with_calls.iter().zip(&without_calls).find(|(with, without)| with != without);

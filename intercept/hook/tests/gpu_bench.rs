@@ -1,4 +1,5 @@
-//! That `make bench-gpu` has a figure for each of its rows, on a node with the fake driver: a machine with a GPU may be at hand once.
+//! That `make bench-gpu` has a figure for each of its rows, on a node with the fake driver: a
+//! machine with a GPU may be at hand once.
 
 mod container;
 #[path = "../benches/gpu/rows/mod.rs"]
@@ -70,7 +71,8 @@ fn every_row_of_the_gpu_bench_has_a_figure() {
             .all(|(found, waits)| (&found.what, found.goal) == (&waits.what, waits.goal))
     );
     for row in &found {
-        let has_figure = row.found.starts_with(|first: char| first.is_ascii_digit() || first == '-');
+        let has_figure =
+            row.found.starts_with(|first: char| first.is_ascii_digit() || first == '-');
         assert!(has_figure || lacks_a_program(row), "{}: {}", row.what, row.found);
     }
     assert_eq!(
@@ -114,7 +116,8 @@ fn a_machine_without_a_gpu_is_told_apart() {
 fn the_document_has_the_rows_of_the_gpu_bench_in_their_order() {
     let rows = DOCUMENT.lines().filter(|line| line.starts_with("| "));
     let rows: Vec<_> = rows.filter(|line| !line.starts_with("| |")).collect();
-    let wanted: Vec<_> = waiting().iter().map(|row| format!("| {} | {} |", row.what, row.goal)).collect();
+    let wanted: Vec<_> =
+        waiting().iter().map(|row| format!("| {} | {} |", row.what, row.goal)).collect();
     assert_eq!(rows.len(), wanted.len());
     for (row, wanted) in rows.iter().zip(&wanted) {
         assert!(row.starts_with(wanted), "{row} is to begin as {wanted}");
@@ -130,9 +133,12 @@ fn only_seconds_that_were_sampled_from_beginning_to_end_count() {
 
 #[test]
 fn a_gpu_that_does_not_say_how_busy_it_is_has_no_seconds() {
-    for said in
-        ["", "No devices were found\n", "2024/05/14 09:21:33.512, [N/A]\n", "2024/05/14 09:21:33.512, 3"]
-    {
+    for said in [
+        "",
+        "No devices were found\n",
+        "2024/05/14 09:21:33.512, [N/A]\n",
+        "2024/05/14 09:21:33.512, 3",
+    ] {
         assert!(smi::means_of_seconds(said).is_empty(), "{said}");
     }
 }
@@ -167,8 +173,11 @@ fn the_scripts_for_python_are_python() {
         for (name, text) in [(script.name, script.text), ("test.py", script.test)] {
             let path = directory.path().join(name);
             fs::write(&path, text).expect("written");
-            let tried =
-                Command::new(&python).args(["-m", "py_compile"]).arg(&path).output().expect("it runs");
+            let tried = Command::new(&python)
+                .args(["-m", "py_compile"])
+                .arg(&path)
+                .output()
+                .expect("it runs");
             assert!(tried.status.success(), "{name}: {}", String::from_utf8_lossy(&tried.stderr));
         }
     }

@@ -21,7 +21,9 @@ fn both(node: &Node, with: &Container<'_>, program: &Path) -> [(Option<i32>, Str
 
 #[test]
 fn a_program_with_its_own_allocator_that_works_until_it_is_gone_ends_as_it_does_alone() {
-    if !can_contain("a_program_with_its_own_allocator_that_works_until_it_is_gone_ends_as_it_does_alone") {
+    if !can_contain(
+        "a_program_with_its_own_allocator_that_works_until_it_is_gone_ends_as_it_does_alone",
+    ) {
         return;
     }
     let node = Node::new();
@@ -33,7 +35,8 @@ fn a_program_with_its_own_allocator_that_works_until_it_is_gone_ends_as_it_does_
     assert!(share.ledger(|ledger| ledger.peak_bytes()) > 0, "the library was in it");
 }
 
-/// Compiles `tests/programs/loaded.c`, which says whether the library is in it. Nothing where there is no such compiler.
+/// Compiles `tests/programs/loaded.c`, which says whether the library is in it. Nothing where there
+/// is no such compiler.
 fn loaded(compiler: impl AsRef<OsStr>, options: &[&str], directory: &Path) -> Option<PathBuf> {
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/loaded.c");
     let program = directory.join("loaded");
@@ -43,7 +46,13 @@ fn loaded(compiler: impl AsRef<OsStr>, options: &[&str], directory: &Path) -> Op
 }
 
 /// The same of another kind than the usual; says so where it cannot be made.
-fn other_kind(test: &str, compiler: &str, options: &[&str], package: &str, node: &Node) -> Option<PathBuf> {
+fn other_kind(
+    test: &str,
+    compiler: &str,
+    options: &[&str],
+    package: &str,
+    node: &Node,
+) -> Option<PathBuf> {
     let program = loaded(compiler, options, node.path());
     if program.is_none() {
         let command = [&[compiler], options].concat().join(" ");
@@ -79,8 +88,8 @@ fn a_static_program_runs() {
         return;
     }
     let node = Node::new();
-    let program =
-        loaded(compiler(), &["-static"], node.path()).expect("a C compiler, and a static C library");
+    let program = loaded(compiler(), &["-static"], node.path())
+        .expect("a C compiler, and a static C library");
     assert_eq!(with_a_share(&node, &program), alone());
 }
 
@@ -116,6 +125,7 @@ fn a_program_of_32_bits_runs() {
     let Some(program) = other_kind(NAME, "cc", &options, "libc6-dev-i386", &node) else { return };
     let (code, out, said) = with_a_share(&node, &program);
     assert_eq!((code, out), (alone().0, alone().1));
-    let message = "from /etc/ld.so.preload cannot be preloaded (wrong ELF class: ELFCLASS64): ignored.\n";
+    let message =
+        "from /etc/ld.so.preload cannot be preloaded (wrong ELF class: ELFCLASS64): ignored.\n";
     assert!(said.ends_with(message) && said.lines().count() == 1, "{said}");
 }

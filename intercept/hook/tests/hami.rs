@@ -1,4 +1,5 @@
-//! Built for HAMi's variables, the library holds containers that no grants come to; built as it ships, variables open nothing.
+//! Built for HAMi's variables, the library holds containers that no grants come to; built as it
+//! ships, variables open nothing.
 
 mod container;
 
@@ -29,7 +30,10 @@ fn variables_say_what_a_container_without_grants_may_take() {
     for (device, limit) in [("0", GIB), ("1", 2 * GIB)] {
         let lines = probe_with(&container, &variables, &["fill", "--device", device]);
         let gpu = &lines[0]["devices"][device.parse::<usize>().expect("a number")];
-        assert_eq!((&gpu["cudaTotalBytes"], &gpu["nvmlTotalBytes"]), (&limit.into(), &limit.into()));
+        assert_eq!(
+            (&gpu["cudaTotalBytes"], &gpu["nvmlTotalBytes"]),
+            (&limit.into(), &limit.into())
+        );
         assert_eq!(lines[1]["takenBytes"], limit, "GPU {device}");
     }
 }
@@ -42,7 +46,8 @@ fn processes_share_a_limit_through_the_cache_file() {
     let node = Node::new();
     let (container, cache) = (node.contain_in(Mode::Hami, &[]), cache(&node));
     let variables = [&*cache, "CUDA_DEVICE_MEMORY_LIMIT=1g"];
-    let hold = [&variables[..], &[probe().to_str().expect("text"), "hold", "--take", "768Mi"]].concat();
+    let hold =
+        [&variables[..], &[probe().to_str().expect("text"), "hold", "--take", "768Mi"]].concat();
     let mut first = container.start("env", &hold);
     first.event("holding");
     let lines = probe_with(&container, &variables, &["fill"]);
@@ -67,8 +72,9 @@ fn the_cache_file_is_for_everybody_and_never_half_made() {
     );
     assert!(container.run("sh", &["-c", &script]).status.success());
     let files = || fs::read_dir(node.path()).expect("a directory").flatten();
-    let made: Vec<_> =
-        files().filter(|file| file.file_name().to_string_lossy().starts_with("shared.cache")).collect();
+    let made: Vec<_> = files()
+        .filter(|file| file.file_name().to_string_lossy().starts_with("shared.cache"))
+        .collect();
     assert_eq!(made.len(), 8, "one for each GPU, and nothing that was left over");
     for file in made {
         assert_eq!(file.metadata().expect("there").permissions().mode() & 0o777, 0o666);
@@ -88,7 +94,11 @@ fn a_limit_that_is_no_number_and_a_ledger_that_cannot_be_made_give_no_memory() {
         [&*cache, "CUDA_DEVICE_MEMORY_LIMIT=lots"],
         ["CUDA_DEVICE_MEMORY_SHARED_CACHE=/no/such/place", "CUDA_DEVICE_MEMORY_LIMIT=1g"],
     ] {
-        assert_eq!(probe_with(&container, &variables, &["fill"])[1]["takenBytes"], 0, "{variables:?}");
+        assert_eq!(
+            probe_with(&container, &variables, &["fill"])[1]["takenBytes"],
+            0,
+            "{variables:?}"
+        );
     }
 }
 
@@ -98,7 +108,8 @@ fn without_a_limit_the_whole_gpu_is_there() {
         return;
     }
     let node = Node::new();
-    let seen = |mode| probe_with(&node.contain_in(mode, &[]), &[&cache(&node)], &["see"])[0].clone();
+    let seen =
+        |mode| probe_with(&node.contain_in(mode, &[]), &[&cache(&node)], &["see"])[0].clone();
     assert_eq!(seen(Mode::Hami), seen(Mode::Bare));
 }
 
@@ -117,7 +128,11 @@ fn where_there_are_grants_variables_open_nothing() {
     let unreadable = node.share("claim-1", 0, GIB);
     unreadable.scribble_grant(0, &[0]);
     let container = node.contain_in(Mode::Hami, &[&unreadable]);
-    assert_eq!(probe_with(&container, &variables, &["fill"])[1]["takenBytes"], 0, "a grant that is none");
+    assert_eq!(
+        probe_with(&container, &variables, &["fill"])[1]["takenBytes"],
+        0,
+        "a grant that is none"
+    );
 }
 
 #[test]

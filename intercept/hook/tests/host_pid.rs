@@ -1,4 +1,5 @@
-//! Processes learn what the host calls them, where somebody tells them, and notice nothing where nobody does.
+//! Processes learn what the host calls them, where somebody tells them, and notice nothing where
+//! nobody does.
 
 mod container;
 
@@ -62,12 +63,14 @@ impl Drop for Host {
     }
 }
 
-/// This thread goes before all that are scheduled in the usual way, where that is allowed: whoever asks waits for a fifth of a second
-/// only, and the machine may be busy.
+/// This thread goes before all that are scheduled in the usual way, where that is allowed: whoever
+/// asks waits for a fifth of a second only, and the machine may be busy.
 fn hurry() {
     let first = libc::sched_param { sched_priority: 1 };
     // SAFETY: 0 is the calling thread, and the parameter lives.
-    unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, &raw const first) };
+    unsafe {
+        libc::sched_setscheduler(0, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, &raw const first)
+    };
 }
 
 /// Who is at the other end, as the kernel says.
@@ -103,7 +106,8 @@ fn own_pid(host_pid: u32) -> (u32, u64) {
     let status = fs::read_to_string(format!("/proc/{host_pid}/status")).expect("it lives");
     let line = status.lines().find_map(|line| line.strip_prefix("NSpid:")).expect("a line");
     let namespace = fs::read_link(format!("/proc/{host_pid}/ns/pid")).expect("it lives");
-    let namespace = namespace.to_str().expect("text").trim_matches(|c: char| !c.is_ascii_digit()).to_owned();
+    let namespace =
+        namespace.to_str().expect("text").trim_matches(|c: char| !c.is_ascii_digit()).to_owned();
     (
         line.split_whitespace().last().expect("a number").parse().expect("a number"),
         namespace.parse().expect("a number"),
@@ -127,7 +131,10 @@ fn a_slot_says_what_the_host_calls_its_process() {
     for share in &shares {
         assert_eq!(told(share), [Some(callers[0])]);
         let known = share.ledger(|ledger| {
-            ledger.processes().map(|process| (process.pid, process.pid_namespace)).collect::<Vec<_>>()
+            ledger
+                .processes()
+                .map(|process| (process.pid, process.pid_namespace))
+                .collect::<Vec<_>>()
         });
         assert_eq!(known, [own_pid(callers[0])]);
         assert_ne!(known[0].0, callers[0], "a container counts anew");
@@ -268,7 +275,9 @@ fn a_driver_that_starts_anew_is_found_by_containers_that_run() {
     let first = Host::answering(&node.host(), tell);
     let share = node.share("claim-0", 0, GIB);
     let fifo = node.path().join("go");
-    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().expect("mkfifo runs").success());
+    assert!(
+        std::process::Command::new("mkfifo").arg(&fifo).status().expect("mkfifo runs").success()
+    );
     let probe = probe().display().to_string();
     let script = format!("{probe} fill; read go <{}; exec {probe} hold --take 1Mi", fifo.display());
     let mut running = node.contain(&[&share]).start("sh", &["-c", &script]);
@@ -297,5 +306,8 @@ fn a_tenant_cannot_take_the_sockets_place() {
          do $change 2>/dev/null && echo \"$change\"; done; test -S {at}/{SOCKET}"
     );
     let output = node.contain(&[&share]).run("sh", &["-c", &script]);
-    assert_eq!((output.status.success(), String::from_utf8_lossy(&output.stdout).as_ref()), (true, ""));
+    assert_eq!(
+        (output.status.success(), String::from_utf8_lossy(&output.stdout).as_ref()),
+        (true, "")
+    );
 }

@@ -1,5 +1,5 @@
-//! The ledger says to the byte what the driver says, after every call: also of memory that the program does not hold but the
-//! driver keeps for it.
+//! The ledger says to the byte what the driver says, after every call: also of memory that the
+//! program does not hold but the driver keeps for it.
 
 mod container;
 
@@ -9,7 +9,8 @@ use tessera_intercept_symbols::Version;
 
 fn run(node: &Node, share: &NodeShare, program: &str, arguments: &[&str]) -> Vec<Value> {
     let to_compare = node.to_compare();
-    let all: Vec<_> = to_compare.iter().map(String::as_str).chain(arguments.iter().copied()).collect();
+    let all: Vec<_> =
+        to_compare.iter().map(String::as_str).chain(arguments.iter().copied()).collect();
     node.contain(&[share]).run_c(program, false, &all)
 }
 
@@ -57,7 +58,10 @@ fn what_is_bound_to_something_is_charged_until_that_lets_go() {
     let (refusals, steps): (Vec<_>, Vec<_>) =
         lines.into_iter().partition(|line| line.get("refused").is_some());
     assert_agreed(&steps, 33);
-    assert!(refusals.len() == 4 && refusals.iter().all(|line| line["refused"] == 1), "{refusals:?}");
+    assert!(
+        refusals.len() == 4 && refusals.iter().all(|line| line["refused"] == 1),
+        "{refusals:?}"
+    );
 }
 
 /// Who took the memory may be gone, or have given it back: whoever has it open pays.
@@ -85,7 +89,10 @@ fn imported_memory_is_charged_while_it_is_open() {
     ];
     let expected = expected.map(|(call, bytes)| (call, serde_json::Value::from(bytes)));
     let none = 0.into();
-    assert_eq!(imports, expected.iter().map(|(call, bytes)| (*call, bytes, &none)).collect::<Vec<_>>());
+    assert_eq!(
+        imports,
+        expected.iter().map(|(call, bytes)| (*call, bytes, &none)).collect::<Vec<_>>()
+    );
     let refused = |line: &&Value| line.get("refused").is_some();
     assert_eq!(lines.iter().filter(refused).count(), 4);
     assert!(lines.iter().filter(refused).all(|line| line["refused"] == 2), "{lines:?}");
@@ -106,7 +113,10 @@ fn what_graphs_keep_is_charged_when_they_run() {
     let (refusals, steps): (Vec<_>, Vec<_>) =
         lines.into_iter().partition(|line| line.get("refused").is_some());
     assert_agreed(&steps, 40);
-    assert!(refusals.len() == 4 && refusals.iter().all(|line| line["refused"] == 2), "{refusals:?}");
+    assert!(
+        refusals.len() == 4 && refusals.iter().all(|line| line["refused"] == 2),
+        "{refusals:?}"
+    );
     assert!(share.ledger(|ledger| ledger.peak_bytes()) <= 256 * MIB + node.context_bytes());
 }
 
@@ -117,7 +127,8 @@ fn what_an_image_puts_into_memory_is_charged() {
     }
     let node = Node::new();
     let lines = run(&node, &node.share_with_contexts(64 * GIB), "modules", &[]);
-    let (steps, others): (Vec<_>, Vec<_>) = lines.into_iter().partition(|line| line.get("step").is_some());
+    let (steps, others): (Vec<_>, Vec<_>) =
+        lines.into_iter().partition(|line| line.get("step").is_some());
     assert_agreed(&steps, 13);
     let others = serde_json::Value::from(others);
     let expected = serde_json::json!([
@@ -126,8 +137,8 @@ fn what_an_image_puts_into_memory_is_charged() {
     assert_eq!(others, expected);
 }
 
-/// Only pinned memory of the host costs nothing: what lies on a part of a device costs what it costs there, managed memory what it
-/// costs elsewhere, and what nobody can tell is not to be had.
+/// Only pinned memory of the host costs nothing: what lies on a part of a device costs what it
+/// costs there, managed memory what it costs elsewhere, and what nobody can tell is not to be had.
 #[test]
 fn memory_costs_nothing_only_where_it_stays_on_the_host() {
     if !can_contain("memory_costs_nothing_only_where_it_stays_on_the_host") {
@@ -135,12 +146,16 @@ fn memory_costs_nothing_only_where_it_stays_on_the_host() {
     }
     let node = Node::new();
     let lines = run(&node, &node.share_with_contexts(GIB), "places", &[]);
-    let of = |key: &str| lines.iter().filter(|line| line.get(key).is_some()).cloned().collect::<Vec<_>>();
+    let of = |key: &str| {
+        lines.iter().filter(|line| line.get(key).is_some()).cloned().collect::<Vec<_>>()
+    };
     assert_agreed(&of("step"), 9);
     let refused: Vec<_> = of("refused").iter().map(|line| line["refused"].clone()).collect();
     assert_eq!(refused, [2, 2]);
-    let places: Vec<_> =
-        of("place").iter().map(|line| (line["place"].to_string(), line["charged"].clone())).collect();
+    let places: Vec<_> = of("place")
+        .iter()
+        .map(|line| (line["place"].to_string(), line["charged"].clone()))
+        .collect();
     // A pool takes chunks of 32 MiB.
     let expected = [
         ("managed", 64 * MIB),
@@ -156,7 +171,8 @@ fn values(lines: &[Value], key: &str) -> Vec<Value> {
     lines.iter().filter_map(|line| line.get(key)).cloned().collect()
 }
 
-/// What one thread has taken and not settled yet is charged, and counted by the other's reading: that is paid once.
+/// What one thread has taken and not settled yet is charged, and counted by the other's reading:
+/// that is paid once.
 #[test]
 fn two_threads_do_not_refuse_each_other_what_the_grant_has_for_both() {
     if !can_contain("two_threads_do_not_refuse_each_other_what_the_grant_has_for_both") {
@@ -178,7 +194,8 @@ fn a_pool_that_cannot_be_destroyed_stays_charged() {
         return;
     }
     let node = Node::new();
-    let lines = run(&node, &node.share_with_contexts(GIB), "rivals", &["destroy", &(40 * MIB).to_string()]);
+    let lines =
+        run(&node, &node.share_with_contexts(GIB), "rivals", &["destroy", &(40 * MIB).to_string()]);
     assert_eq!(values(&lines, "destroyed"), [0, 0]);
     assert_eq!(values(&lines, "refusals"), [0]);
     let steps: Vec<_> = lines.into_iter().filter(|line| line.get("step").is_some()).collect();

@@ -1,5 +1,5 @@
-//! What the preload library does not hold, each shown so that nobody believes otherwise. A test that fails here is good news:
-//! then the documentation is out of date.
+//! What the preload library does not hold, each shown so that nobody believes otherwise. A test
+//! that fails here is good news: then the documentation is out of date.
 
 mod container;
 

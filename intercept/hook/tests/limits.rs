@@ -11,7 +11,10 @@ const LIMIT: u64 = 19 * GIB;
 /// What the probe sees of the first GPU: CUDA's total, NVML's total.
 fn totals(see: &Value) -> (u64, u64) {
     let gpu = &see["devices"][0];
-    (gpu["cudaTotalBytes"].as_u64().expect("a number"), gpu["nvmlTotalBytes"].as_u64().expect("a number"))
+    (
+        gpu["cudaTotalBytes"].as_u64().expect("a number"),
+        gpu["nvmlTotalBytes"].as_u64().expect("a number"),
+    )
 }
 
 fn taken(filled: &Value) -> u64 {
@@ -32,7 +35,10 @@ fn a_program_sees_and_gets_what_the_grant_says_and_not_a_byte_more() {
     let filled = &lines[1];
     assert_eq!(taken(filled), LIMIT);
     assert_eq!(filled["refusedWith"], "CUDA_ERROR_OUT_OF_MEMORY");
-    assert_eq!((&filled["nvmlUsedBytes"], &filled["nvmlTotalBytes"]), (&LIMIT.into(), &LIMIT.into()));
+    assert_eq!(
+        (&filled["nvmlUsedBytes"], &filled["nvmlTotalBytes"]),
+        (&LIMIT.into(), &LIMIT.into())
+    );
     assert_eq!(filled["cudaFreeBytes"], 0);
     assert_eq!(share.ledger(|ledger| ledger.peak_bytes()), LIMIT);
     assert!(share.ledger(|ledger| ledger.refused()) > 0);
@@ -61,14 +67,16 @@ fn what_the_tenant_could_have_made_is_no_grant() {
     }
     let node = Node::new();
     let share = node.share("claim-0", 0, LIMIT);
-    for (mount, why) in [(Mount::Plain, "plain files"), (Mount::WritableGrant, "a grant that can be written")]
+    for (mount, why) in
+        [(Mount::Plain, "plain files"), (Mount::WritableGrant, "a grant that can be written")]
     {
         let lines = node.container(&[(&share, mount)]).probe(&["fill"]);
         assert_eq!((totals(&lines[0]), taken(&lines[1])), ((0, 0), 0), "{why}");
     }
 }
 
-/// An image with a symbolic link to `/dev/tessera` has the runtime mount files of a volume there, whatever path the pod names.
+/// An image with a symbolic link to `/dev/tessera` has the runtime mount files of a volume there,
+/// whatever path the pod names.
 #[test]
 fn a_file_of_a_volume_is_no_grant_and_no_ledger() {
     if !can_contain("a_file_of_a_volume_is_no_grant_and_no_ledger") {
@@ -139,7 +147,11 @@ fn one_grant_in_two_containers_is_one_budget() {
     first.event("holding");
     let lines = other.probe(&["fill", "--device", "3"]);
     assert_eq!(taken(&lines[1]), GIB);
-    assert_eq!(lines[0]["devices"][3]["nvmlUsedBytes"], 3 * GIB, "the other container's use is seen");
+    assert_eq!(
+        lines[0]["devices"][3]["nvmlUsedBytes"],
+        3 * GIB,
+        "the other container's use is seen"
+    );
 }
 
 #[test]
@@ -219,7 +231,11 @@ fn a_new_process_notices_a_total_that_was_zeroed() {
     share.scribble_ledger(std::mem::offset_of!(tessera_intercept_abi::LedgerPage, total), &[0; 8]);
     // Not even a context, which costs memory.
     let lines = container.probe(&["fill"]);
-    assert_eq!((lines.len(), &lines[0]["name"]), (1, &"CUDA_ERROR_OUT_OF_MEMORY".into()), "{lines:?}");
+    assert_eq!(
+        (lines.len(), &lines[0]["name"]),
+        (1, &"CUDA_ERROR_OUT_OF_MEMORY".into()),
+        "{lines:?}"
+    );
 }
 
 #[test]

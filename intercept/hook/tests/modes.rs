@@ -1,5 +1,5 @@
-//! In the place of the driver, or there and in every program: the container is held as by the preload library alone, and what it
-//! takes is charged once.
+//! In the place of the driver, or there and in every program: the container is held as by the
+//! preload library alone, and what it takes is charged once.
 
 mod container;
 
@@ -16,7 +16,8 @@ fn memory_is_charged_once_wherever_the_interceptor_stands() {
         let share = node.share(&format!("{mode:?}"), 0, GIB);
         let lines = node.contain_in(mode, &[&share]).run_c("calls", false, &[]);
         assert_eq!(share.ledger(|ledger| ledger.used_bytes()), 0, "{mode:?}: all is given back");
-        let calls: Vec<Value> = lines.into_iter().filter(|line| line.get("call").is_some()).collect();
+        let calls: Vec<Value> =
+            lines.into_iter().filter(|line| line.get("call").is_some()).collect();
         (calls, share.ledger(|ledger| ledger.peak_bytes()))
     };
     let preload = charged(Mode::Preload);
@@ -34,8 +35,9 @@ fn one_process_is_one_slot_wherever_the_interceptor_stands() {
     let node = Node::new();
     for mode in Mode::HELD {
         let share = node.share(&format!("{mode:?}"), 0, GIB);
-        let mut running =
-            node.contain_in(mode, &[&share]).start(container::probe(), &["hold", "--take", "512Mi"]);
+        let mut running = node
+            .contain_in(mode, &[&share])
+            .start(container::probe(), &["hold", "--take", "512Mi"]);
         running.event("holding");
         assert_eq!(share.ledger(|ledger| ledger.processes().count()), 1, "{mode:?}");
         assert_eq!(share.ledger(|ledger| ledger.used_bytes()), GIB / 2, "{mode:?}");
@@ -49,7 +51,9 @@ fn cuda_and_nvml_say_what_the_grant_says_wherever_the_interceptor_stands() {
     }
     let node = Node::new();
     for mode in Mode::HELD {
-        let lines = node.contain_in(mode, &[&node.share(&format!("{mode:?}"), 0, 3 * GIB)]).probe(&["fill"]);
+        let lines = node
+            .contain_in(mode, &[&node.share(&format!("{mode:?}"), 0, 3 * GIB)])
+            .probe(&["fill"]);
         let gpu = &lines[0]["devices"][0];
         assert_eq!(
             [&gpu["cudaTotalBytes"], &gpu["nvmlTotalBytes"]],
@@ -64,7 +68,8 @@ fn cuda_and_nvml_say_what_the_grant_says_wherever_the_interceptor_stands() {
     }
 }
 
-/// `dlsym` is the loader's own where there are only proxies: what no table has, it finds in the real driver without a word.
+/// `dlsym` is the loader's own where there are only proxies: what no table has, it finds in the
+/// real driver without a word.
 #[test]
 fn functions_that_nobody_knows_pass_and_are_counted() {
     if !can_contain("functions_that_nobody_knows_pass_and_are_counted") {

@@ -1,5 +1,6 @@
-//! Who shares its GPU by MPS, as its grant says, is held by that and not by the library; who only seems to is held as ever. Against the
-//! stand-in for NVIDIA's control daemon, and the fake driver's part of it.
+//! Who shares its GPU by MPS, as its grant says, is held by that and not by the library; who only
+//! seems to is held as ever. Against the stand-in for NVIDIA's control daemon, and the fake
+//! driver's part of it.
 
 mod container;
 
@@ -8,7 +9,9 @@ use std::path::Path;
 
 use container::{GIB, MpsDaemon, Node, NodeShare, can_contain, control_daemon, program};
 use serde_json::Value;
-use tessera_intercept_abi::mps::{ACTIVE_THREAD_PERCENTAGE, DIR, PARTITION_BY_CONTEXT, PIPE_DIRECTORY};
+use tessera_intercept_abi::mps::{
+    ACTIVE_THREAD_PERCENTAGE, DIR, PARTITION_BY_CONTEXT, PIPE_DIRECTORY,
+};
 use tessera_intercept_abi::{ComputePolicy, Grant};
 use tessera_intercept_symbols::Version;
 
@@ -30,8 +33,12 @@ fn parts(node: &Node, pipes: &Path, id: &str, variables: &[(&str, &str)]) -> Vec
     let program = program("compute", false, node.path());
     let share = share(node, id);
     let container = node.contain(&[&share]).by_mps(pipes, variables);
-    let lines = container.start(&program, &["plain", "spin_for_1ms", "1000", "1000", "2"]).all("gpu");
-    lines.iter().map(|line| line["gpu"].as_f64().unwrap_or_else(|| panic!("gpu in {line}"))).collect()
+    let lines =
+        container.start(&program, &["plain", "spin_for_1ms", "1000", "1000", "2"]).all("gpu");
+    lines
+        .iter()
+        .map(|line| line["gpu"].as_f64().unwrap_or_else(|| panic!("gpu in {line}")))
+        .collect()
 }
 
 #[test]
@@ -103,7 +110,8 @@ fn several_clients_of_one_share_have_together_what_one_would_have() {
         let arguments = ["plain", "spin_for_1ms", "1000", "1000", "4"];
         let mut running = [0; 3].map(|_| container.start(&program, &arguments));
         let lines: Vec<_> = running.iter_mut().flat_map(|running| running.all("gpu")).collect();
-        // They do not begin at once: all they had, of the time from the first one's beginning to the last one's end.
+        // They do not begin at once: all they had, of the time from the first one's beginning to
+        // the last one's end.
         let numbers = |name| lines.iter().map(move |line| line[name].as_f64().expect("a number"));
         let begin = numbers("beganNs").fold(f64::MAX, f64::min);
         let end = numbers("endNs").fold(0.0, f64::max);

@@ -5,7 +5,8 @@ mod container;
 use container::{GIB, MIB, Node, can_contain, probe};
 use serde_json::Value;
 
-/// The program's lines, and the id of a process of another container on the same GPU, as the host has it.
+/// The program's lines, and the id of a process of another container on the same GPU, as the host
+/// has it.
 fn told(node: &Node) -> Vec<Value> {
     let (mine, theirs) = (node.share("claim-0", 0, 4 * GIB), node.share("claim-1", 0, 8 * GIB));
     let others = node.contain(&[&theirs]);
@@ -44,7 +45,11 @@ fn lists_of_processes_show_the_containers_own() {
             (&2.into(), &7.into(), &7.into())
         );
     }
-    assert_eq!(lines.iter().find_map(|line| line.get("no device")), Some(&2.into()), "NVML's own error");
+    assert_eq!(
+        lines.iter().find_map(|line| line.get("no device")),
+        Some(&2.into()),
+        "NVML's own error"
+    );
 }
 
 #[test]
@@ -61,8 +66,9 @@ fn nobody_is_told_what_others_do() {
         let result = if of_samples { 6 } else { 0 };
         assert_eq!((&line["result"], &line["count"]), (&result.into(), &0.into()), "{line}");
     }
-    let field =
-        |name: &str| lines.iter().find_map(|line| line.get(name)).unwrap_or_else(|| panic!("no {name}"));
+    let field = |name: &str| {
+        lines.iter().find_map(|line| line.get(name)).unwrap_or_else(|| panic!("no {name}"))
+    };
     assert_eq!(field("stats"), 6);
     assert_eq!(field("own name"), field("is"));
     assert_eq!((field("tiny"), field("NULL")), (&7.into(), &2.into()));
@@ -78,5 +84,8 @@ fn every_size_agrees_with_the_grant() {
     let sizes = lines.iter().find(|line| line.get("bar1").is_some()).expect("sizes");
     assert_eq!((&sizes["bar1"], &sizes["total"]), (&(4 * GIB).into(), &(4 * GIB).into()));
     assert_eq!((&sizes["bar1 used"], &sizes["used"]), (&(1536 * MIB).into(), &(1536 * MIB).into()));
-    assert_eq!((&sizes["attributes MiB"], &sizes["protected KiB"]), (&4096.into(), &(4 << 20).into()));
+    assert_eq!(
+        (&sizes["attributes MiB"], &sizes["protected KiB"]),
+        (&4096.into(), &(4 << 20).into())
+    );
 }

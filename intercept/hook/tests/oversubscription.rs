@@ -18,7 +18,10 @@ fn filled(container: &Container<'_>) -> (u64, [u64; 2]) {
     let gpu = &lines[0]["devices"][0];
     let number = |value: &Value| value.as_u64().expect("a number");
     assert_eq!(lines[1]["refusedWith"], "CUDA_ERROR_OUT_OF_MEMORY", "{}", lines[1]);
-    (number(&lines[1]["takenBytes"]), [number(&gpu["cudaTotalBytes"]), number(&gpu["nvmlTotalBytes"])])
+    (
+        number(&lines[1]["takenBytes"]),
+        [number(&gpu["cudaTotalBytes"]), number(&gpu["nvmlTotalBytes"])],
+    )
 }
 
 /// What the GPU has left, by the driver itself.
@@ -40,7 +43,11 @@ fn calls(lines: &[Value]) -> Vec<(&str, i64, u64)> {
     calls
         .map(|line| {
             let number = |field: &str| line[field].as_i64().expect("a number");
-            (line["call"].as_str().expect("text"), number("result"), number("ledger").cast_unsigned())
+            (
+                line["call"].as_str().expect("text"),
+                number("result"),
+                number("ledger").cast_unsigned(),
+            )
         })
         .collect()
 }
@@ -61,7 +68,8 @@ fn a_container_that_may_spill_gets_all_of_its_grant_though_the_gpu_has_less() {
 
 #[test]
 fn a_container_that_may_not_spill_gets_what_the_gpu_has_whatever_its_grant_says() {
-    if !can_contain("a_container_that_may_not_spill_gets_what_the_gpu_has_whatever_its_grant_says") {
+    if !can_contain("a_container_that_may_not_spill_gets_what_the_gpu_has_whatever_its_grant_says")
+    {
         return;
     }
     let node = Node::new();
@@ -95,7 +103,8 @@ fn one_grant_of_two_that_may_spill_lets_all_of_the_gpus_memory_spill() {
         return;
     }
     let node = Node::new();
-    let (plain, spilling) = (node.share("claim-0", 0, 40 * GIB), node.spilling_share("claim-1", 80 * GIB));
+    let (plain, spilling) =
+        (node.share("claim-0", 0, 40 * GIB), node.spilling_share("claim-1", 80 * GIB));
     assert_eq!(filled(&node.contain(&[&plain, &spilling])), (120 * GIB, [120 * GIB; 2]));
 }
 
@@ -150,9 +159,13 @@ fn the_ledger_is_exact_however_memory_that_may_spill_is_given_back() {
         ]
     );
     // None of it has been taken from the GPU, which has a context more while there are two.
-    let driver: Vec<_> = lines.iter().map(|line| line["driver"].as_u64().expect("a number")).collect();
+    let driver: Vec<_> =
+        lines.iter().map(|line| line["driver"].as_u64().expect("a number")).collect();
     let least = driver[0];
-    assert!(driver.iter().all(|held| *held == least || *held == least + node.context_bytes()), "{driver:?}");
+    assert!(
+        driver.iter().all(|held| *held == least || *held == least + node.context_bytes()),
+        "{driver:?}"
+    );
 }
 
 #[test]
@@ -163,7 +176,10 @@ fn memory_that_the_driver_refuses_is_charged_no_more() {
     let node = Node::new();
     let lines = run(&node, &node.spilling_share("claim-0", LIMIT), "fails");
     let calls = calls(&lines);
-    assert!(calls[..2].iter().all(|(_, result, charged)| *result != 0 && *charged == 0), "{calls:?}");
+    assert!(
+        calls[..2].iter().all(|(_, result, charged)| *result != 0 && *charged == 0),
+        "{calls:?}"
+    );
     assert_eq!(calls[2].1, 0, "memory of pools is none of it");
 }
 

@@ -22,8 +22,9 @@ fn processes_racing_for_one_grant_get_exactly_the_grant() {
     let containers = [node.contain(&[&share]), node.contain(&[&share])];
     // A million calls, and each racer has two threads.
     let rounds = (1_000_000 / RACERS / 2).to_string();
-    let mut racers: Vec<_> =
-        (0..RACERS).map(|seed| containers[seed % 2].start(&race, &[&seed.to_string(), &rounds])).collect();
+    let mut racers: Vec<_> = (0..RACERS)
+        .map(|seed| containers[seed % 2].start(&race, &[&seed.to_string(), &rounds]))
+        .collect();
     let held: u64 =
         racers.iter_mut().map(|racer| racer.with("held")["held"].as_u64().expect("a number")).sum();
     assert_eq!(held, limit);
@@ -88,7 +89,11 @@ fn processes_that_part_before_they_use_the_driver_are_on_their_own() {
     let share = node.share("claim-0", 0, GIB);
     let lines = node.contain(&[&share]).run_c("forks", false, &["own"]);
     assert_eq!((&lines[0]["free"], &lines[1]["free"]), (&(512 * MIB).into(), &(768 * MIB).into()));
-    assert_eq!(share.ledger(|ledger| ledger.processes().count()), 1, "the child's slot was found dead");
+    assert_eq!(
+        share.ledger(|ledger| ledger.processes().count()),
+        1,
+        "the child's slot was found dead"
+    );
 }
 
 #[test]

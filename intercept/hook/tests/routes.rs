@@ -5,7 +5,9 @@ mod container;
 use std::fs;
 
 use container::{GIB, Mode, Node, can_contain, libraries};
-use tessera_intercept_symbols::{Library, PER_THREAD_STREAM, RELEASES, Symbol, TABLE, Version, resolve};
+use tessera_intercept_symbols::{
+    Library, PER_THREAD_STREAM, RELEASES, Symbol, TABLE, Version, resolve,
+};
 use tessera_test_support::data::{ProcQuery, proc_queries};
 
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
@@ -82,7 +84,8 @@ fn queries() -> Vec<Query> {
 
 /// The answers of a driver: for each query the symbol, or `-`.
 fn answers(queries: &[Query], driver: Version) -> Vec<&'static str> {
-    let answers = queries.iter().map(|(name, version, flags)| resolve(name, *version, *flags, driver));
+    let answers =
+        queries.iter().map(|(name, version, flags)| resolve(name, *version, *flags, driver));
     answers.map(|found| found.map_or("-", |symbol| symbol.symbol.text)).collect()
 }
 
@@ -96,7 +99,8 @@ fn ask_every_query(queries: &[Query], driver: Version, mode: Mode) {
     let table = node.path().join("queries.txt");
     fs::write(&table, queries.iter().zip(&answers).map(line).collect::<String>()).expect("written");
     let container = node.contain_in(mode, &[&node.share("claim-0", 0, GIB)]);
-    let [table, real] = [table, mode.real_cuda()].map(|path| path.to_str().expect("text").to_owned());
+    let [table, real] =
+        [table, mode.real_cuda()].map(|path| path.to_str().expect("text").to_owned());
     let lines = container.run_c("queries", false, &[&table, &real]);
     assert_eq!(lines[0]["wrong"], 0, "{mode:?}, CUDA {driver}: {:?}", &lines[1..]);
     assert_eq!(lines[0]["queries"], queries.len(), "{mode:?}, CUDA {driver}");

@@ -1,4 +1,5 @@
-//! The libraries as they ship are quiet guests: what they need, what they export, what they do to programs that have no GPU.
+//! The libraries as they ship are quiet guests: what they need, what they export, what they do to
+//! programs that have no GPU.
 
 mod container;
 
@@ -54,14 +55,20 @@ fn each_needs_libc_only_and_a_proxy_the_library_that_it_stands_for() {
             let lines = dynamic.lines().filter(|line| line.contains(kind));
             lines.filter_map(|line| line.split(['[', ']']).nth(1).map(str::to_owned)).collect()
         };
-        let needed: Vec<_> = ["libc.so.6".to_owned()].into_iter().chain(artefact.real.clone()).collect();
+        let needed: Vec<_> =
+            ["libc.so.6".to_owned()].into_iter().chain(artefact.real.clone()).collect();
         assert_eq!(of("(NEEDED)"), needed, "{}", artefact.file.display());
         assert_eq!(of("(SONAME)"), [artefact.name]);
-        assert_eq!(dynamic.contains("NODELETE"), artefact.real.is_some(), "charges outlive a proxy's user");
+        assert_eq!(
+            dynamic.contains("NODELETE"),
+            artefact.real.is_some(),
+            "charges outlive a proxy's user"
+        );
     }
 }
 
-/// A proxy, which nothing loads that does not want the driver, hides what the real one does not have.
+/// A proxy, which nothing loads that does not want the driver, hides what the real one does not
+/// have.
 #[test]
 fn none_starts_anything_when_it_is_loaded_but_a_proxy_one_thing() {
     for artefact in Artefact::all() {
@@ -71,7 +78,12 @@ fn none_starts_anything_when_it_is_loaded_but_a_proxy_one_thing() {
         }
         let length = dynamic.lines().find(|line| line.contains("(INIT_ARRAYSZ)"));
         let length = length.and_then(|line| line.split_whitespace().nth(2));
-        assert_eq!(length, artefact.real.as_ref().map(|_| "8"), "{}: {dynamic}", artefact.file.display());
+        assert_eq!(
+            length,
+            artefact.real.as_ref().map(|_| "8"),
+            "{}: {dynamic}",
+            artefact.file.display()
+        );
     }
 }
 
@@ -99,7 +111,8 @@ fn each_runs_with_an_old_glibc() {
         let versioned: Vec<_> = symbols.lines().filter(|line| line.contains("GLIBC_")).collect();
         assert!(!versioned.is_empty(), "{symbols}");
         for line in versioned {
-            let version = line.split("GLIBC_2.").nth(1).and_then(|rest| rest.split(['.', ')', ' ']).next());
+            let version =
+                line.split("GLIBC_2.").nth(1).and_then(|rest| rest.split(['.', ')', ' ']).next());
             let minor = version.and_then(|minor| minor.parse::<u32>().ok());
             assert!(minor.is_some_and(|minor| minor <= 17), "{}: {line}", artefact.file.display());
         }
@@ -139,18 +152,25 @@ fn none_asks_libc_for_anything_that_takes_memory_or_a_lock() {
 fn a_preloaded_one_exports_hooks_and_nothing_else() {
     let exported = exported();
     let is_hook = |name: &String| {
-        name.starts_with("cu") || name.starts_with("nvml") || matches!(name.as_str(), "dlsym" | "dlvsym")
+        name.starts_with("cu")
+            || name.starts_with("nvml")
+            || matches!(name.as_str(), "dlsym" | "dlvsym")
     };
     assert!(exported.iter().all(is_hook), "{exported:?}");
-    for name in
-        ["dlsym", "cuMemAlloc_v2", "cuGetProcAddress_v2", "nvmlDeviceGetMemoryInfo", "cuLaunchKernelEx_ptsz"]
-    {
+    for name in [
+        "dlsym",
+        "cuMemAlloc_v2",
+        "cuGetProcAddress_v2",
+        "nvmlDeviceGetMemoryInfo",
+        "cuLaunchKernelEx_ptsz",
+    ] {
         assert!(exported.contains(name), "{name}");
     }
     assert_eq!(&exported_by(built_for_hami()), exported);
 }
 
-/// So that programs can be linked with it, and one that looks a function up finds a jump and not the real one.
+/// So that programs can be linked with it, and one that looks a function up finds a jump and not
+/// the real one.
 #[test]
 fn a_proxy_exports_every_function_of_its_library_and_none_of_the_loaders() {
     for ([_, proxy], library) in proxies().iter().zip([Library::Cuda, Library::Nvml]) {
@@ -168,8 +188,10 @@ fn programs_without_a_gpu_notice_nothing() {
     }
     let node = Node::new();
     let container = node.contain(&[]);
-    let output = container
-        .run("sh", &["-c", "for i in 1 2 3; do ls / | wc -l >/dev/null; done; echo $((6 * 7)); exit 5"]);
+    let output = container.run(
+        "sh",
+        &["-c", "for i in 1 2 3; do ls / | wc -l >/dev/null; done; echo $((6 * 7)); exit 5"],
+    );
     assert_eq!(output.status.code(), Some(5));
     assert_eq!(String::from_utf8_lossy(&output.stdout), "42\n");
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");

@@ -16,7 +16,8 @@ pub enum Refused {
     Tampered,
 }
 
-/// What this process holds of one ledger. It keeps its own count, in memory that no other process can write.
+/// What this process holds of one ledger. It keeps its own count, in memory that no other process
+/// can write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Account {
     slot: usize,
@@ -50,12 +51,18 @@ impl Account {
         self.held
     }
 
-    /// Takes at least `least` and at most `most` bytes, so that all processes together hold no more than `limit`.
-    /// Answers how many.
+    /// Takes at least `least` and at most `most` bytes, so that all processes together hold no more
+    /// than `limit`. Answers how many.
     ///
     /// # Errors
     /// `least` bytes are not free, or the ledger was tampered with.
-    pub fn take(&mut self, ledger: &LedgerPage, least: u64, most: u64, limit: u64) -> Result<u64, Refused> {
+    pub fn take(
+        &mut self,
+        ledger: &LedgerPage,
+        least: u64,
+        most: u64,
+        limit: u64,
+    ) -> Result<u64, Refused> {
         self.check(ledger)?;
         let taken = change::take(ledger, self.slot, least, most, limit).ok_or(Refused::Limit)?;
         self.held = self.held.saturating_add(taken);
@@ -70,7 +77,12 @@ impl Account {
     ///
     /// # Errors
     /// As [`Account::take`].
-    pub fn pay_for_contexts(&mut self, ledger: &LedgerPage, bytes: u64, limit: u64) -> Result<(), Refused> {
+    pub fn pay_for_contexts(
+        &mut self,
+        ledger: &LedgerPage,
+        bytes: u64,
+        limit: u64,
+    ) -> Result<(), Refused> {
         if bytes > 0 {
             self.take(ledger, bytes, bytes, limit)?;
         }

@@ -48,8 +48,9 @@ impl Word for AtomicU64 {
         AtomicU64::load(self, Ordering::SeqCst)
     }
 
-    // In order among themselves and with the replacements of the total, which is all that a change needs: nobody writes one word and
-    // then goes by another not having changed. A stronger store takes as long as a replacement, and a change makes five.
+    // In order among themselves and with the replacements of the total, which is all that a change
+    // needs: nobody writes one word and then goes by another not having changed. A stronger
+    // store takes as long as a replacement, and a change makes five.
     fn store(&self, value: u64) {
         AtomicU64::store(self, value, Ordering::Release);
     }

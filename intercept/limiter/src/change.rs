@@ -7,14 +7,22 @@
 //!  used, settled := n         it is in the books                        killed before here: recover() finishes it
 //! ```
 //!
-//! A slot has one change at a time: its owner holds the slot's lock, and its threads a lock of the process.
+//! A slot has one change at a time: its owner holds the slot's lock, and its threads a lock of the
+//! process.
 
 use tessera_intercept_abi::ledger::Total;
 
 use crate::book::{Book, SlotWords, Word};
 
-/// Takes as many bytes as are free below `limit`, at least `least` and at most `most`. `None` where `least` are not free.
-pub(crate) fn take<B: Book>(book: &B, slot: usize, least: u64, most: u64, limit: u64) -> Option<u64> {
+/// Takes as many bytes as are free below `limit`, at least `least` and at most `most`. `None` where
+/// `least` are not free.
+pub(crate) fn take<B: Book>(
+    book: &B,
+    slot: usize,
+    least: u64,
+    most: u64,
+    limit: u64,
+) -> Option<u64> {
     let words = book.slot(slot)?;
     let limit = limit.min(Total::MAX_USED);
     run(book, slot, &words, |total| {
@@ -30,13 +38,15 @@ pub(crate) fn give<B: Book>(book: &B, slot: usize, bytes: u64) -> u64 {
     run(book, slot, &words, |_| Some(Step::Give(bytes))).unwrap_or(0)
 }
 
-/// Finishes or drops the change that the slot's dead owner was at, and gives back all it had. Answers how much that was.
-/// The caller holds the slot's lock; it may be killed in here too, and somebody else does it again.
+/// Finishes or drops the change that the slot's dead owner was at, and gives back all it had.
+/// Answers how much that was. The caller holds the slot's lock; it may be killed in here too, and
+/// somebody else does it again.
 pub(crate) fn recover<B: Book>(book: &B, slot: usize) -> u64 {
     let Some(words) = book.slot(slot) else { return 0 };
     let begun = words.begun.load();
     if begun != words.settled.load() {
-        // In this order: whoever overwrites our change in the total has noted it in `applied` before.
+        // In this order: whoever overwrites our change in the total has noted it in `applied`
+        // before.
         let total = Total::unpack(book.total().load());
         let last = total.slot == slot && total.change == begun & Total::CHANGE_MASK;
         if last || words.applied.load() == begun {
@@ -101,7 +111,8 @@ fn run<B: Book>(
     }
 }
 
-/// Notes in the slot of the last change that it happened, since the next change wipes that out of the total.
+/// Notes in the slot of the last change that it happened, since the next change wipes that out of
+/// the total.
 fn note_last<B: Book>(book: &B, word: u64, total: Total) {
     let Some(words) = book.slot(total.slot) else { return };
     let applied = words.applied.load();
@@ -110,7 +121,8 @@ fn note_last<B: Book>(book: &B, word: u64, total: Total) {
     }
     let begun = words.begun.load();
     // While the total stands, that slot's last change is the one it had begun, or the one before.
-    let number = if begun & Total::CHANGE_MASK == total.change { begun } else { begun.wrapping_sub(1) };
+    let number =
+        if begun & Total::CHANGE_MASK == total.change { begun } else { begun.wrapping_sub(1) };
     if number & Total::CHANGE_MASK == total.change && book.total().load() == word {
         // Fails where somebody else, or the owner, has noted it or a later one.
         let _ = words.applied.replace(applied, number);

@@ -9,9 +9,10 @@
 //!  compute                     who may launch when
 //! ```
 //!
-//! What one process takes is never lost and never counted twice, wherever in a change it is killed: the total carries the
-//! slot and number of its last change, so that whoever comes next can tell whether it happened. Nothing waits for anyone: a
-//! process that is stopped in the middle of a change holds nobody up.
+//! What one process takes is never lost and never counted twice, wherever in a change it is killed:
+//! the total carries the slot and number of its last change, so that whoever comes next can tell
+//! whether it happened. Nothing waits for anyone: a process that is stopped in the middle of a
+//! change holds nobody up.
 #![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
 

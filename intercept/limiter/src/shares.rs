@@ -41,7 +41,8 @@ pub fn reserve_across<S: Share>(shares: &mut [S], bytes: u64) -> Result<(), Refu
     Err(why)
 }
 
-/// Gives bytes of a GPU back. Which share they came from does not matter: each gets no more than this process took of it.
+/// Gives bytes of a GPU back. Which share they came from does not matter: each gets no more than
+/// this process took of it.
 pub fn release_across<S: Share>(shares: &mut [S], bytes: u64) {
     let mut left = bytes;
     for share in shares.iter_mut().rev() {

@@ -10,7 +10,8 @@ use crate::compute::{Crowd, Rate, bury};
 
 /// The locks that own slots. A lock must go away when its holder dies, however it dies.
 pub trait SlotLocks {
-    /// Takes the slot's lock without waiting. `false` where somebody has it, or where locks cannot be had.
+    /// Takes the slot's lock without waiting. `false` where somebody has it, or where locks cannot
+    /// be had.
     fn try_lock(&self, slot: usize) -> bool;
     /// Lets go of a lock that [`SlotLocks::try_lock`] took.
     fn unlock(&self, slot: usize);
@@ -39,7 +40,12 @@ pub struct Burial {
 }
 
 /// Gives this process a slot and leaves it locked. `None` where all slots are owned by the living.
-pub fn attach(ledger: &LedgerPage, locks: &impl SlotLocks, who: Identity, burial: &Burial) -> Option<usize> {
+pub fn attach(
+    ledger: &LedgerPage,
+    locks: &impl SlotLocks,
+    who: Identity,
+    burial: &Burial,
+) -> Option<usize> {
     let free = |slot: &usize| state(ledger, *slot) == SLOT_FREE && locks.try_lock(*slot);
     let any = |slot: &usize| locks.try_lock(*slot);
     let slot = (0..ledger.slot.len()).find(free).or_else(|| (0..ledger.slot.len()).find(any))?;
@@ -66,12 +72,13 @@ pub fn reclaim(ledger: &LedgerPage, locks: &impl SlotLocks, burial: &Burial) -> 
     freed
 }
 
-/// Whether the total covers what the slots say, as it does unless somebody wrote over either. Reclaim first: a process that
-/// died while giving back leaves the total lower than its slot.
+/// Whether the total covers what the slots say, as it does unless somebody wrote over either.
+/// Reclaim first: a process that died while giving back leaves the total lower than its slot.
 ///
-/// A change lowers the total before the slot, and who makes it may be kept off the CPU in between for as long as the kernel likes: so
-/// a slot in the middle of a change has the lesser of what it had and what it will have. That changes while it is looked at, so one
-/// look may be unlucky; many are not.
+/// A change lowers the total before the slot, and who makes it may be kept off the CPU in between
+/// for as long as the kernel likes: so a slot in the middle of a change has the lesser of what it
+/// had and what it will have. That changes while it is looked at, so one look may be unlucky; many
+/// are not.
 #[must_use]
 pub fn adds_up(ledger: &LedgerPage) -> bool {
     // Miri, some thousand times slower, runs no tests in which it is unlucky.
@@ -97,7 +104,8 @@ fn clear(ledger: &LedgerPage, slot: usize, burial: &Burial) -> u64 {
     let freed = change::recover(ledger, slot);
     if let Some(page) = ledger.slot.get(slot) {
         settle_compute(ledger, &page.compute, burial);
-        // Killed between these two, launches are counted twice at most: they are a figure, not a limit.
+        // Killed between these two, launches are counted twice at most: they are a figure, not a
+        // limit.
         ledger.past_launches.fetch_add(page.launches.swap(0, Ordering::Relaxed), Ordering::Relaxed);
         page.state.store(SLOT_FREE, Ordering::Release);
     }
@@ -109,8 +117,10 @@ fn settle_compute(ledger: &LedgerPage, slot: &ComputeSlot, burial: &Burial) {
     // What it had under way ended with it, and at the latest when it should have.
     let end = burial.now_ns.min(slot.done_by_ns.load(Ordering::Relaxed));
     let busy = slot.busy_until(burial.now_ns);
-    let (due, since, outstanding) = (&ledger.compute.due_ns, &slot.busy_since_ns, &slot.outstanding_ns);
-    let unpaid = bury(due, since, outstanding, end, burial.rate.unwrap_or(Rate::FULL), burial.crowd);
+    let (due, since, outstanding) =
+        (&ledger.compute.due_ns, &slot.busy_since_ns, &slot.outstanding_ns);
+    let unpaid =
+        bury(due, since, outstanding, end, burial.rate.unwrap_or(Rate::FULL), burial.crowd);
     let used = slot.gpu_ns.swap(0, Ordering::Relaxed).saturating_add(unpaid);
     ledger.past_gpu_ns.fetch_add(used, Ordering::Relaxed);
     slot.busy_ns.store(0, Ordering::Relaxed);

@@ -1,4 +1,5 @@
-//! The functions of `libcuda.so.1` and `libnvidia-ml.so.1`, as data: facts of NVIDIA's headers of CUDA 11.7 to 13.5.
+//! The functions of `libcuda.so.1` and `libnvidia-ml.so.1`, as data: facts of NVIDIA's headers of
+//! CUDA 11.7 to 13.5.
 //!
 //! ```text
 //!  NVIDIA's headers --generate.py--> symbols.txt --build.rs--> TABLE
@@ -8,13 +9,15 @@
 //!                                   classes.txt (by hand) ---> CLASSES: what each function means to the interceptor
 //! ```
 //!
-//! * `symbols.txt` is the one list of names; its head says what the fields mean. `generate.py` writes it, and with `--check`
-//!   compares it with the headers (which it fetches with pip, and which are not kept).
-//! * `classes.txt` says of every function whether the interceptor has to stand before it, and why not where it has not. A
-//!   function without a class fails a test: so that a new CUDA release is looked at before it is let through.
+//! * `symbols.txt` is the one list of names; its head says what the fields mean. `generate.py`
+//!   writes it, and with `--check` compares it with the headers (which it fetches with pip, and
+//!   which are not kept).
+//! * `classes.txt` says of every function whether the interceptor has to stand before it, and why
+//!   not where it has not. A function without a class fails a test: so that a new CUDA release is
+//!   looked at before it is let through.
 //!
-//! **A new CUDA release:** add its line to `RELEASES` in `generate.py`, run it, and give a class to every name that the tests
-//! then complain of. Nothing else lists the driver's functions.
+//! **A new CUDA release:** add its line to `RELEASES` in `generate.py`, run it, and give a class to
+//! every name that the tests then complain of. Nothing else lists the driver's functions.
 //!
 //! Constants only: what uses one entry in a constant has nothing else of the table in its binary.
 #![no_std]
@@ -39,18 +42,21 @@ pub use version::Version;
 pub struct Symbol {
     /// As it is exported.
     pub symbol: Name,
-    /// The name that `cuGetProcAddress` knows it by. For NVML, which has nothing of the kind, the symbol without its `_v2`.
+    /// The name that `cuGetProcAddress` knows it by. For NVML, which has nothing of the kind, the
+    /// symbol without its `_v2`.
     pub base: Name,
     /// The CUDA version that brought this form of it; 0 for NVML.
     pub version: Version,
     /// For the per-thread default stream.
     pub variant: Option<Variant>,
-    /// The first release whose header declares it; the [oldest](RELEASES) also stands for all before it.
+    /// The first release whose header declares it; the [oldest](RELEASES) also stands for all
+    /// before it.
     pub first: Version,
-    /// The last release whose header declares it. Drivers keep functions that headers have dropped.
+    /// The last release whose header declares it. Drivers keep functions that headers have
+    /// dropped.
     pub last: Version,
-    /// A letter for each: `p` pointer, `h` opaque handle, `i` integer of at most 32 bits, `l` integer of 64 bits, `f` float,
-    /// `s` structure by value.
+    /// A letter for each: `p` pointer, `h` opaque handle, `i` integer of at most 32 bits, `l`
+    /// integer of 64 bits, `f` float, `s` structure by value.
     pub parameters: &'static str,
 }
 

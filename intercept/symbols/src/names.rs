@@ -2,12 +2,14 @@
 
 use crate::hash::hash;
 
-/// The hashes of all symbols and base names, sorted: a few pages without an address in them, where the [table](crate::TABLE)
-/// would have the loader write to some hundred thousand bytes in every process.
+/// The hashes of all symbols and base names, sorted: a few pages without an address in them, where
+/// the [table](crate::TABLE) would have the loader write to some hundred thousand bytes in every
+/// process.
 static NAMES: &[u64] = include!(concat!(env!("OUT_DIR"), "/names.rs"));
 
-/// Whether some release has a function of that name, as a symbol or as what `cuGetProcAddress` knows it by. It only tells what
-/// is counted as new: that two names might have one hash does no harm.
+/// Whether some release has a function of that name, as a symbol or as what `cuGetProcAddress`
+/// knows it by. It only tells what is counted as new: that two names might have one hash does no
+/// harm.
 pub fn is_known(name: &[u8]) -> bool {
     NAMES.binary_search(&hash(name)).is_ok()
 }

@@ -14,9 +14,10 @@ pub enum Missing {
     TooNew,
 }
 
-/// The form of a function that a program built for that CUDA version expects, as a driver of that version hands it out: the
-/// newest that is not newer; the one for the per-thread default stream where flags ask for it and there is one. The empty name
-/// is `cuGetProcAddress` itself, in the newest form that the driver has.
+/// The form of a function that a program built for that CUDA version expects, as a driver of that
+/// version hands it out: the newest that is not newer; the one for the per-thread default stream
+/// where flags ask for it and there is one. The empty name is `cuGetProcAddress` itself, in the
+/// newest form that the driver has.
 ///
 /// # Errors
 /// See [`Missing`].
@@ -26,17 +27,20 @@ pub fn resolve(
     flags: u64,
     driver: Version,
 ) -> Result<&'static Symbol, Missing> {
-    let (name, version) = if name.is_empty() { ("cuGetProcAddress", driver) } else { (name, version) };
+    let (name, version) =
+        if name.is_empty() { ("cuGetProcAddress", driver) } else { (name, version) };
     let known = || {
         let forms = TABLE.iter().filter(move |symbol| symbol.base.text == name);
-        forms.filter(move |symbol| symbol.library() == Library::Cuda && symbol.is_exported_by(driver))
+        forms.filter(move |symbol| {
+            symbol.library() == Library::Cuda && symbol.is_exported_by(driver)
+        })
     };
     if known().next().is_none() {
         return Err(Missing::NoSuchName);
     }
     let newest = |special: bool| {
-        let fitting =
-            known().filter(|symbol| symbol.variant.is_some() == special && symbol.version <= version);
+        let fitting = known()
+            .filter(|symbol| symbol.variant.is_some() == special && symbol.version <= version);
         fitting.max_by_key(|symbol| symbol.version)
     };
     let special = if flags & PER_THREAD_STREAM != 0 { newest(true) } else { None };

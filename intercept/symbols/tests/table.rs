@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tessera_intercept_symbols::{
-    CLASSES, Library, Missing, PER_THREAD_STREAM, RELEASES, Symbol, TABLE, Variant, Version, find, is_known,
-    resolve,
+    CLASSES, Library, Missing, PER_THREAD_STREAM, RELEASES, Symbol, TABLE, Variant, Version, find,
+    is_known, resolve,
 };
 use tessera_test_support::data::{ProcQuery, proc_queries};
 
@@ -31,7 +31,9 @@ fn every_name_of_the_table_is_known_and_no_other() {
         );
     }
     assert!(
-        ["", "cu", "cuMemAlloc_v3", "cuFunctionOfTomorrow"].iter().all(|name| !is_known(name.as_bytes()))
+        ["", "cu", "cuMemAlloc_v3", "cuFunctionOfTomorrow"]
+            .iter()
+            .all(|name| !is_known(name.as_bytes()))
     );
 }
 
@@ -49,12 +51,21 @@ fn a_form_is_one_symbol() {
 fn the_table_reaches_from_11_7_to_13_5() {
     let releases: Vec<_> = RELEASES.iter().map(ToString::to_string).collect();
     let releases = releases.join(" ");
-    let all = "11.7 11.8 12.0 12.1 12.2 12.3 12.4 12.5 12.6 12.8 12.9 13.0 13.1 13.2 13.3 13.4 13.5";
+    let all =
+        "11.7 11.8 12.0 12.1 12.2 12.3 12.4 12.5 12.6 12.8 12.9 13.0 13.1 13.2 13.3 13.4 13.5";
     assert_eq!(releases, all);
-    let count = |library, version| of(library).filter(|symbol| symbol.is_exported_by(version)).count();
-    // As many as the headers of the first and the last release declare (and those that were inline or dropped on the way).
-    assert_eq!((count(Library::Cuda, Version(11_070)), count(Library::Nvml, Version(11_070))), (543, 282));
-    assert_eq!((count(Library::Cuda, Version(13_050)), count(Library::Nvml, Version(13_050))), (725, 441));
+    let count =
+        |library, version| of(library).filter(|symbol| symbol.is_exported_by(version)).count();
+    // As many as the headers of the first and the last release declare (and those that were inline
+    // or dropped on the way).
+    assert_eq!(
+        (count(Library::Cuda, Version(11_070)), count(Library::Nvml, Version(11_070))),
+        (543, 282)
+    );
+    assert_eq!(
+        (count(Library::Cuda, Version(13_050)), count(Library::Nvml, Version(13_050))),
+        (725, 441)
+    );
 }
 
 #[test]
@@ -67,7 +78,8 @@ fn no_symbol_is_older_than_its_form() {
             Some(Variant::Ptsz) => "_ptsz",
         };
         assert!(
-            symbol.symbol.text.starts_with(symbol.base.text) && symbol.symbol.text.ends_with(suffix),
+            symbol.symbol.text.starts_with(symbol.base.text)
+                && symbol.symbol.text.ends_with(suffix),
             "{symbol:?}"
         );
     }
@@ -79,8 +91,8 @@ fn every_query_of_a_runtime_gets_the_form_of_just_that_version() {
     for driver in [Version(12_090), Version(13_000), Version(13_050)] {
         for ProcQuery { name, version, flags } in &queries {
             let version = &Version(*version);
-            let found =
-                resolve(name, *version, *flags, driver).unwrap_or_else(|why| panic!("{name}: {why:?}"));
+            let found = resolve(name, *version, *flags, driver)
+                .unwrap_or_else(|why| panic!("{name}: {why:?}"));
             if name.is_empty() {
                 assert_eq!(found.symbol.text, "cuGetProcAddress_v2");
                 continue;
@@ -107,7 +119,10 @@ fn an_older_driver_has_not_what_came_after_it() {
     assert_eq!(symbol("cuCtxCreate", 13_000, 0, 12_040), Ok("cuCtxCreate_v3"));
     assert_eq!(symbol("cuCtxCreate", 12_040, 0, 12_090), Ok("cuCtxCreate_v3"));
     assert_eq!(symbol("cuMemcpyHtoD", 7_000, 2, 12_090), Ok("cuMemcpyHtoD_v2_ptds"));
-    assert_eq!(symbol("cuStreamGetCaptureInfo", 12_030, 2, 12_090), Ok("cuStreamGetCaptureInfo_v3_ptsz"));
+    assert_eq!(
+        symbol("cuStreamGetCaptureInfo", 12_030, 2, 12_090),
+        Ok("cuStreamGetCaptureInfo_v3_ptsz")
+    );
     assert_eq!(symbol("", 0, 0, 11_070), Ok("cuGetProcAddress"));
     assert_eq!(symbol("cuDeviceGet", 12_000, 2, 12_090), Ok("cuDeviceGet"), "no per-thread form");
     assert_eq!(symbol("cuMemAllocAsync", 11_000, 0, 12_090), Err(Missing::TooNew));

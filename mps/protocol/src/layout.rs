@@ -59,7 +59,8 @@ impl MpsPaths {
         self.daemon(gpu).join("status.json")
     }
 
-    /// `CUDA_MPS_PIPE_DIRECTORY`, where daemon and clients meet. The same inode as long as the daemon is wanted.
+    /// `CUDA_MPS_PIPE_DIRECTORY`, where daemon and clients meet. The same inode as long as the
+    /// daemon is wanted.
     #[must_use]
     pub fn pipe(&self, gpu: &GpuUuid) -> PathBuf {
         self.daemon(gpu).join("pipe")
@@ -71,14 +72,16 @@ impl MpsPaths {
         self.daemon(gpu).join("log")
     }
 
-    /// What the daemon and its clients see at `/dev/shm`: a tmpfs, the same as long as the daemon is wanted.
+    /// What the daemon and its clients see at `/dev/shm`: a tmpfs, the same as long as the daemon
+    /// is wanted.
     #[must_use]
     pub fn shm(&self, gpu: &GpuUuid) -> PathBuf {
         self.daemon(gpu).join("shm")
     }
 }
 
-/// The GPU that a directory entry is named after; `None` also where a UUID is not written as NVML prints it.
+/// The GPU that a directory entry is named after; `None` also where a UUID is not written as NVML
+/// prints it.
 pub fn gpu_named(name: &std::ffi::OsStr) -> Option<GpuUuid> {
     let name = name.to_str()?;
     GpuUuid::new(name).ok().filter(|gpu| gpu == name)

@@ -1,5 +1,5 @@
-//! The files by which tessera-driver and tessera-mps tell each other of MPS control daemons: on a tmpfs that is at the same path on the
-//! host and in both pods. Each file has one writer.
+//! The files by which tessera-driver and tessera-mps tell each other of MPS control daemons: on a
+//! tmpfs that is at the same path on the host and in both pods. Each file has one writer.
 //!
 //! | file, below `<state-dir>/mps/` | contents | writer |
 //! |---|---|---|

@@ -1,4 +1,5 @@
-//! The lock that the keeper holds while it runs: there is one keeper, and others can see whether there is.
+//! The lock that the keeper holds while it runs: there is one keeper, and others can see whether
+//! there is.
 
 use std::{
     fs::{self, File},
@@ -12,20 +13,23 @@ use crate::layout::MpsPaths;
 /// Of the file so much is read: a PID and the end of its line.
 const PID: u64 = 16;
 
-/// Held by the one keeper, until it is dropped or the process ends. Children do not have it: the file closes when they execute.
+/// Held by the one keeper, until it is dropped or the process ends. Children do not have it: the
+/// file closes when they execute.
 #[derive(Debug)]
 pub struct KeeperLock {
     _file: File,
 }
 
 impl KeeperLock {
-    /// Takes the lock, and says in the file which process that is; `None` where it is held, be it only by somebody who looks whether it is.
+    /// Takes the lock, and says in the file which process that is; `None` where it is held, be it
+    /// only by somebody who looks whether it is.
     ///
     /// # Errors
     /// The file cannot be made, locked or written.
     pub fn take(paths: &MpsPaths) -> io::Result<Option<Self>> {
         fs::create_dir_all(paths.root())?;
-        let mut file = File::options().write(true).create(true).truncate(false).open(paths.lock())?;
+        let mut file =
+            File::options().write(true).create(true).truncate(false).open(paths.lock())?;
         if !locked(&file, FlockOperation::NonBlockingLockExclusive)? {
             return Ok(None);
         }
@@ -36,7 +40,8 @@ impl KeeperLock {
     }
 }
 
-/// Whether a keeper runs, so that somebody does what is wanted. Looks by a lock that others can share, and lets go of it at once.
+/// Whether a keeper runs, so that somebody does what is wanted. Looks by a lock that others can
+/// share, and lets go of it at once.
 ///
 /// # Errors
 /// The file is there and cannot be opened or locked.
@@ -44,8 +49,9 @@ pub fn keeper_is_alive(paths: &MpsPaths) -> io::Result<bool> {
     Ok(held(paths)?.is_some())
 }
 
-/// The PID of the keeper that runs, in its own PID namespace, which is the host's; `None` where none runs, or has not said so yet. For a
-/// moment after its start it may be that of the one before.
+/// The PID of the keeper that runs, in its own PID namespace, which is the host's; `None` where
+/// none runs, or has not said so yet. For a moment after its start it may be that of the one
+/// before.
 ///
 /// # Errors
 /// The file is there and cannot be opened, locked or read.
@@ -81,7 +87,8 @@ fn locked(file: &File, operation: FlockOperation) -> io::Result<bool> {
 mod tests {
     use super::*;
 
-    /// Waits until nobody holds the lock: what another test starts has every open file of this process until it executes a program.
+    /// Waits until nobody holds the lock: what another test starts has every open file of this
+    /// process until it executes a program.
     fn gone(paths: &MpsPaths) {
         let mut looks = 0;
         while keeper_is_alive(paths).expect("readable") {

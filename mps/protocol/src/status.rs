@@ -26,7 +26,8 @@ pub struct Status {
     pub state: State,
     /// Why, for people: of a daemon that fails, or did before this start. Empty while it is ready.
     pub message: String,
-    /// How often it was started since its directory was made, by this keeper and by earlier ones; failed attempts count.
+    /// How often it was started since its directory was made, by this keeper and by earlier ones;
+    /// failed attempts count.
     pub starts: u64,
 }
 
@@ -74,7 +75,8 @@ impl Status {
     pub fn write(&self, paths: &MpsPaths, gpu: &GpuUuid) -> Result<(), StatusError> {
         let path = paths.status(gpu);
         let temporary = path.with_extension("new");
-        let io = |operation, path: PathBuf| move |source| StatusError::Io { operation, path, source };
+        let io =
+            |operation, path: PathBuf| move |source| StatusError::Io { operation, path, source };
         let text = serde_json::to_vec(self).expect("invariant: a status is plain data");
         fs::write(&temporary, text).map_err(io("write", temporary.clone()))?;
         fs::rename(&temporary, &path).map_err(io("rename to", path))
@@ -108,7 +110,11 @@ mod tests {
         let text = fs::read_to_string(paths.status(&gpu)).expect("readable");
         assert_eq!(text, r#"{"state":"Failed","message":"it ended","starts":3}"#);
         assert_eq!(Status::read(&paths, &gpu).expect("readable"), Some(status));
-        assert_eq!(fs::read_dir(paths.daemon(&gpu)).expect("there").count(), 1, "no temporary file is left");
+        assert_eq!(
+            fs::read_dir(paths.daemon(&gpu)).expect("there").count(),
+            1,
+            "no temporary file is left"
+        );
     }
 
     #[test]

@@ -20,10 +20,12 @@ pub struct Wanted {
     pub foreign: BTreeSet<OsString>,
 }
 
-/// Has daemons run for exactly these GPUs. What is named otherwise than a GPU is left alone. tessera-driver's side: there is one writer.
+/// Has daemons run for exactly these GPUs. What is named otherwise than a GPU is left alone.
+/// tessera-driver's side: there is one writer.
 ///
 /// # Errors
-/// The directory or a file cannot be made or removed; the others are as they are to be, or as they were.
+/// The directory or a file cannot be made or removed; the others are as they are to be, or as they
+/// were.
 pub fn want(paths: &MpsPaths, gpus: &BTreeSet<GpuUuid>) -> io::Result<()> {
     fs::create_dir_all(paths.wanted())?;
     let wanted = read(paths)?.gpus;
@@ -69,9 +71,11 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let paths = MpsPaths::new(directory.path());
         assert_eq!(read(&paths).expect("nothing"), Wanted::default());
-        for gpus in
-            [BTreeSet::from([gpu('1'), gpu('2')]), BTreeSet::from([gpu('2'), gpu('3')]), BTreeSet::new()]
-        {
+        for gpus in [
+            BTreeSet::from([gpu('1'), gpu('2')]),
+            BTreeSet::from([gpu('2'), gpu('3')]),
+            BTreeSet::new(),
+        ] {
             for _ in 0..2 {
                 want(&paths, &gpus).expect("written");
                 assert_eq!(read(&paths).expect("readable").gpus, gpus);

@@ -1,4 +1,5 @@
-//! A state directory, keepers that run on it with the stand-in of NVIDIA's program, and what can be seen of both.
+//! A state directory, keepers that run on it with the stand-in of NVIDIA's program, and what can be
+//! seen of both.
 
 use std::{
     collections::BTreeSet,
@@ -34,7 +35,8 @@ pub(crate) fn gpu(digit: u8) -> GpuUuid {
     GpuUuid::new(format!("GPU-{digit}f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77")).expect("a UUID")
 }
 
-/// The stand-in, built for the profile that this test runs in: cargo builds a program only for the tests of its own package.
+/// The stand-in, built for the profile that this test runs in: cargo builds a program only for the
+/// tests of its own package.
 static STAND_IN: LazyLock<PathBuf> = LazyLock::new(|| {
     let directory = Path::new(KEEPER).parent().expect("a program lies in a directory");
     let profile = match directory.file_name().and_then(|name| name.to_str()) {
@@ -53,8 +55,9 @@ static STAND_IN: LazyLock<PathBuf> = LazyLock::new(|| {
     directory.join("fake-mps-control")
 });
 
-/// The stand-in by a path that daemons have, too, wherever it is built. Each has a /tmp of its own, which may hide the target directory;
-/// this path leads to what the test itself has mounted (`/proc/PID/root` in proc(5)).
+/// The stand-in by a path that daemons have, too, wherever it is built. Each has a /tmp of its own,
+/// which may hide the target directory; this path leads to what the test itself has mounted
+/// (`/proc/PID/root` in proc(5)).
 fn stand_in_of_daemons() -> PathBuf {
     let below_root = STAND_IN.strip_prefix("/").expect("cargo gives a whole path");
     Path::new("/proc").join(std::process::id().to_string()).join("root").join(below_root)
@@ -67,12 +70,15 @@ pub(crate) struct Bench {
 }
 
 impl Bench {
-    /// `None` where mounts are not to be had; said on standard error, for the list of skipped tests.
+    /// `None` where mounts are not to be had; said on standard error, for the list of skipped
+    /// tests.
     pub(crate) fn set_up(test: &str) -> Option<Self> {
         let mounts = ["--mount", "mount", "-t", "tmpfs", "tmpfs", "/mnt"];
         let allowed = Command::new("unshare").args(mounts).output();
         // In a user namespace, the keeper could not mount where others see it.
-        if !allowed.is_ok_and(|output| output.status.success()) || !rustix::process::geteuid().is_root() {
+        if !allowed.is_ok_and(|output| output.status.success())
+            || !rustix::process::geteuid().is_root()
+        {
             report_skip(test, "no right to mount here");
             return None;
         }
@@ -116,7 +122,8 @@ impl Bench {
     }
 
     pub(crate) fn want(&self, gpus: &[u8]) {
-        want(&self.paths, &gpus.iter().copied().map(gpu).collect::<BTreeSet<_>>()).expect("written");
+        want(&self.paths, &gpus.iter().copied().map(gpu).collect::<BTreeSet<_>>())
+            .expect("written");
     }
 
     /// The first status of the GPU's daemon that is as asked for.
@@ -138,7 +145,10 @@ impl Bench {
 
     /// Waits until nothing is left of the GPU's daemon.
     pub(crate) fn gone(&self, of: u8) {
-        eventually(|| !self.paths.daemon(&gpu(of)).exists(), || format!("GPU {of} has no directory"));
+        eventually(
+            || !self.paths.daemon(&gpu(of)).exists(),
+            || format!("GPU {of} has no directory"),
+        );
         assert_eq!((self.processes(), self.mounts()), (vec![], vec![]));
     }
 
@@ -153,7 +163,8 @@ impl Bench {
     pub(crate) fn answers(&self, of: u8) -> bool {
         let mut command = Command::new(&*STAND_IN);
         command.env("CUDA_MPS_PIPE_DIRECTORY", self.paths.pipe(&gpu(of)));
-        let mut command = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("started");
+        let mut command =
+            command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("started");
         // It may be gone already: nobody answered.
         let _ = command.stdin.take().expect("piped").write_all(b"get_server_list\n");
         command.wait().expect("it ends").success()
@@ -165,7 +176,8 @@ impl Bench {
         let pids = fs::read_dir("/proc")
             .expect("/proc")
             .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-        pids.filter(|pid| environment(*pid).iter().any(|variable| variable.starts_with(&mark))).collect()
+        pids.filter(|pid| environment(*pid).iter().any(|variable| variable.starts_with(&mark)))
+            .collect()
     }
 
     /// What is mounted for a daemon.
@@ -178,7 +190,8 @@ impl Bench {
     pub(crate) fn mounts(&self) -> Vec<PathBuf> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").expect("mounts");
         let targets = mounts.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from);
-        let mut mounts: Vec<_> = targets.filter(|target| target.starts_with(self.directory.path())).collect();
+        let mut mounts: Vec<_> =
+            targets.filter(|target| target.starts_with(self.directory.path())).collect();
         mounts.sort();
         mounts
     }
@@ -221,7 +234,9 @@ impl Process {
     }
 
     pub(crate) fn is_gone(&self) -> bool {
-        environment(self.0.as_raw_nonzero().get()).iter().all(|variable| !variable.starts_with(MARK))
+        environment(self.0.as_raw_nonzero().get())
+            .iter()
+            .all(|variable| !variable.starts_with(MARK))
     }
 }
 
@@ -237,16 +252,20 @@ pub(crate) fn driver_root() -> tempfile::TempDir {
     let output = Command::new("ldd").arg(&*STAND_IN).output().expect("ldd runs");
     let text = String::from_utf8(output.stdout).expect("text");
     let libraries = text.split_whitespace().filter(|word| word.starts_with('/')).map(Path::new);
-    for (from, to) in libraries.map(|library| (library, library)).chain([(&**STAND_IN, Path::new(PROGRAM))]) {
+    for (from, to) in
+        libraries.map(|library| (library, library)).chain([(&**STAND_IN, Path::new(PROGRAM))])
+    {
         let to = root.path().join(to.strip_prefix("/").expect("a whole path"));
         fs::create_dir_all(to.parent().expect("a directory")).expect("made");
-        // Not by this process: another thread's child may hold the file open for writing when it is to be executed.
+        // Not by this process: another thread's child may hold the file open for writing when it is
+        // to be executed.
         assert!(Command::new("cp").args([from, &to]).status().expect("cp runs").success());
     }
     root
 }
 
-/// Makes directories in each other, as many as there is room for, and says how many that were. Paths would be too long for so many.
+/// Makes directories in each other, as many as there is room for, and says how many that were.
+/// Paths would be too long for so many.
 pub(crate) fn nest(directory: &Path, count: usize) -> usize {
     let mut innermost = OwnedFd::from(File::open(directory).expect("there"));
     for made in 0..count {

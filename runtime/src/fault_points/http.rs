@@ -10,7 +10,8 @@ use axum::{Json, Router};
 use super::{Fault, FaultPoints, Point, Undeclared};
 
 impl FaultPoints {
-    /// The routes described at the top of [`super`], to be merged into a server of the program's own.
+    /// The routes described at the top of [`super`], to be merged into a server of the program's
+    /// own.
     pub fn routes(&'static self) -> Router {
         let list = move || async move { Json(self.all()) };
         let arm = move |Path((name, fault)): Path<(String, String)>| async move {
@@ -18,7 +19,10 @@ impl FaultPoints {
                 "kill" => Fault::Kill,
                 "hold" => Fault::Hold,
                 other => {
-                    return Err((StatusCode::BAD_REQUEST, format!("`{other}` is neither kill nor hold\n")));
+                    return Err((
+                        StatusCode::BAD_REQUEST,
+                        format!("`{other}` is neither kill nor hold\n"),
+                    ));
                 }
             };
             self.answer(self.arm(&name, fault))
@@ -34,6 +38,7 @@ impl FaultPoints {
         &self,
         done: Result<(), Undeclared>,
     ) -> Result<Json<BTreeMap<&'static str, Point>>, (StatusCode, String)> {
-        done.map(|()| Json(self.all())).map_err(|error| (StatusCode::NOT_FOUND, format!("{error}\n")))
+        done.map(|()| Json(self.all()))
+            .map_err(|error| (StatusCode::NOT_FOUND, format!("{error}\n")))
     }
 }

@@ -1,5 +1,6 @@
-//! Names the library as NVIDIA's is named, and writes what follows from the table of symbols: a stub for every function that
-//! the sources do not define, the variants for the per-thread default stream, and the addresses behind `cuGetProcAddress`.
+//! Names the library as NVIDIA's is named, and writes what follows from the table of symbols: a
+//! stub for every function that the sources do not define, the variants for the per-thread default
+//! stream, and the addresses behind `cuGetProcAddress`.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -13,7 +14,8 @@ fn main() {
     // As in NVIDIA's library: what it calls in itself is its own, whatever is preloaded.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-Bsymbolic");
     println!("cargo::rerun-if-changed=src");
-    let table: Vec<&Symbol> = TABLE.iter().filter(|symbol| symbol.library() == Library::Cuda).collect();
+    let table: Vec<&Symbol> =
+        TABLE.iter().filter(|symbol| symbol.library() == Library::Cuda).collect();
     let defined = defined_functions(Path::new("src"));
     let known = |name: &String| table.iter().any(|symbol| symbol.symbol.text == *name);
     assert!(defined.iter().all(known), "no release of CUDA exports one of {defined:?}");
@@ -26,8 +28,9 @@ fn main() {
     fs::write(Path::new(&out).join("symbols.rs"), code).expect("OUT_DIR is writable");
 }
 
-/// A jump to the function proper where there is one (in here, the per-thread default stream is the default stream), else a
-/// stub. A function that is given more arguments than it knows ignores them.
+/// A jump to the function proper where there is one (in here, the per-thread default stream is the
+/// default stream), else a stub. A function that is given more arguments than it knows ignores
+/// them.
 fn write_function(symbol: &Symbol, defined: &BTreeSet<String>, code: &mut String) {
     let suffix = symbol.variant.map(|variant| format!("_{}", variant.name()));
     let symbol = symbol.symbol;
@@ -49,8 +52,11 @@ fn write_function(symbol: &Symbol, defined: &BTreeSet<String>, code: &mut String
 fn write_addresses(table: &[&Symbol], code: &mut String) {
     code.push_str("pub(crate) static ADDRESSES: &[(&str, unsafe extern \"C\" fn())] = &[\n");
     for symbol in table.iter().map(|symbol| symbol.symbol) {
-        writeln!(code, "    (\"{symbol}\", {{ unsafe extern \"C\" {{ fn {symbol}(); }} {symbol} }}),")
-            .expect("writing to a string cannot fail");
+        writeln!(
+            code,
+            "    (\"{symbol}\", {{ unsafe extern \"C\" {{ fn {symbol}(); }} {symbol} }}),"
+        )
+        .expect("writing to a string cannot fail");
     }
     code.push_str("];\n");
 }

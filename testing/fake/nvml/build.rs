@@ -1,4 +1,5 @@
-//! Names the library as NVIDIA's is named, and writes a stub for every NVML function that the sources do not define.
+//! Names the library as NVIDIA's is named, and writes a stub for every NVML function that the
+//! sources do not define.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;

@@ -1,7 +1,8 @@
-//! How long the allocator takes, on the scenarios and by the protocol of the oracle's own benchmark.
+//! How long the allocator takes, on the scenarios and by the protocol of the oracle's own
+//! benchmark.
 //!
-//! An operation is one claim: on all nodes (`filter`), or on nodes in order until one fits, which then counts as taken
-//! (`sequence`). Reading JSON is not counted. It is measured in three ways:
+//! An operation is one claim: on all nodes (`filter`), or on nodes in order until one fits, which
+//! then counts as taken (`sequence`). Reading JSON is not counted. It is measured in three ways:
 //!
 //! - *fresh*: nothing is there but the parsed objects. Upstream's allocator is always fresh.
 //! - *cold*: the cluster is indexed and kept up to date, the claim is of a kind never seen before.
@@ -71,14 +72,17 @@ pub struct Report {
 /// Runs a scenario in one way.
 pub fn run(scenario: &Scenario, mode: Mode, way: Way) -> Report {
     let (planner, index) = timed(|| indexed(scenario));
-    let mut bench = Bench { scenario, way, planner, usage: scenario.snapshot.usage.clone(), undecided: 0 };
+    let mut bench =
+        Bench { scenario, way, planner, usage: scenario.snapshot.usage.clone(), undecided: 0 };
     let mut times = Vec::new();
     let fits = match mode {
         Mode::Filter { repeat } => bench.filter(repeat, &mut times),
         Mode::Sequence { churn } => bench.sequence(churn, &mut times),
     };
     times.sort_unstable();
-    let at = |percent: usize| times.get((times.len() * percent / 100).min(times.len().saturating_sub(1)));
+    let at = |percent: usize| {
+        times.get((times.len() * percent / 100).min(times.len().saturating_sub(1)))
+    };
     let nanos = |time: Option<&Duration>| time.map_or(0, |t| t.as_nanos() as u64);
     Report {
         scenario: scenario.name.clone(),
@@ -187,7 +191,8 @@ impl Bench<'_> {
         self.begin();
         let claims = std::slice::from_ref(claim);
         if self.way == Way::Warm {
-            let settings = Settings { policy: Policy::FirstFit, steps_per_pod: STEPS, ..Settings::default() };
+            let settings =
+                Settings { policy: Policy::FirstFit, steps_per_pod: STEPS, ..Settings::default() };
             return self.planner.plan(&[pod(claim)], settings).decisions.pop().map(|d| d.claims);
         }
         let mut nodes = self.scenario.nodes.iter();
@@ -223,7 +228,8 @@ fn wanting(claim: Arc<Claim>, devices: Option<u64>) -> Arc<Claim> {
     let Some(devices) = devices else { return claim };
     let mut claim = Arc::unwrap_or_clone(claim);
     let alternatives = claim.requests.iter_mut().flat_map(|request| &mut request.alternatives);
-    alternatives.for_each(|alternative| alternative.mode = tessera_allocator::model::Mode::Exact(devices));
+    alternatives
+        .for_each(|alternative| alternative.mode = tessera_allocator::model::Mode::Exact(devices));
     Arc::new(claim)
 }
 
@@ -267,16 +273,19 @@ pub struct Batch {
     pub waited: u32,
 }
 
-/// Plans so many pods with the scenario's claims, and measures what telling the planner of one change takes.
+/// Plans so many pods with the scenario's claims, and measures what telling the planner of one
+/// change takes.
 pub fn batch(scenario: &Scenario, batch: Batch, policy: Policy) -> BatchReport {
     let Batch { pods, devices, waited } = batch;
     let mut planner = Planner::of(&scenario.snapshot, Features::default());
     planner.gather();
     let claims = scenario.claims.iter().cycle().take(pods).enumerate();
-    let pending: Vec<PendingPod> = claims.map(|(n, claim)| pod(&wanting(named(claim, n), devices))).collect();
+    let pending: Vec<PendingPod> =
+        claims.map(|(n, claim)| pod(&wanting(named(claim, n), devices))).collect();
     let settings = Settings { policy, now: i64::from(waited), ..Settings::default() };
     let (plan, time) = timed(|| planner.plan(&pending, settings));
-    let results: Vec<_> = plan.decisions.iter().flat_map(|d| &d.claims).flat_map(|c| &c.results).collect();
+    let results: Vec<_> =
+        plan.decisions.iter().flat_map(|d| &d.claims).flat_map(|c| &c.results).collect();
     let mut usage = scenario.snapshot.usage.clone();
     let mut updates: Vec<Duration> = results
         .iter()

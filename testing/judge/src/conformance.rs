@@ -1,9 +1,9 @@
 //! Whether the allocator answers as upstream's does, case by case.
 //!
-//! *Exact* (the oracle's L2): outcome, class of the error, and every field of every result are equal; for
-//! [`Policy::FirstFit`](tessera_allocator::Policy). *Outcome* (L1): it fits where upstream says it does and fails where
-//! upstream fails; for the other policies, whose fits `oracle compare --level L1` replays on upstream, given the answers that
-//! this program writes.
+//! *Exact* (the oracle's L2): outcome, class of the error, and every field of every result are
+//! equal; for [`Policy::FirstFit`](tessera_allocator::Policy). *Outcome* (L1): it fits where
+//! upstream says it does and fails where upstream fails; for the other policies, whose fits `oracle
+//! compare --level L1` replays on upstream, given the answers that this program writes.
 
 use std::collections::BTreeMap;
 
@@ -57,7 +57,9 @@ fn answer_on(scenario: &Scenario, planner: &mut Planner, node: &NodeName, policy
     match planner.allocate_on(node, &scenario.claims, policy, STEPS) {
         Ok(allotments) => allocations(scenario, &allotments),
         Err(Unallocated::NoFit { invalid_pool: false }) => Value::Null,
-        Err(Unallocated::NoFit { invalid_pool: true }) => error("invalidPools", false, "an invalid pool"),
+        Err(Unallocated::NoFit { invalid_pool: true }) => {
+            error("invalidPools", false, "an invalid pool")
+        }
         Err(Unallocated::OutOfSteps) => error("aborted", true, "out of steps"),
         Err(Unallocated::Failed(failure)) => error(class(&failure), true, &format!("{failure:?}")),
     }
@@ -80,7 +82,9 @@ fn class(failure: &Failure) -> &'static str {
             NotSupported::MpsOfSeveral => "configuration",
         },
         Failure::Request(_) => "configuration",
-        Failure::Selector(SelectorError::Compile { .. } | SelectorError::Unsupported { .. }) => "celCompile",
+        Failure::Selector(SelectorError::Compile { .. } | SelectorError::Unsupported { .. }) => {
+            "celCompile"
+        }
         Failure::Selector(_) => "celRuntime",
         Failure::Capacity(CapacityError::NotRepresentable { .. }) => "capacityNotRepresentable",
         Failure::Capacity(CapacityError::Negative { .. }) => "capacityNegative",
@@ -103,7 +107,8 @@ fn allocations(scenario: &Scenario, allotments: &[Allotment]) -> Value {
             ShareId::new(format!("00000000-0000-0000-0000-{shares:012}"))
                 .expect("invariant: a UUID by its form")
         };
-        let allocation = convert::allocation(allotment, claim, &classes, Time(Timestamp::UNIX_EPOCH), share);
+        let allocation =
+            convert::allocation(allotment, claim, &classes, Time(Timestamp::UNIX_EPOCH), share);
         let mut value = serde_json::to_value(allocation).unwrap_or_default();
         if let Some(fields) = value.as_object_mut() {
             fields.remove("allocationTimestamp");
@@ -114,14 +119,20 @@ fn allocations(scenario: &Scenario, allotments: &[Allotment]) -> Value {
 }
 
 /// Compares answers with what upstream says.
-pub fn compare(scenario: &Scenario, answers: &BTreeMap<String, Value>, level: Level) -> Vec<Difference> {
+pub fn compare(
+    scenario: &Scenario,
+    answers: &BTreeMap<String, Value>,
+    level: Level,
+) -> Vec<Difference> {
     let mut differences = Vec::new();
     for (node, expected) in &scenario.results {
         let got = answers.get(node).cloned().unwrap_or_default();
         let allowed = scenario.allowed.get(node).map(Vec::as_slice).unwrap_or_default();
         let same = match level {
             Level::Exact => is_exact(&got, expected),
-            Level::Outcome => outcome(&got) == outcome(expected) || allowed.contains(&outcome(&got)),
+            Level::Outcome => {
+                outcome(&got) == outcome(expected) || allowed.contains(&outcome(&got))
+            }
         };
         if !same {
             let (case, node) = (scenario.name.clone(), node.clone());

@@ -1,4 +1,5 @@
-//! Scenarios in the format of the oracle: objects of the Kubernetes API, and what upstream answers for every node.
+//! Scenarios in the format of the oracle: objects of the Kubernetes API, and what upstream answers
+//! for every node.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -101,7 +102,11 @@ impl Scenario {
     /// It is not one.
     pub fn parse(text: &str) -> Result<Self, ScenarioError> {
         let document: Document = serde_json::from_str(text)?;
-        let name = if document.name.is_empty() { "without a name".to_owned() } else { document.name.clone() };
+        let name = if document.name.is_empty() {
+            "without a name".to_owned()
+        } else {
+            document.name.clone()
+        };
         document.read(&name).map_err(|source| ScenarioError::Object { scenario: name, source })
     }
 
@@ -118,8 +123,10 @@ impl Document {
         }
         let claims = self.claims.iter().map(|c| convert::claim(c).map(Arc::new));
         let (snapshot, nodes) = self.snapshot(name)?;
-        let features = self.features.as_ref().map(|names| Features::only(names.iter().map(String::as_str)));
-        let named = |class: api::DeviceClass| (class.metadata.name.clone().unwrap_or_default(), class);
+        let features =
+            self.features.as_ref().map(|names| Features::only(names.iter().map(String::as_str)));
+        let named =
+            |class: api::DeviceClass| (class.metadata.name.clone().unwrap_or_default(), class);
         Ok(Scenario {
             name: name.to_owned(),
             features: features.unwrap_or_default(),
@@ -158,8 +165,10 @@ impl Document {
     /// What allocated claims take, and what is only stated.
     fn usage(&self, name: &str) -> Result<Usage, convert::ConvertError> {
         let mut usage = Usage::default();
-        let allocations =
-            self.allocated_claims.iter().filter_map(|claim| claim.status.as_ref()?.allocation.as_ref());
+        let allocations = self
+            .allocated_claims
+            .iter()
+            .filter_map(|claim| claim.status.as_ref()?.allocation.as_ref());
         for allocation in allocations {
             usage.add(&convert::allocated(name, allocation)?.results);
         }
@@ -174,7 +183,10 @@ impl Document {
     }
 }
 
-fn stated(result: &api::DeviceRequestAllocationResult, shared: bool) -> api::DeviceRequestAllocationResult {
+fn stated(
+    result: &api::DeviceRequestAllocationResult,
+    shared: bool,
+) -> api::DeviceRequestAllocationResult {
     let mut result = result.clone();
     result.request = "state".to_owned();
     if shared {

@@ -1,4 +1,5 @@
-//! How well sets of GPUs are chosen on real machines, against what others choose and against a clairvoyant.
+//! How well sets of GPUs are chosen on real machines, against what others choose and against a
+//! clairvoyant.
 //!
 //! ```text
 //! machines::read (link matrices) -> LinkMatrix -> policies: sets for a request
@@ -8,7 +9,8 @@
 //!                                       '-> clairvoyant: the best that can be done with a sequence known in advance
 //! ```
 //!
-//! The score of a pair is 100 for each NVLink plus one PCIe level (`SYS` 10 to same board 60), of a set the sum over its pairs.
+//! The score of a pair is 100 for each NVLink plus one PCIe level (`SYS` 10 to same board 60), of a
+//! set the sum over its pairs.
 
 mod best_effort;
 mod clairvoyant;
@@ -21,5 +23,6 @@ pub mod speed;
 
 pub use clairvoyant::Clairvoyant;
 
-/// Machines with more GPUs are only timed: all their sets of free GPUs, and the clairvoyant, are out of reach.
+/// Machines with more GPUs are only timed: all their sets of free GPUs, and the clairvoyant, are
+/// out of reach.
 pub const MAX_ENUMERATED: usize = 16;

@@ -39,8 +39,17 @@ fn run(policy: Policy, level: Level) {
     for profile in data::golden_profiles() {
         for (i, case) in profile.cases.iter().enumerate() {
             let scenario = Scenario::parse(case).unwrap();
-            assert!(!scenario.results.is_empty(), "{}.jsonl, line {}: no results", profile.name, i + 1);
-            wrong.extend(conformance::compare(&scenario, &conformance::answer(&scenario, policy), level));
+            assert!(
+                !scenario.results.is_empty(),
+                "{}.jsonl, line {}: no results",
+                profile.name,
+                i + 1
+            );
+            wrong.extend(conformance::compare(
+                &scenario,
+                &conformance::answer(&scenario, policy),
+                level,
+            ));
             cases += 1;
             results += scenario.results.len();
         }
@@ -49,7 +58,9 @@ fn run(policy: Policy, level: Level) {
     let shown: Vec<String> = wrong
         .iter()
         .take(10)
-        .map(|d| format!("{} on {}:\n  upstream {}\n  we       {}", d.case, d.node, d.expected, d.got))
+        .map(|d| {
+            format!("{} on {}:\n  upstream {}\n  we       {}", d.case, d.node, d.expected, d.got)
+        })
         .collect();
     assert!(wrong.is_empty(), "{} of {results} results differ:\n{}", wrong.len(), shown.join("\n"));
 }

@@ -1,4 +1,5 @@
-//! The published results of FGD's artefact (`testing/data/traces/openb`), column by column, and our policy against them.
+//! The published results of FGD's artefact (`testing/data/traces/openb`), column by column, and our
+//! policy against them.
 
 #![allow(clippy::unwrap_used, reason = "a test; what is missing is a failure")]
 
@@ -20,7 +21,8 @@ fn openb() -> PathBuf {
 
 fn published_of(policy: Policy, trace: &str, seed: u64) -> Published {
     let mut all = published(&openb(), trace).unwrap().into_iter();
-    all.find(|row| row.seed == seed && Some(row.policy.as_str()) == policy.published_name()).unwrap()
+    all.find(|row| row.seed == seed && Some(row.policy.as_str()) == policy.published_name())
+        .unwrap()
 }
 
 fn reproduces(policy: Policy, trace: &Trace, seed: u64) {
@@ -64,7 +66,8 @@ mod in_full {
     use super::*;
 
     fn unallocated(policy: Policy, trace: &Trace, seed: u64) -> f64 {
-        let replay = Replay { trace, policy, oracle_mix: false, without_gpus: WithoutGpus::LeastRise };
+        let replay =
+            Replay { trace, policy, oracle_mix: false, without_gpus: WithoutGpus::LeastRise };
         100.0 - replay.fill(&trace.sequences[&seed]).unwrap().allocated(130).unwrap()
     }
 
@@ -107,7 +110,9 @@ mod in_full {
             let unallocated = |policy| {
                 let without_gpus = WithoutGpus::LeastRise;
                 let replay = Replay { trace: &trace, policy, oracle_mix: false, without_gpus };
-                mean(&trace, |seed| 100.0 - replay.churn(Churn { load: 1.0, events: 120_000 }, seed).unwrap())
+                mean(&trace, |seed| {
+                    100.0 - replay.churn(Churn { load: 1.0, events: 120_000 }, seed).unwrap()
+                })
             };
             let (ours, fgd) = (unallocated(Policy::Arithmetic), unallocated(Policy::Fgd));
             assert!(ours < fgd, "{name}: {ours} against {fgd}");

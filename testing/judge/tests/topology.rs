@@ -60,9 +60,10 @@ fn pairs_by_first_fit_reach_40_of_420() {
 
 #[test]
 fn one_or_two_by_best_set_breaks_a_bridge_and_by_residual_value_none() {
-    // Sizes until the first that does not fit, and what each scores in the end (greedy, clairvoyant):
-    // 2 2 * -> 420, 420 (1/4); 2 1 1 * -> 210 (1/8); 1 1 1 1 and 1 1 1 2 -> 0 (1/8); 2 1 2 -> 210, 210 (1/8);
-    // 1 1 2 -> 20 (0 and 1 are gone, 2-3 is left), 210 (1/8); 1 2 1 and 1 2 2 -> 210, 210 (1/4).
+    // Sizes until the first that does not fit, and what each scores in the end (greedy,
+    // clairvoyant): 2 2 * -> 420, 420 (1/4); 2 1 1 * -> 210 (1/8); 1 1 1 1 and 1 1 1 2 -> 0
+    // (1/8); 2 1 2 -> 210, 210 (1/8); 1 1 2 -> 20 (0 and 1 are gone, 2-3 is left), 210 (1/8); 1
+    // 2 1 and 1 2 2 -> 210, 210 (1/4).
     let greedy = expected(&bridges(), PolicyName::Greedy, &[1, 2]);
     let (ours, best) = (105.0 + 52.5 + 2.5 + 52.5, 105.0 + 52.5 + 26.25 + 52.5);
     assert!(close(greedy.ratio(), ours / best), "{greedy:?}");
@@ -86,14 +87,18 @@ fn samples_agree_with_the_expectation() {
 
 #[test]
 fn every_set_of_free_gpus_is_one_request() {
-    // Pairs on the eleven sets of two GPUs or more. First fit takes 0-1 (20) of five of them, where 210 is possible on four.
+    // Pairs on the eleven sets of two GPUs or more. First fit takes 0-1 (20) of five of them, where
+    // 210 is possible on four.
     let matrix = bridges();
     let mut first_fit = PolicyName::FirstFit.on(&matrix, 0);
     let result = per_request::measure(&matrix, first_fit.as_mut(), 2).unwrap();
-    // {01} {02} {13} {23} {03} {12}: 1. {012}: 20/210. {013}: 20/210. {023}: 10/210. {123}: 1. {0123}: 20/210.
+    // {01} {02} {13} {23} {03} {12}: 1. {012}: 20/210. {013}: 20/210. {023}: 10/210. {123}: 1.
+    // {0123}: 20/210.
     let mean = (6.0 + 20.0 / 210.0 * 3.0 + 10.0 / 210.0 + 1.0) / 11.0;
     assert!(
-        close(result.mean, mean) && close(result.optimal, 7.0 / 11.0) && close(result.worst, 10.0 / 210.0)
+        close(result.mean, mean)
+            && close(result.optimal, 7.0 / 11.0)
+            && close(result.worst, 10.0 / 210.0)
     );
     let mut greedy = PolicyName::Greedy.on(&matrix, 0);
     let best = per_request::measure(&matrix, greedy.as_mut(), 2).unwrap();

@@ -14,7 +14,8 @@ use crate::{MS, S};
 pub enum Company {
     /// Nobody.
     Nobody,
-    /// A container without a limit that launches kernels of 1 ms (10 ms beside kernels of 50 ms and more) all the time.
+    /// A container without a limit that launches kernels of 1 ms (10 ms beside kernels of 50 ms and
+    /// more) all the time.
     Unlimited,
 }
 
@@ -50,16 +51,17 @@ pub struct Judged {
 const WARM: u64 = S;
 
 impl Workload {
-    /// The two windows over which its error says something: a kernel that runs cannot be stopped, so over less than some
-    /// kernels no limiter can hold anything.
+    /// The two windows over which its error says something: a kernel that runs cannot be stopped,
+    /// so over less than some kernels no limiter can hold anything.
     #[must_use]
     pub fn windows(&self) -> (u64, u64) {
         let round = self.kernel * self.processes as u64;
         (S.max(20 * round), (5 * S).max(50 * round))
     }
 
-    /// When its cap can be held: each process's first launches of a kernel run before anybody knows how long it takes (one at once,
-    /// and another each time that patience ends), and are paid for afterwards.
+    /// When its cap can be held: each process's first launches of a kernel run before anybody knows
+    /// how long it takes (one at once, and another each time that patience ends), and are paid
+    /// for afterwards.
     fn warm(&self, percent: u32) -> u64 {
         let processes = self.processes as u64;
         let first = (2 * processes * self.kernel / S + 1).ilog2() as u64 + 1;
@@ -74,7 +76,12 @@ impl Workload {
 
 /// Runs a workload under a limiter; answers what happened. The workload is container 0.
 #[must_use]
-pub fn run_alone_or_beside(workload: &Workload, limiter: Limiter, percent: u32, seed: u64) -> World {
+pub fn run_alone_or_beside(
+    workload: &Workload,
+    limiter: Limiter,
+    percent: u32,
+    seed: u64,
+) -> World {
     let mut world = World::new(GpuSpec::default(), Host::default(), seed);
     world.add(Container {
         program: Program::new(workload.kernel, workload.pattern),
@@ -85,7 +92,10 @@ pub fn run_alone_or_beside(workload: &Workload, limiter: Limiter, percent: u32, 
     });
     if workload.company == Company::Unlimited {
         world.add(Container {
-            program: Program::new(if workload.kernel < 50 * MS { MS } else { 10 * MS }, Pattern::Async),
+            program: Program::new(
+                if workload.kernel < 50 * MS { MS } else { 10 * MS },
+                Pattern::Async,
+            ),
             processes: 1,
             limiter: Limiter::Tessera(ComputePolicy::None),
             percent: 0,
@@ -105,7 +115,13 @@ pub fn unlimited(workload: &Workload, seed: u64) -> f64 {
 
 /// Judges a limiter by a workload.
 #[must_use]
-pub fn judge(workload: &Workload, limiter: Limiter, percent: u32, unlimited: f64, seed: u64) -> Judged {
+pub fn judge(
+    workload: &Workload,
+    limiter: Limiter,
+    percent: u32,
+    unlimited: f64,
+    seed: u64,
+) -> Judged {
     let world = run_alone_or_beside(workload, limiter, percent, seed);
     let expected = unlimited.min(f64::from(percent) / 100.0);
     let (short, long) = workload.windows();

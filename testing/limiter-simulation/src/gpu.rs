@@ -5,7 +5,8 @@ use std::collections::VecDeque;
 /// What a GPU is like.
 #[derive(Debug, Clone, Copy)]
 pub struct GpuSpec {
-    /// How long a context keeps the GPU while others have work, ns. Kernels are cut where it ends, and go on later.
+    /// How long a context keeps the GPU while others have work, ns. Kernels are cut where it ends,
+    /// and go on later.
     pub slice: u64,
     /// What a change of context costs, ns; nobody's time.
     pub switch: u64,
@@ -62,7 +63,15 @@ impl Gpu {
     /// An idle one.
     #[must_use]
     pub fn new(spec: GpuSpec) -> Self {
-        Self { spec, now: 0, contexts: Vec::new(), current: 0, slice_end: 0, switching: 0, switched: 0 }
+        Self {
+            spec,
+            now: 0,
+            contexts: Vec::new(),
+            current: 0,
+            slice_end: 0,
+            switching: 0,
+            switched: 0,
+        }
     }
 
     /// A new context; answers its number.
@@ -159,8 +168,9 @@ impl Gpu {
     /// Turns to the next context with work.
     fn switch(&mut self) -> bool {
         let count = self.contexts.len();
-        let next =
-            (1..=count).map(|step| (self.current + step) % count).find(|at| self.contexts[*at].queued > 0);
+        let next = (1..=count)
+            .map(|step| (self.current + step) % count)
+            .find(|at| self.contexts[*at].queued > 0);
         let Some(next) = next else { return false };
         if next != self.current {
             self.switching = self.now + self.spec.switch;

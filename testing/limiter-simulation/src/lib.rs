@@ -1,4 +1,5 @@
-//! GPUs shared in time, programs that launch on them, and limiters between the two, by discrete events.
+//! GPUs shared in time, programs that launch on them, and limiters between the two, by discrete
+//! events.
 //!
 //! ```text
 //!  Program   what a container's processes launch, and when they wait for it

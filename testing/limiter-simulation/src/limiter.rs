@@ -2,8 +2,8 @@
 
 use tessera_intercept_abi::ComputePolicy;
 use tessera_intercept_limiter::compute::{
-    Asked, ComputePage, ComputeSlot, Decision, Key, MARKERS, Marker, Meter, Plan, Published, PublishedPage,
-    Rate, Surroundings, Till, Timer, running_of,
+    Asked, ComputePage, ComputeSlot, Decision, Key, MARKERS, Marker, Meter, Plan, Published,
+    PublishedPage, Rate, Surroundings, Till, Timer, running_of,
 };
 
 use crate::gpu::Gpu;
@@ -64,7 +64,8 @@ impl Timer for Events<'_> {
     }
 
     fn elapsed_ns(&mut self, from: Marker, to: Marker) -> Option<i64> {
-        let (from, to) = (self.gpu.passed(self.context, from.0)?, self.gpu.passed(self.context, to.0)?);
+        let (from, to) =
+            (self.gpu.passed(self.context, from.0)?, self.gpu.passed(self.context, to.0)?);
         Some(to as i64 - from as i64 - self.gpu.event_cost() as i64)
     }
 }
@@ -98,7 +99,8 @@ impl Enforced {
     }
 
     fn around<'a>(&'a self, till: &'a Till, slot: usize, now: u64) -> Surroundings<'a> {
-        let siblings = self.slots.iter().enumerate().filter(|(at, _)| *at != slot).map(|(_, slot)| slot);
+        let siblings =
+            self.slots.iter().enumerate().filter(|(at, _)| *at != slot).map(|(_, slot)| slot);
         Surroundings {
             till,
             page: &self.page,
@@ -129,7 +131,8 @@ impl Enforced {
                     return Verdict::Go(None);
                 }
                 let asked = Asked { since: *waits.get_or_insert(now), now };
-                match meter.admit(key, events.context, &self.around(till, slot, now), events, asked) {
+                match meter.admit(key, events.context, &self.around(till, slot, now), events, asked)
+                {
                     Decision::Go(Plan { between, .. }) => {
                         *waits = None;
                         Verdict::Go(between.map(|(before, behind)| (before.0, behind.0)))

@@ -38,12 +38,14 @@ impl Hami {
         if off > limit / 2 {
             step = step * off * 2 / (limit + 1);
         }
-        self.share = if used <= limit { (self.share + step).min(POOL) } else { (self.share - step).max(0) };
+        self.share =
+            if used <= limit { (self.share + step).min(POOL) } else { (self.share - step).max(0) };
         self.tokens = (self.tokens + self.share).min(POOL);
     }
 }
 
-/// vgpu-manager: one pool for the container; less than 80 % of the limit used gives more, more than 87.5 % of it a third.
+/// vgpu-manager: one pool for the container; less than 80 % of the limit used gives more, more than
+/// 87.5 % of it a third.
 #[derive(Debug, Default)]
 pub(crate) struct Aimd {
     tokens: i64,

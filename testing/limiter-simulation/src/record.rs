@@ -27,7 +27,8 @@ impl Record {
     /// Part of the time that changes of context took.
     #[must_use]
     pub fn switching(&self, from: u64, to: u64) -> f64 {
-        let at = |time: u64| self.switched[((time / Self::STEP) as usize).min(self.switched.len() - 1)];
+        let at =
+            |time: u64| self.switched[((time / Self::STEP) as usize).min(self.switched.len() - 1)];
         (at(to) - at(from)) as f64 / (to - from) as f64
     }
 
@@ -50,8 +51,10 @@ impl Record {
     #[must_use]
     pub fn worst(&self, container: usize, expected: f64, window: u64, from: u64) -> f64 {
         let end = (self.ran[container].len() as u64 - 1) * Self::STEP;
-        let starts = (from..).step_by((10 * Self::STEP) as usize).take_while(|start| start + window <= end);
-        let errors = starts.map(|start| (self.part(container, start, start + window) - expected).abs());
+        let starts =
+            (from..).step_by((10 * Self::STEP) as usize).take_while(|start| start + window <= end);
+        let errors =
+            starts.map(|start| (self.part(container, start, start + window) - expected).abs());
         errors.fold(f64::NAN, f64::max)
     }
 }

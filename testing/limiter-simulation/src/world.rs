@@ -117,8 +117,12 @@ impl World {
     /// Adds a container; answers its number.
     pub fn add(&mut self, container: Container) -> usize {
         let number = self.containers.len();
-        let enforced =
-            Enforced::new(container.limiter, container.percent, container.processes, self.believed_slice);
+        let enforced = Enforced::new(
+            container.limiter,
+            container.percent,
+            container.processes,
+            self.believed_slice,
+        );
         for slot in 0..container.processes {
             let context = self.gpu.add_context(container.program.streams, enforced.events());
             let wake = container.program.next_active(self.random.between(0, 2 * MS));
@@ -171,7 +175,8 @@ impl World {
     pub fn run(&mut self, until: u64) {
         while self.now < until {
             let next = self.processes.iter().map(|process| process.wake).min().unwrap_or(u64::MAX);
-            let chores = self.next_note.min(self.next_host).min(self.next_nvml).min(self.next_watch);
+            let chores =
+                self.next_note.min(self.next_host).min(self.next_nvml).min(self.next_watch);
             let arrives = self.on_its_way.as_ref().map_or(u64::MAX, |(at, _)| *at);
             let to = next.min(chores).min(arrives).min(until);
             if let Some((context, at)) = self.gpu.advance(to) {
@@ -198,13 +203,21 @@ impl World {
         let enforced = &self.containers[container].1;
         let page = &enforced.slots[slot];
         let due = &enforced.page.due_ns;
-        bury(due, &page.busy_since_ns, &page.outstanding_ns, self.now, enforced.share, Crowd::NOBODY);
+        bury(
+            due,
+            &page.busy_since_ns,
+            &page.outstanding_ns,
+            self.now,
+            enforced.share,
+            Crowd::NOBODY,
+        );
         page.waiting_since_ns.store(0, Ordering::Relaxed);
     }
 
     /// What the GPU was waited for is done.
     fn wake(&mut self, context: usize) {
-        if let Some(process) = self.processes.iter_mut().find(|process| process.context == context) {
+        if let Some(process) = self.processes.iter_mut().find(|process| process.context == context)
+        {
             process.wake = self.now + SYNC;
         }
     }
@@ -320,7 +333,10 @@ impl World {
     fn watch(&mut self) {
         for process in &mut self.processes {
             if let Own::Hami(hami) = &mut process.own {
-                hami.look(self.containers[process.container].1.percent, self.nvml[process.container].1);
+                hami.look(
+                    self.containers[process.container].1.percent,
+                    self.nvml[process.container].1,
+                );
             }
         }
         for ((_, enforced), (_, part)) in self.containers.iter_mut().zip(&self.nvml) {
@@ -337,7 +353,10 @@ impl World {
         {
             let Limiter::Tessera(policy) = container.limiter else { continue };
             let waited_ns = enforced.page.waited_ns.load(Ordering::Relaxed);
-            let waits = enforced.slots.iter().any(|slot| slot.waiting_since_ns.load(Ordering::Relaxed) != 0);
+            let waits = enforced
+                .slots
+                .iter()
+                .any(|slot| slot.waiting_since_ns.load(Ordering::Relaxed) != 0);
             let share = if policy == ComputePolicy::None { 0 } else { container.percent };
             *place = Some(Observation {
                 tenant: Tenant {

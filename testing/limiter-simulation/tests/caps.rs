@@ -1,7 +1,9 @@
 //! Caps are held, whatever is launched, and whoever is there.
 
 use tessera_intercept_abi::ComputePolicy;
-use tessera_intercept_simulation::{Company, Limiter, MS, Pattern, S, US, Workload, judge, unlimited};
+use tessera_intercept_simulation::{
+    Company, Limiter, MS, Pattern, S, US, Workload, judge, unlimited,
+};
 
 const OURS: Limiter = Limiter::Tessera(ComputePolicy::Fixed);
 const KERNELS: [u64; 7] = [5 * US, 50 * US, 500 * US, 5 * MS, 50 * MS, 500 * MS, 2 * S];
@@ -15,7 +17,8 @@ fn wrongs(pattern: Pattern, company: Company, processes: usize, percents: &[u32]
         for percent in percents {
             let judged = judge(&workload, OURS, *percent, free, 7);
             let neighbour = judged.neighbour.unwrap_or(1.0);
-            // Of kernels a little longer than a slice it cannot be told how many turns of others they had in them.
+            // Of kernels a little longer than a slice it cannot be told how many turns of others
+            // they had in them.
             let coarse = processes > 1 && kernel == 5 * MS && company == Company::Unlimited;
             let long = if coarse { 0.03 } else { 0.02 };
             if !(judged.long <= long && judged.short <= 0.05 && neighbour >= 0.97) {
@@ -67,8 +70,12 @@ fn caps_hold_for_graphs_beside_one_without_a_limit() {
 fn others_are_worse_in_the_same_simulation() {
     let mut errors = Vec::new();
     for limiter in [OURS, Limiter::Aimd, Limiter::Hami] {
-        let workload =
-            Workload { kernel: 5 * MS, pattern: Pattern::Async, processes: 1, company: Company::Nobody };
+        let workload = Workload {
+            kernel: 5 * MS,
+            pattern: Pattern::Async,
+            processes: 1,
+            company: Company::Nobody,
+        };
         let free = unlimited(&workload, 7);
         let judged = [30, 50, 70].map(|percent| judge(&workload, limiter, percent, free, 7).long);
         errors.push(judged.into_iter().fold(0.0, f64::max));

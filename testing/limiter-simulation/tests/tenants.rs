@@ -1,7 +1,9 @@
 //! Several containers on one GPU, and what happens to them.
 
 use tessera_intercept_abi::ComputePolicy;
-use tessera_intercept_simulation::{Container, GpuSpec, Host, Limiter, MS, Pattern, Program, S, US, World};
+use tessera_intercept_simulation::{
+    Container, GpuSpec, Host, Limiter, MS, Pattern, Program, S, US, World,
+};
 
 const FIXED: Limiter = Limiter::Tessera(ComputePolicy::Fixed);
 const BALANCE: Limiter = Limiter::Tessera(ComputePolicy::Balance);
@@ -21,9 +23,12 @@ fn world(containers: impl IntoIterator<Item = Container>) -> World {
 
 #[test]
 fn two_equal_tenants_get_the_same_within_5_percent() {
-    for (one, other) in [(50 * US, 50 * US), (50 * US, 5 * MS), (5 * MS, 50 * MS), (300 * US, 700 * US)] {
+    for (one, other) in
+        [(50 * US, 50 * US), (50 * US, 5 * MS), (5 * MS, 50 * MS), (300 * US, 700 * US)]
+    {
         let program = |kernel| Program::new(kernel, Pattern::Async);
-        let mut world = world([container(program(one), FIXED, 50), container(program(other), FIXED, 50)]);
+        let mut world =
+            world([container(program(one), FIXED, 50), container(program(other), FIXED, 50)]);
         world.run(11 * S);
         let ratio = world.record().part(0, S, 11 * S) / world.record().part(1, S, 11 * S);
         assert!((0.95..=1.05).contains(&ratio), "{one} beside {other}: {ratio}");
@@ -32,9 +37,12 @@ fn two_equal_tenants_get_the_same_within_5_percent() {
 
 #[test]
 fn tenants_of_30_and_70_percent_get_30_to_70_within_10_percent() {
-    for (one, other) in [(50 * US, 50 * US), (50 * US, 5 * MS), (5 * MS, 50 * US), (50 * MS, 5 * MS)] {
+    for (one, other) in
+        [(50 * US, 50 * US), (50 * US, 5 * MS), (5 * MS, 50 * US), (50 * MS, 5 * MS)]
+    {
         let program = |kernel| Program::new(kernel, Pattern::Async);
-        let mut world = world([container(program(one), FIXED, 30), container(program(other), FIXED, 70)]);
+        let mut world =
+            world([container(program(one), FIXED, 30), container(program(other), FIXED, 70)]);
         world.run(11 * S);
         let ratio = world.record().part(1, S, 11 * S) / world.record().part(0, S, 11 * S);
         assert!((2.1..=2.566).contains(&ratio), "{one} beside {other}: {ratio}");
@@ -45,7 +53,8 @@ fn tenants_of_30_and_70_percent_get_30_to_70_within_10_percent() {
 fn balance_uses_what_others_leave_and_is_back_at_its_share_within_200_ms() {
     for kernel in [50 * US, MS, 5 * MS] {
         let returns = 3 * S;
-        let comes_back = Program::new(MS, Pattern::Batch { launches: 16 }).active(vec![(returns, 6 * S)]);
+        let comes_back =
+            Program::new(MS, Pattern::Batch { launches: 16 }).active(vec![(returns, 6 * S)]);
         let mut world = world([
             container(Program::new(kernel, Pattern::Async), BALANCE, 30),
             container(comes_back, NONE, 0),
@@ -66,8 +75,10 @@ fn balance_leaves_a_tenant_with_a_share_what_it_uses() {
     let small = Program::new(2 * MS, Pattern::Sync { gap: 8 * MS });
     let mut alone = world([container(small.clone(), FIXED, 50)]);
     alone.run(6 * S);
-    let mut both =
-        world([container(small, FIXED, 50), container(Program::new(200 * US, Pattern::Async), BALANCE, 50)]);
+    let mut both = world([
+        container(small, FIXED, 50),
+        container(Program::new(200 * US, Pattern::Async), BALANCE, 50),
+    ]);
     both.run(6 * S);
     let kept = both.record().part(0, S, 6 * S) / alone.record().part(0, S, 6 * S);
     assert!(kept > 0.75, "each of its kernels may wait for one slice: {kept}");

@@ -91,7 +91,8 @@ impl Args {
 }
 
 fn see(cuda: &Cuda, nvml: &Nvml) -> Result<See, Failure> {
-    let devices = (0..cuda.count()?).map(|index| see_device(cuda, nvml, index)).collect::<Result<_, _>>()?;
+    let devices =
+        (0..cuda.count()?).map(|index| see_device(cuda, nvml, index)).collect::<Result<_, _>>()?;
     Ok(See { devices, cuda_version: cuda.version()? })
 }
 

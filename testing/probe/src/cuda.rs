@@ -106,7 +106,14 @@ impl<'a> Device<'a> {
         let mut bytes = [0; 16];
         self.cuda.check("cuDeviceGetUuid", (self.cuda.device_uuid)(&mut bytes, self.device))?;
         let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-        Ok(format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]))
+        Ok(format!(
+            "GPU-{}-{}-{}-{}-{}",
+            &hex[..8],
+            &hex[8..12],
+            &hex[12..16],
+            &hex[16..20],
+            &hex[20..]
+        ))
     }
 
     /// Its product name.
@@ -121,7 +128,8 @@ impl<'a> Device<'a> {
     /// Its memory in bytes.
     pub(crate) fn total(&self) -> Result<u64> {
         let mut bytes = 0;
-        self.cuda.check("cuDeviceTotalMem_v2", (self.cuda.device_total)(&mut bytes, self.device))?;
+        self.cuda
+            .check("cuDeviceTotalMem_v2", (self.cuda.device_total)(&mut bytes, self.device))?;
         Ok(bytes as u64)
     }
 
@@ -138,7 +146,8 @@ impl<'a> Device<'a> {
     /// Its primary context, current in this thread until the value is dropped.
     pub(crate) fn context(self) -> Result<Context<'a>> {
         let mut context = std::ptr::null_mut();
-        self.cuda.check("cuDevicePrimaryCtxRetain", (self.cuda.retain)(&mut context, self.device))?;
+        self.cuda
+            .check("cuDevicePrimaryCtxRetain", (self.cuda.retain)(&mut context, self.device))?;
         let held = Context { device: self };
         self.cuda.check("cuCtxSetCurrent", (self.cuda.set_current)(context))?;
         Ok(held)

@@ -7,8 +7,8 @@
 //!  --tamper HOW ... -> {"event":"tampered", ...} before anything else
 //! ```
 //!
-//! One JSON object a line, flushed. It links neither CUDA nor NVML: like most programs it opens `libcuda.so.1` and
-//! `libnvidia-ml.so.1` when it runs, and looks its functions up by name.
+//! One JSON object a line, flushed. It links neither CUDA nor NVML: like most programs it opens
+//! `libcuda.so.1` and `libnvidia-ml.so.1` when it runs, and looks its functions up by name.
 
 mod args;
 mod cuda;

@@ -32,7 +32,8 @@ impl FromStr for Bytes {
             "Ti" => 1 << 40,
             other => return Err(format!("`{other}` is not one of Ki, Mi, Gi, Ti")),
         };
-        let number: u64 = digits.parse().map_err(|_| format!("`{digits}` is not a whole number"))?;
+        let number: u64 =
+            digits.parse().map_err(|_| format!("`{digits}` is not a whole number"))?;
         number.checked_mul(unit).map(Self).ok_or_else(|| format!("`{text}` is too much"))
     }
 }

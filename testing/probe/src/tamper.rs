@@ -1,6 +1,7 @@
 //! What a tenant might try against grants and ledgers: for tests, which see what comes of it.
 //!
-//! Everything here is what any program in the container could do; nothing asks the library or the driver for leave.
+//! Everything here is what any program in the container could do; nothing asks the library or the
+//! driver for leave.
 
 use std::ffi::{CStr, CString};
 use std::fs::{self, File, OpenOptions};
@@ -24,13 +25,15 @@ use crate::report::Failure;
 pub(crate) enum Tamper {
     /// Make a grant of eight times the memory, and a ledger, as files in `--forge-into`.
     ForgeGrant,
-    /// The same in user and mount namespaces of its own, mounted as the driver and the runtime do it.
+    /// The same in user and mount namespaces of its own, mounted as the driver and the runtime do
+    /// it.
     ForgeByMounting,
     /// Cut every ledger off.
     TruncateLedger,
     /// Zero every ledger.
     ZeroLedger,
-    /// Make the first page of every ledger that of a new one: nothing taken in all, whatever its slots say.
+    /// Make the first page of every ledger that of a new one: nothing taken in all, whatever its
+    /// slots say.
     ResetLedger,
     /// Make every ledger longer, and write behind its end.
     GrowLedger,
@@ -68,8 +71,12 @@ impl Tamper {
             Self::ForgeGrant => forge(&forge_into.join(FORGED), id).map(|()| 0),
             Self::ForgeByMounting => forge_by_mounting().map(|()| 0),
             Self::TruncateLedger => each_ledger(|file| file.set_len(0).map(|()| 0)),
-            Self::ZeroLedger => each_ledger(|file| file.write_all_at(&[0; LEDGER_LEN], 0).map(|()| 0)),
-            Self::ResetLedger => each_ledger(|file| file.write_all_at(&first_page(), 0).map(|()| 0)),
+            Self::ZeroLedger => {
+                each_ledger(|file| file.write_all_at(&[0; LEDGER_LEN], 0).map(|()| 0))
+            }
+            Self::ResetLedger => {
+                each_ledger(|file| file.write_all_at(&first_page(), 0).map(|()| 0))
+            }
             Self::ScrambleLedger => each_ledger(|file| file.write_all_at(&noise(), 0).map(|()| 0)),
             Self::GrowLedger => return each_ledger_grown().map_err(failure),
             Self::FillDev => return filled(Path::new("/dev/filler")).map_err(failure),
@@ -85,13 +92,18 @@ impl Tamper {
 }
 
 fn failure(error: io::Error) -> Failure {
-    Failure { call: "tamper".to_owned(), code: error.raw_os_error().unwrap_or(-1), name: error.to_string() }
+    Failure {
+        call: "tamper".to_owned(),
+        code: error.raw_os_error().unwrap_or(-1),
+        name: error.to_string(),
+    }
 }
 
 /// Directories of the shares that the container has; beside them lies that of the driver's socket.
 fn shares() -> io::Result<Vec<PathBuf>> {
     let entries = fs::read_dir(SHARES_DIR)?;
-    let paths: Vec<_> = entries.map(|entry| entry.map(|entry| entry.path())).collect::<Result<_, _>>()?;
+    let paths: Vec<_> =
+        entries.map(|entry| entry.map(|entry| entry.path())).collect::<Result<_, _>>()?;
     Ok(paths.into_iter().filter(|path| path != Path::new(HOST_DIR)).collect())
 }
 
@@ -166,10 +178,14 @@ fn forge(directory: &Path, id: &str) -> io::Result<()> {
 
 /// Such a grant and a new ledger.
 fn forged(id: &str) -> io::Result<(Vec<u8>, Vec<u8>)> {
-    let of = shares()?.into_iter().find(|share| !share.ends_with(FORGED)).ok_or(io::ErrorKind::NotFound)?;
+    let of = shares()?
+        .into_iter()
+        .find(|share| !share.ends_with(FORGED))
+        .ok_or(io::ErrorKind::NotFound)?;
     let grant = Grant::parse(&fs::read(of.join(GRANT_FILE))?).map_err(io::Error::other)?;
     let id = Text::new(id).map_err(io::Error::other)?;
-    let grant = Grant { id, memory_limit_bytes: grant.memory_limit_bytes * 8, sequence: 0, ..grant };
+    let grant =
+        Grant { id, memory_limit_bytes: grant.memory_limit_bytes * 8, sequence: 0, ..grant };
     let page = grant.encode().map_err(io::Error::other)?;
     let mut ledger = vec![0; LEDGER_LEN];
     let begin = ledger::initial();
@@ -204,10 +220,18 @@ fn forge_by_mounting() -> io::Result<()> {
     mount(c"", &share.join(GRANT_FILE), c"", libc::MS_BIND | libc::MS_REMOUNT | libc::MS_RDONLY, "")
 }
 
-fn mount(from: &CStr, at: &Path, kind: &CStr, flags: libc::c_ulong, options: &str) -> io::Result<()> {
+fn mount(
+    from: &CStr,
+    at: &Path,
+    kind: &CStr,
+    flags: libc::c_ulong,
+    options: &str,
+) -> io::Result<()> {
     let (at, options) = (path(at)?, CString::new(options)?);
     // SAFETY: all strings are terminated; the options are text.
-    done(unsafe { libc::mount(from.as_ptr(), at.as_ptr(), kind.as_ptr(), flags, options.as_ptr().cast()) })
+    done(unsafe {
+        libc::mount(from.as_ptr(), at.as_ptr(), kind.as_ptr(), flags, options.as_ptr().cast())
+    })
 }
 
 fn path(path: &Path) -> io::Result<CString> {

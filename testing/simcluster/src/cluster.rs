@@ -1,5 +1,5 @@
-//! A whole cluster in one process: API server, controllers and scheduler. Nodes join through [`crate::node`], by the
-//! kubeconfig, as kubelets do.
+//! A whole cluster in one process: API server, controllers and scheduler. Nodes join through
+//! [`crate::node`], by the kubeconfig, as kubelets do.
 
 use std::path::{Path, PathBuf};
 
@@ -85,7 +85,9 @@ impl SimCluster {
         let ClusterOptions { api, controllers, scheduler, directory } = options;
         let directory = match directory {
             Some(path) => Directory::Given(path),
-            None => Directory::Own(TempDir::with_prefix("tessera-sim-").map_err(ClusterError::Directory)?),
+            None => Directory::Own(
+                TempDir::with_prefix("tessera-sim-").map_err(ClusterError::Directory)?,
+            ),
         };
         let api = ApiServer::start(api).await?;
         let admin = directory.path().join("admin.kubeconfig");

@@ -95,7 +95,8 @@ where
         self.cache.objects.values()
     }
 
-    /// Takes the answer to a write, so that the next decision sees it. Events that were under way do not set it back.
+    /// Takes the answer to a write, so that the next decision sees it. Events that were under way
+    /// do not set it back.
     pub(crate) fn assume(&mut self, object: K) {
         self.cache.objects.insert(key(&object), Arc::new(object));
     }
@@ -162,9 +163,12 @@ impl<K: ResourceExt> Cache<K> {
     fn replace(&mut self, listed: BTreeMap<Key, Arc<K>>) -> Vec<Change<K>> {
         let before = std::mem::replace(&mut self.objects, listed);
         let gone = before.iter().filter(|(key, _)| !self.objects.contains_key(*key));
-        let gone = gone.map(|(key, old)| Change { key: key.clone(), old: Some(old.clone()), new: None });
+        let gone =
+            gone.map(|(key, old)| Change { key: key.clone(), old: Some(old.clone()), new: None });
         let same = |old: Option<&Arc<K>>, new: &K| {
-            old.is_some_and(|old| old.resource_version() == new.resource_version() && old.uid() == new.uid())
+            old.is_some_and(|old| {
+                old.resource_version() == new.resource_version() && old.uid() == new.uid()
+            })
         };
         let come = self.objects.iter().filter(|(key, new)| !same(before.get(*key), new));
         let come = come.map(|(key, new)| Change {
@@ -176,8 +180,10 @@ impl<K: ResourceExt> Cache<K> {
     }
 }
 
-/// Whether this is an earlier state of the same object. Resource versions are comparable since Kubernetes 1.35.
+/// Whether this is an earlier state of the same object. Resource versions are comparable since
+/// Kubernetes 1.35.
 fn is_older<K: ResourceExt>(object: &K, known: &K) -> bool {
-    let version = |object: &K| object.resource_version().and_then(|version| version.parse::<u64>().ok());
+    let version =
+        |object: &K| object.resource_version().and_then(|version| version.parse::<u64>().ok());
     object.uid() == known.uid() && version(object) < version(known)
 }

@@ -12,8 +12,9 @@
 //!   node/         kubelet and container stand-ins
 //! ```
 //!
-//! A stand-in rots when nothing holds it to the real thing: the scenario files under `e2e/scenarios` run on this
-//! cluster and on a real one alike. What is simplified is said at the top of each module.
+//! A stand-in rots when nothing holds it to the real thing: the scenario files under
+//! `e2e/scenarios` run on this cluster and on a real one alike. What is simplified is said at the
+//! top of each module.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! `tessera-simcluster`: the demo, a cluster to play with, and the inside of the container stand-in.
+//! `tessera-simcluster`: the demo, a cluster to play with, and the inside of the container
+//! stand-in.
 
 mod demo;
 mod serve;
@@ -24,9 +25,10 @@ enum Command {
     Demo(demo::DemoArgs),
     /// Runs a cluster with two nodes and fake GPUs until it is interrupted.
     Serve(serve::ServeArgs),
-    /// Acts on a node of a cluster that `serve` runs, in the words of e2e/cluster/node.sh: restart|stop|kill|start NODE
-    /// kubelet|driver, the same for `control-plane controller`, policies control-plane on|off, residue NODE,
-    /// gpu NODE HAPPENING...; and chaos begin SEED SECONDS, chaos report, chaos end, clock NODE|control-plane SECONDS.
+    /// Acts on a node of a cluster that `serve` runs, in the words of e2e/cluster/node.sh:
+    /// restart|stop|kill|start NODE kubelet|driver, the same for `control-plane controller`,
+    /// policies control-plane on|off, residue NODE, gpu NODE HAPPENING...; and chaos begin SEED
+    /// SECONDS, chaos report, chaos end, clock NODE|control-plane SECONDS.
     Node(serve::NodeArgs),
     /// Supervises one container.
     #[command(name = container::INIT, hide = true)]

@@ -26,9 +26,12 @@ impl PodClaim {
         if let Some(name) = &entry.resource_claim_name {
             return Self::Named(name.clone());
         }
-        let statuses = pod.status.as_ref().and_then(|status| status.resource_claim_statuses.as_ref());
+        let statuses =
+            pod.status.as_ref().and_then(|status| status.resource_claim_statuses.as_ref());
         match statuses.into_iter().flatten().find(|status| status.name == entry.name) {
-            Some(status) => status.resource_claim_name.clone().map_or(Self::NotNeeded, Self::Generated),
+            Some(status) => {
+                status.resource_claim_name.clone().map_or(Self::NotNeeded, Self::Generated)
+            }
             None => Self::NotCreated,
         }
     }
@@ -49,10 +52,9 @@ pub(crate) fn entries(pod: &Pod) -> &[PodResourceClaim] {
 
 /// Whether the pod is the controlling owner of the claim.
 pub(crate) fn is_for_pod(pod: &Pod, claim: &ResourceClaim) -> bool {
-    claim
-        .owner_references()
-        .iter()
-        .any(|owner| owner.controller == Some(true) && Some(&owner.uid) == pod.metadata.uid.as_ref())
+    claim.owner_references().iter().any(|owner| {
+        owner.controller == Some(true) && Some(&owner.uid) == pod.metadata.uid.as_ref()
+    })
 }
 
 /// Whether the claim is reserved for the pod.

@@ -47,8 +47,12 @@ impl<T: Clone + Eq + Ord + Hash> WorkQueue<T> {
     }
 
     /// The work on this key came to an end: well, or it comes again later. `who` is for the log.
-    pub(crate) fn settle<E: Error + 'static>(&mut self, key: T, outcome: Result<(), E>, who: &'static str)
-    where
+    pub(crate) fn settle<E: Error + 'static>(
+        &mut self,
+        key: T,
+        outcome: Result<(), E>,
+        who: &'static str,
+    ) where
         T: Debug,
     {
         match outcome {
@@ -78,7 +82,9 @@ impl<T: Clone + Eq + Ord + Hash> WorkQueue<T> {
 
     /// Waits until a failed key is due, and makes it ready. For ever where none failed.
     pub(crate) async fn due(&mut self) {
-        let Some((when, _)) = self.waiting.first().cloned() else { return std::future::pending().await };
+        let Some((when, _)) = self.waiting.first().cloned() else {
+            return std::future::pending().await;
+        };
         tokio::time::sleep_until(when).await;
         while let Some((when, key)) = self.waiting.pop_first() {
             if when > Instant::now() {

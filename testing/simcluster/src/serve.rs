@@ -63,7 +63,8 @@ pub(crate) fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Logs what RUST_LOG says; without it only what went wrong, and not that connections break when everything ends.
+/// Logs what RUST_LOG says; without it only what went wrong, and not that connections break when
+/// everything ends.
 pub(crate) fn log_to_stderr() {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env();
     let filter = filter.unwrap_or_else(|_| "error,kube_client=off".into());

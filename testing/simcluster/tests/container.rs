@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use serde_json::json;
 use tessera_simcluster::node::container::{
-    BindMount, Container, ContainerConfig, ContainerId, Image, ImageStore, RunAs, Runtime, RuntimeOptions,
-    State,
+    BindMount, Container, ContainerConfig, ContainerId, Image, ImageStore, RunAs, Runtime,
+    RuntimeOptions, State,
 };
 use tessera_simcluster::node::namespaces;
 use tessera_test_support::{report_skip, test_name};
@@ -25,7 +25,8 @@ struct Bench {
 }
 
 impl Bench {
-    /// None where the machine allows no namespaces; said on standard error, for the list of skipped tests.
+    /// None where the machine allows no namespaces; said on standard error, for the list of skipped
+    /// tests.
     fn set_up(test: &str) -> Option<Self> {
         if let Err(reason) = namespaces::allowed(Path::new(PROGRAM)) {
             report_skip(test, format!("no namespaces here: {reason}"));
@@ -33,7 +34,8 @@ impl Bench {
         }
         let directory = tempfile::tempdir().unwrap();
         let mut images = ImageStore::default();
-        let programs = ["/bin/sh", "/bin/cat", "/usr/bin/id", "/usr/bin/stat", "/bin/sleep", "/bin/ls"];
+        let programs =
+            ["/bin/sh", "/bin/cat", "/usr/bin/id", "/usr/bin/stat", "/bin/sleep", "/bin/ls"];
         images.insert("tools", Image::of_programs(&programs).unwrap());
         std::fs::create_dir(directory.path().join("cdi")).unwrap();
         let runtime = Runtime::new(RuntimeOptions {
@@ -66,13 +68,17 @@ impl Bench {
 
     async fn ended(&self, id: &ContainerId) -> Container {
         let mut changes = self.runtime.subscribe();
-        let exited =
-            |container: &Container| container.id == *id && matches!(container.state, State::Exited { .. });
+        let exited = |container: &Container| {
+            container.id == *id && matches!(container.state, State::Exited { .. })
+        };
         loop {
             if let Some(container) = self.runtime.containers(&id.pod_uid).into_iter().find(exited) {
                 return container;
             }
-            tokio::time::timeout(PATIENCE, changes.changed()).await.expect("the container ends").unwrap();
+            tokio::time::timeout(PATIENCE, changes.changed())
+                .await
+                .expect("the container ends")
+                .unwrap();
         }
     }
 }
@@ -222,7 +228,9 @@ async fn terminate_reaches_a_program_that_listens_and_kill_the_one_that_does_not
 async fn shutting_down_leaves_no_process_and_starts_nothing_more() {
     let Some(bench) = Bench::set_up(test_name!()) else { return };
     bench.runtime.start(script("sleep 1000")).await.unwrap();
-    let State::Running { pid, .. } = bench.runtime.containers("uid")[0].state else { panic!("not running") };
+    let State::Running { pid, .. } = bench.runtime.containers("uid")[0].state else {
+        panic!("not running")
+    };
     bench.runtime.shut_down().await;
     assert!(!Path::new("/proc").join(pid.to_string()).exists());
     let mut another = script("true");

@@ -1,7 +1,7 @@
 //! The demo, as `make demo` runs it: it shows what it says, and leaves nothing, however it ends.
 //!
-//! Runs the real driver, controller, probe and libraries, which lie beside this crate's program once they are built
-//! (`make build`).
+//! Runs the real driver, controller, probe and libraries, which lie beside this crate's program
+//! once they are built (`make build`).
 
 #![expect(clippy::unwrap_used, reason = "a test says by panicking where it stands")]
 
@@ -19,7 +19,8 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_tessera-simcluster");
 /// The demo takes a second or two; a debug build on a busy machine, more.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// True where the machine allows no namespaces; said on standard error, for the list of skipped tests.
+/// True where the machine allows no namespaces; said on standard error, for the list of skipped
+/// tests.
 fn skipped(test: &str) -> bool {
     match namespaces::allowed(Path::new(PROGRAM)) {
         Ok(()) => false,
@@ -40,7 +41,8 @@ fn text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
-/// Processes whose command line or working files name the directory: everything that the demo starts does.
+/// Processes whose command line or working files name the directory: everything that the demo
+/// starts does.
 fn processes_of(directory: &Path) -> Vec<String> {
     let name = directory.display().to_string();
     let mut found = Vec::new();
@@ -56,7 +58,8 @@ fn processes_of(directory: &Path) -> Vec<String> {
 
 fn assert_nothing_left(directory: &Path) {
     assert_eq!(processes_of(directory), Vec::<String>::new());
-    let files: Vec<_> = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let files: Vec<_> =
+        std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert!(files.is_empty(), "{files:?}");
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
     assert!(!mounts.contains(&directory.display().to_string()), "{mounts}");
@@ -143,13 +146,18 @@ fn a_demo_that_is_killed_takes_its_processes_and_mounts_along() {
 
 #[test]
 fn without_namespaces_the_demo_says_so_and_shows_the_rest() {
-    // A user namespace that allows no further ones, and a process in it without the right to make any other kind.
+    // A user namespace that allows no further ones, and a process in it without the right to make
+    // any other kind.
     let forbid = "echo 0 >/proc/sys/user/max_user_namespaces && exec setpriv --bounding-set -all --inh-caps -all \"$@\"";
     let directory = tempfile::tempdir().unwrap();
     let mut command = Command::new("unshare");
     command.args(["--user", "--map-root-user", "sh", "-c", forbid, "sh", PROGRAM, "demo"]);
     let output = match command.env("TMPDIR", directory.path()).stdin(Stdio::null()).output() {
-        Ok(output) if !text(&output).contains("unshare: ") && !text(&output).contains("setpriv: ") => output,
+        Ok(output)
+            if !text(&output).contains("unshare: ") && !text(&output).contains("setpriv: ") =>
+        {
+            output
+        }
         Ok(output) => return report_skip(test_name!(), text(&output)),
         Err(error) => return report_skip(test_name!(), format!("unshare: {error}")),
     };

@@ -34,10 +34,12 @@ pub struct GoldenProfile {
     pub cases: Vec<String>,
 }
 
-/// Reads the golden cases of `testing/data/conformance`, which are those that its `manifest.tsv` lists.
+/// Reads the golden cases of `testing/data/conformance`, which are those that its `manifest.tsv`
+/// lists.
 ///
 /// # Panics
-/// A file is missing, has another number of cases than the manifest says, or is not in the manifest.
+/// A file is missing, has another number of cases than the manifest says, or is not in the
+/// manifest.
 pub fn golden_profiles() -> Vec<GoldenProfile> {
     golden_profiles_of(&directory().join("conformance"))
 }
@@ -48,14 +50,17 @@ fn golden_profiles_of(directory: &Path) -> Vec<GoldenProfile> {
         let (name, count) = line.split_once('\t').expect("manifest.tsv: PROFILE<TAB>CASES");
         let count: usize = count.parse().expect("manifest.tsv: CASES is a number");
         let file = format!("{name}.jsonl");
-        let cases: Vec<String> = read_from(directory, Path::new(&file)).lines().map(str::to_owned).collect();
+        let cases: Vec<String> =
+            read_from(directory, Path::new(&file)).lines().map(str::to_owned).collect();
         assert_eq!(cases.len(), count, "cases of {}", directory.join(file).display());
         GoldenProfile { name: name.to_owned(), cases }
     };
     let profiles: Vec<GoldenProfile> = manifest.lines().map(profile).collect();
-    let listed: BTreeSet<String> = profiles.iter().map(|profile| format!("{}.jsonl", profile.name)).collect();
+    let listed: BTreeSet<String> =
+        profiles.iter().map(|profile| format!("{}.jsonl", profile.name)).collect();
     let entries = fs::read_dir(directory).expect("the directory has just been read from");
-    let names = entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned());
+    let names =
+        entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned());
     let stored: BTreeSet<String> = names.filter(|name| name.ends_with(".jsonl")).collect();
     assert_eq!(stored, listed, "files of cases in {} and its manifest.tsv", directory.display());
     profiles
@@ -80,10 +85,16 @@ pub fn proc_queries() -> Vec<ProcQuery> {
     let query = |line: &str| {
         let (name, rest) = line.split_once(' ').expect("a name, maybe empty");
         let (version, flags) = rest.split_once(" fl=").expect("a version and flags");
-        let [version, flags] = [version, flags].map(|number| number.parse::<u64>().expect("a number"));
-        ProcQuery { name: name.to_owned(), version: version.try_into().expect("a CUDA version"), flags }
+        let [version, flags] =
+            [version, flags].map(|number| number.parse::<u64>().expect("a number"));
+        ProcQuery {
+            name: name.to_owned(),
+            version: version.try_into().expect("a CUDA version"),
+            flags,
+        }
     };
-    let queries: Vec<ProcQuery> = read("symbols/cudart-12.9-proc-queries.txt").lines().map(query).collect();
+    let queries: Vec<ProcQuery> =
+        read("symbols/cudart-12.9-proc-queries.txt").lines().map(query).collect();
     assert_eq!(queries.len(), 419, "queries of the CUDA runtime");
     queries
 }
@@ -102,7 +113,8 @@ mod tests {
 
     #[test]
     fn golden_cases_are_those_of_the_manifest() {
-        let suite = suite(&[("manifest.tsv", "all\t2\n"), ("all.jsonl", "{}\n{}\n"), ("README.md", "x")]);
+        let suite =
+            suite(&[("manifest.tsv", "all\t2\n"), ("all.jsonl", "{}\n{}\n"), ("README.md", "x")]);
         let all = GoldenProfile { name: "all".into(), cases: vec!["{}".into(); 2] };
         assert_eq!(golden_profiles_of(suite.path()), [all]);
     }

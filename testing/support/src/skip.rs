@@ -1,8 +1,10 @@
 use std::fmt::Display;
 
-/// Reports on standard error that the test `name` cannot run on this machine, as `SKIPPED: NAME: REASON`.
+/// Reports on standard error that the test `name` cannot run on this machine, as `SKIPPED: NAME:
+/// REASON`.
 ///
-/// `.ci/run` finds such lines in the output of `make test SHOW_SKIPPED=1` and fails unless `.ci/allowed-skips` has the name.
+/// `.ci/run` finds such lines in the output of `make test SHOW_SKIPPED=1` and fails unless
+/// `.ci/allowed-skips` has the name.
 ///
 /// # Panics
 /// The name is empty or has a colon, or the reason is empty: `.ci/run` would not find the line.

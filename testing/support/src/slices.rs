@@ -4,8 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::resource::v1::ResourceSlice;
 
-/// Returns the nodes that publish devices in as many slices of the newest generation as their pool has.
-pub fn nodes_with_whole_pool<'s>(slices: impl IntoIterator<Item = &'s ResourceSlice>) -> BTreeSet<&'s str> {
+/// Returns the nodes that publish devices in as many slices of the newest generation as their pool
+/// has.
+pub fn nodes_with_whole_pool<'s>(
+    slices: impl IntoIterator<Item = &'s ResourceSlice>,
+) -> BTreeSet<&'s str> {
     let mut pools = BTreeMap::<(&str, &str), Vec<&ResourceSlice>>::new();
     for slice in slices {
         if let Some(node) = slice.spec.node_name.as_deref() {
@@ -18,8 +21,10 @@ pub fn nodes_with_whole_pool<'s>(slices: impl IntoIterator<Item = &'s ResourceSl
 
 fn is_whole(slices: &[&ResourceSlice]) -> bool {
     let newest = slices.iter().map(|slice| slice.spec.pool.generation).max();
-    let current: Vec<_> = slices.iter().filter(|slice| Some(slice.spec.pool.generation) == newest).collect();
-    let has_devices = current.iter().any(|slice| slice.spec.devices.iter().flatten().next().is_some());
+    let current: Vec<_> =
+        slices.iter().filter(|slice| Some(slice.spec.pool.generation) == newest).collect();
+    let has_devices =
+        current.iter().any(|slice| slice.spec.devices.iter().flatten().next().is_some());
     let expected = current.first().map(|slice| slice.spec.pool.resource_slice_count);
     has_devices && expected == i64::try_from(current.len()).ok()
 }

@@ -12,7 +12,9 @@ use crate::selector::value::Value;
 const LONGEST_RANGE: i64 = 100_000;
 
 pub(super) const FUNCTIONS: &[Declaration] = &[
-    declare("sets.contains", &["(list(A), list(A)) bool"], Cost::Elements(0), |a| of_sets(a, includes_all)),
+    declare("sets.contains", &["(list(A), list(A)) bool"], Cost::Elements(0), |a| {
+        of_sets(a, includes_all)
+    }),
     declare("sets.equivalent", &["(list(A), list(A)) bool"], Cost::Elements(0), |a| {
         of_sets(a, |a, b| includes_all(a, b) && includes_all(b, a))
     }),
@@ -52,10 +54,15 @@ pub(super) const FUNCTIONS: &[Declaration] = &[
             _ => None,
         },
     ),
-    declare("@sortByAssociatedKeys", &["(list(A), list(B)) list(A)"], Cost::Elements(0), |a| match a {
-        [Value::List(list), Value::List(keys)] => Some(sorted(list, keys)),
-        _ => None,
-    }),
+    declare(
+        "@sortByAssociatedKeys",
+        &["(list(A), list(B)) list(A)"],
+        Cost::Elements(0),
+        |a| match a {
+            [Value::List(list), Value::List(keys)] => Some(sorted(list, keys)),
+            _ => None,
+        },
+    ),
     declare("isSorted", ORDERED_LISTS_BOOL, Cost::Elements(0), is_sorted),
     declare("min", ORDERED_LISTS, Cost::Elements(0), |a| extreme(a, Ordering::Less)),
     declare("max", ORDERED_LISTS, Cost::Elements(0), |a| extreme(a, Ordering::Greater)),
@@ -70,7 +77,9 @@ pub(super) const FUNCTIONS: &[Declaration] = &[
         _ => None,
     }),
     declare("lastIndexOf", &["list(A).(A) int"], Cost::Elements(0), |a| match a {
-        [Value::List(list), value] => Some(Ok(position(list.iter().rposition(|x| x.equals(value))))),
+        [Value::List(list), value] => {
+            Some(Ok(position(list.iter().rposition(|x| x.equals(value)))))
+        }
         _ => None,
     }),
     // An attribute that is a single value today may be a list tomorrow: a value includes itself.
@@ -170,7 +179,8 @@ fn sorted(list: &[Value], keys: &[Value]) -> Result<Value, String> {
 
 fn is_sorted(a: &[Value]) -> Outcome {
     let [Value::List(list)] = a else { return None };
-    let orders: Option<Vec<Ordering>> = list.windows(2).map(|pair| pair[0].compare(&pair[1])).collect();
+    let orders: Option<Vec<Ordering>> =
+        list.windows(2).map(|pair| pair[0].compare(&pair[1])).collect();
     Some(
         orders
             .map(|orders| Value::Bool(orders.iter().all(|o| o.is_le())))

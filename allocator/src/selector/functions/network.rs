@@ -17,14 +17,20 @@ pub(super) const FUNCTIONS: &[Declaration] = &[
         _ => None,
     }),
     declare("ip.isCanonical", &["(string) bool"], Cost::Characters(0, 2), |a| match a {
-        [Value::String(s)] => Some(address(s).map(|address| Value::Bool(address.to_string() == **s))),
+        [Value::String(s)] => {
+            Some(address(s).map(|address| Value::Bool(address.to_string() == **s)))
+        }
         _ => None,
     }),
     declare("family", &["ip.() int"], Cost::One, |a| {
         of_ip(a, |ip| Value::Int(if ip.is_ipv4() { 4 } else { 6 }))
     }),
-    declare("isUnspecified", &["ip.() bool"], Cost::One, |a| of_ip(a, |ip| Value::Bool(ip.is_unspecified()))),
-    declare("isLoopback", &["ip.() bool"], Cost::One, |a| of_ip(a, |ip| Value::Bool(ip.is_loopback()))),
+    declare("isUnspecified", &["ip.() bool"], Cost::One, |a| {
+        of_ip(a, |ip| Value::Bool(ip.is_unspecified()))
+    }),
+    declare("isLoopback", &["ip.() bool"], Cost::One, |a| {
+        of_ip(a, |ip| Value::Bool(ip.is_loopback()))
+    }),
     declare("isLinkLocalUnicast", &["ip.() bool"], Cost::One, |a| {
         of_ip(a, |ip| Value::Bool(is_link_local(ip)))
     }),
@@ -42,17 +48,23 @@ pub(super) const FUNCTIONS: &[Declaration] = &[
         [Value::String(s)] => Some(Ok(Value::Bool(network(s).is_ok()))),
         _ => None,
     }),
-    declare("containsIP", &["cidr.(ip) bool", "cidr.(string) bool"], Cost::Characters(1, 1), |a| match a {
-        [Value::Cidr(cidr), Value::Ip(ip)] => Some(Ok(Value::Bool(contains(*cidr, *ip)))),
-        [Value::Cidr(cidr), Value::String(s)] => Some(address(s).map(|ip| Value::Bool(contains(*cidr, ip)))),
-        _ => None,
+    declare("containsIP", &["cidr.(ip) bool", "cidr.(string) bool"], Cost::Characters(1, 1), |a| {
+        match a {
+            [Value::Cidr(cidr), Value::Ip(ip)] => Some(Ok(Value::Bool(contains(*cidr, *ip)))),
+            [Value::Cidr(cidr), Value::String(s)] => {
+                Some(address(s).map(|ip| Value::Bool(contains(*cidr, ip))))
+            }
+            _ => None,
+        }
     }),
     declare(
         "containsCIDR",
         &["cidr.(cidr) bool", "cidr.(string) bool"],
         Cost::Characters(1, 1),
         |a| match a {
-            [Value::Cidr(outer), Value::Cidr(inner)] => Some(Ok(Value::Bool(holds(*outer, *inner)))),
+            [Value::Cidr(outer), Value::Cidr(inner)] => {
+                Some(Ok(Value::Bool(holds(*outer, *inner))))
+            }
             [Value::Cidr(outer), Value::String(s)] => {
                 Some(network(s).map(|inner| Value::Bool(holds(*outer, inner))))
             }
@@ -123,7 +135,8 @@ fn mask(address: IpAddr, prefix: u8) -> IpAddr {
 }
 
 fn contains(cidr: Cidr, ip: IpAddr) -> bool {
-    cidr.address.is_ipv4() == ip.is_ipv4() && mask(cidr.address, cidr.prefix) == mask(ip, cidr.prefix)
+    cidr.address.is_ipv4() == ip.is_ipv4()
+        && mask(cidr.address, cidr.prefix) == mask(ip, cidr.prefix)
 }
 
 fn holds(outer: Cidr, inner: Cidr) -> bool {
@@ -146,5 +159,9 @@ fn is_link_local_multicast(ip: IpAddr) -> bool {
 
 fn is_global_unicast(ip: IpAddr) -> bool {
     let broadcast = matches!(ip, IpAddr::V4(v4) if v4.is_broadcast());
-    !(broadcast || ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() || is_link_local(ip))
+    !(broadcast
+        || ip.is_unspecified()
+        || ip.is_loopback()
+        || ip.is_multicast()
+        || is_link_local(ip))
 }

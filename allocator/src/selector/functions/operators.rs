@@ -27,7 +27,9 @@ const NUMERIC: &[&str] = &["(int, int) int", "(uint, uint) uint", "(double, doub
 pub(super) const FUNCTIONS: &[Declaration] = &[
     declare("_==_", &["(A, A) bool"], Cost::Comparison, equals),
     // What cannot be compared is not equal.
-    declare("_!=_", &["(A, A) bool"], Cost::Comparison, |a| Some(Ok(Value::Bool(!a[0].equals(&a[1]))))),
+    declare("_!=_", &["(A, A) bool"], Cost::Comparison, |a| {
+        Some(Ok(Value::Bool(!a[0].equals(&a[1]))))
+    }),
     declare("_<_", ORDERED, Cost::Comparison, |a| ordered(a, Ordering::is_lt)),
     declare("_<=_", ORDERED, Cost::Comparison, |a| ordered(a, Ordering::is_le)),
     declare("_>_", ORDERED, Cost::Comparison, |a| ordered(a, Ordering::is_gt)),
@@ -41,9 +43,15 @@ pub(super) const FUNCTIONS: &[Declaration] = &[
         Cost::Concatenation,
         concatenate,
     ),
-    declare("_-_", NUMERIC, Cost::One, |a| arithmetic(a, i64::checked_sub, u64::checked_sub, |a, b| a - b)),
-    declare("_*_", NUMERIC, Cost::One, |a| arithmetic(a, i64::checked_mul, u64::checked_mul, |a, b| a * b)),
-    declare("_/_", NUMERIC, Cost::One, |a| arithmetic(a, i64::checked_div, u64::checked_div, |a, b| a / b)),
+    declare("_-_", NUMERIC, Cost::One, |a| {
+        arithmetic(a, i64::checked_sub, u64::checked_sub, |a, b| a - b)
+    }),
+    declare("_*_", NUMERIC, Cost::One, |a| {
+        arithmetic(a, i64::checked_mul, u64::checked_mul, |a, b| a * b)
+    }),
+    declare("_/_", NUMERIC, Cost::One, |a| {
+        arithmetic(a, i64::checked_div, u64::checked_div, |a, b| a / b)
+    }),
     declare("_%_", &["(int, int) int", "(uint, uint) uint"], Cost::One, modulo),
     declare("-_", &["(int) int", "(double) double"], Cost::One, negate),
     declare("!_", &["(bool) bool"], Cost::One, |a| match a {
@@ -73,7 +81,12 @@ pub(super) const FUNCTIONS: &[Declaration] = &[
     declare("dyn", &["(A) dyn"], Cost::One, |a| a.first().cloned().map(Ok)),
     declare("bool", &["(bool) bool", "(string) bool"], Cost::One, to_bool),
     declare("int", &["(int) int", "(uint) int", "(double) int", "(string) int"], Cost::One, to_int),
-    declare("uint", &["(int) uint", "(uint) uint", "(double) uint", "(string) uint"], Cost::One, to_uint),
+    declare(
+        "uint",
+        &["(int) uint", "(uint) uint", "(double) uint", "(string) uint"],
+        Cost::One,
+        to_uint,
+    ),
     declare(
         "double",
         &["(int) double", "(uint) double", "(double) double", "(string) double"],
@@ -123,7 +136,9 @@ fn arithmetic(
     let overflow = || "overflow or division by zero".to_owned();
     match a {
         [Value::Int(a), Value::Int(b)] => Some(int(*a, *b).map(Value::Int).ok_or_else(overflow)),
-        [Value::Uint(a), Value::Uint(b)] => Some(uint(*a, *b).map(Value::Uint).ok_or_else(overflow)),
+        [Value::Uint(a), Value::Uint(b)] => {
+            Some(uint(*a, *b).map(Value::Uint).ok_or_else(overflow))
+        }
         [Value::Double(a), Value::Double(b)] => Some(Ok(Value::Double(double(*a, *b)))),
         _ => None,
     }
@@ -138,7 +153,9 @@ fn modulo(a: &[Value]) -> Outcome {
 
 fn negate(a: &[Value]) -> Outcome {
     match a {
-        [Value::Int(i)] => Some(i.checked_neg().map(Value::Int).ok_or_else(|| "overflow".to_owned())),
+        [Value::Int(i)] => {
+            Some(i.checked_neg().map(Value::Int).ok_or_else(|| "overflow".to_owned()))
+        }
         [Value::Double(d)] => Some(Ok(Value::Double(-d))),
         _ => None,
     }
@@ -147,7 +164,9 @@ fn negate(a: &[Value]) -> Outcome {
 fn concatenate(a: &[Value]) -> Outcome {
     match a {
         [Value::String(a), Value::String(b)] => Some(Ok(Value::string(format!("{a}{b}")))),
-        [Value::Bytes(a), Value::Bytes(b)] => Some(Ok(Value::Bytes([&a[..], &b[..]].concat().into()))),
+        [Value::Bytes(a), Value::Bytes(b)] => {
+            Some(Ok(Value::Bytes([&a[..], &b[..]].concat().into())))
+        }
         [Value::List(a), Value::List(b)] => {
             let mut joined = Vec::with_capacity(a.len() + b.len());
             joined.extend(a.iter().chain(b.iter()).cloned());
@@ -162,7 +181,8 @@ fn is_in(a: &[Value]) -> Outcome {
         [value, Value::List(list)] => {
             let equalities = || list.iter().map(|element| value.equality(element));
             let found = equalities().any(|equality| equality == Some(true));
-            (found || equalities().all(|equality| equality.is_some())).then_some(Ok(Value::Bool(found)))
+            (found || equalities().all(|equality| equality.is_some()))
+                .then_some(Ok(Value::Bool(found)))
         }
         [value, Value::Map(map)] => Some(Ok(Value::Bool(map.contains(value)))),
         _ => None,
@@ -196,9 +216,13 @@ fn to_int(a: &[Value]) -> Outcome {
     match a {
         [Value::Int(i)] => Some(Ok(Value::Int(*i))),
         [Value::Uint(u)] => Some(i64::try_from(*u).map(Value::Int).map_err(|_| out())),
-        [Value::Double(d)] if d.abs() < 9_223_372_036_854_775_807.0 => Some(Ok(Value::Int(*d as i64))),
+        [Value::Double(d)] if d.abs() < 9_223_372_036_854_775_807.0 => {
+            Some(Ok(Value::Int(*d as i64)))
+        }
         [Value::Double(_)] => Some(Err(out())),
-        [Value::String(s)] => Some(s.parse().map(Value::Int).map_err(|_| format!("`{s}` is no int"))),
+        [Value::String(s)] => {
+            Some(s.parse().map(Value::Int).map_err(|_| format!("`{s}` is no int")))
+        }
         _ => None,
     }
 }
@@ -213,7 +237,9 @@ fn to_uint(a: &[Value]) -> Outcome {
             Some(Ok(Value::Uint(*d as u64)))
         }
         [Value::Double(_)] => Some(Err(out())),
-        [Value::String(s)] => Some(s.parse().map(Value::Uint).map_err(|_| format!("`{s}` is no uint"))),
+        [Value::String(s)] => {
+            Some(s.parse().map(Value::Uint).map_err(|_| format!("`{s}` is no uint")))
+        }
         _ => None,
     }
 }
@@ -223,7 +249,9 @@ fn to_double(a: &[Value]) -> Outcome {
         [Value::Double(d)] => Some(Ok(Value::Double(*d))),
         [Value::Int(i)] => Some(Ok(Value::Double(*i as f64))),
         [Value::Uint(u)] => Some(Ok(Value::Double(*u as f64))),
-        [Value::String(s)] => Some(s.parse().map(Value::Double).map_err(|_| format!("`{s}` is no double"))),
+        [Value::String(s)] => {
+            Some(s.parse().map(Value::Double).map_err(|_| format!("`{s}` is no double")))
+        }
         _ => None,
     }
 }

@@ -5,7 +5,9 @@ use crate::selector::cost::Cost;
 use crate::selector::value::Value;
 
 pub(super) const FUNCTIONS: &[Declaration] = &[
-    declare("optional.of", &["(A) optional(A)"], Cost::One, |a| Some(Ok(Value::some(a.first()?.clone())))),
+    declare("optional.of", &["(A) optional(A)"], Cost::One, |a| {
+        Some(Ok(Value::some(a.first()?.clone())))
+    }),
     declare("optional.ofNonZeroValue", &["(A) optional(A)"], Cost::One, |a| {
         let value = a.first()?;
         Some(Ok(if is_zero(value) { Value::Optional(None) } else { Value::some(value.clone()) }))
@@ -30,11 +32,15 @@ pub(super) const FUNCTIONS: &[Declaration] = &[
     declare("optional.unwrap", &["(list(optional(A))) list(A)"], Cost::One, unwrap),
     declare("unwrapOpt", &["list(optional(A)).() list(A)"], Cost::One, unwrap),
     declare("first", &["list(A).() optional(A)"], Cost::One, |a| match a {
-        [Value::List(list)] => Some(Ok(list.first().cloned().map_or(Value::Optional(None), Value::some))),
+        [Value::List(list)] => {
+            Some(Ok(list.first().cloned().map_or(Value::Optional(None), Value::some)))
+        }
         _ => None,
     }),
     declare("last", &["list(A).() optional(A)"], Cost::One, |a| match a {
-        [Value::List(list)] => Some(Ok(list.last().cloned().map_or(Value::Optional(None), Value::some))),
+        [Value::List(list)] => {
+            Some(Ok(list.last().cloned().map_or(Value::Optional(None), Value::some)))
+        }
         _ => None,
     }),
 ];
@@ -44,8 +50,12 @@ fn unwrap(a: &[Value]) -> Outcome {
     let mut values = Vec::new();
     for element in list.iter() {
         match element {
-            Value::Optional(inner) => values.extend(inner.as_ref().map(|value| value.as_ref().clone())),
-            other => return Some(Err(format!("a {} where an optional is expected", other.type_name()))),
+            Value::Optional(inner) => {
+                values.extend(inner.as_ref().map(|value| value.as_ref().clone()))
+            }
+            other => {
+                return Some(Err(format!("a {} where an optional is expected", other.type_name())));
+            }
         }
     }
     Some(Ok(Value::list(values)))

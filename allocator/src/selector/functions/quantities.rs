@@ -8,7 +8,9 @@ use crate::selector::value::Value;
 
 pub(super) const FUNCTIONS: &[Declaration] = &[
     declare("quantity", &["(string) quantity"], Cost::Characters(0, 1), |a| match a {
-        [Value::String(s)] => Some(Quantity::parse(s).map(Value::Quantity).map_err(|e| e.to_string())),
+        [Value::String(s)] => {
+            Some(Quantity::parse(s).map(Value::Quantity).map_err(|e| e.to_string()))
+        }
         _ => None,
     }),
     declare("isQuantity", &["(string) bool"], Cost::Characters(0, 1), |a| match a {
@@ -23,7 +25,9 @@ pub(super) const FUNCTIONS: &[Declaration] = &[
     }),
     declare("asInteger", &["quantity.() int"], Cost::One, |a| {
         of_one(a, |q| {
-            q.as_exact_i64().map(Value::Int).ok_or_else(|| "cannot convert value to integer".to_owned())
+            q.as_exact_i64()
+                .map(Value::Int)
+                .ok_or_else(|| "cannot convert value to integer".to_owned())
         })
     }),
     declare("asApproximateFloat", &["quantity.() double"], Cost::One, |a| {

@@ -1,5 +1,5 @@
-//! Strings: CEL's standard functions, cel-go's ext.Strings (version 2), and Kubernetes' `find` and `findAll`.
-//! Positions count characters.
+//! Strings: CEL's standard functions, cel-go's ext.Strings (version 2), and Kubernetes' `find` and
+//! `findAll`. Positions count characters.
 
 use regex::{Regex, RegexBuilder};
 
@@ -9,7 +9,9 @@ use crate::selector::cost::Cost;
 use crate::selector::value::Value;
 
 pub(super) const FUNCTIONS: &[Declaration] = &[
-    declare("contains", &["string.(string) bool"], Cost::Substring, |a| of_two(a, |a, b| a.contains(b))),
+    declare("contains", &["string.(string) bool"], Cost::Substring, |a| {
+        of_two(a, |a, b| a.contains(b))
+    }),
     declare("startsWith", &["string.(string) bool"], Cost::Characters(1, 1), |a| {
         of_two(a, |a, b| a.starts_with(b))
     }),
@@ -34,7 +36,12 @@ pub(super) const FUNCTIONS: &[Declaration] = &[
         },
     ),
     declare("charAt", &["string.(int) string"], Cost::One, char_at),
-    declare("indexOf", &["string.(string) int", "string.(string, int) int"], Cost::Elements(0), index_of),
+    declare(
+        "indexOf",
+        &["string.(string) int", "string.(string, int) int"],
+        Cost::Elements(0),
+        index_of,
+    ),
     declare(
         "lastIndexOf",
         &["string.(string) int", "string.(string, int) int"],
@@ -47,7 +54,9 @@ pub(super) const FUNCTIONS: &[Declaration] = &[
     declare("upperAscii", &["string.() string"], Cost::Characters(0, 1), |a| {
         of_one(a, |s| s.to_ascii_uppercase())
     }),
-    declare("trim", &["string.() string"], Cost::Characters(0, 1), |a| of_one(a, |s| s.trim().to_owned())),
+    declare("trim", &["string.() string"], Cost::Characters(0, 1), |a| {
+        of_one(a, |s| s.trim().to_owned())
+    }),
     declare("strings.quote", &["(string) string"], Cost::Characters(0, 1), |a| of_one(a, quote)),
     declare(
         "replace",
@@ -67,14 +76,20 @@ pub(super) const FUNCTIONS: &[Declaration] = &[
         Cost::Characters(0, 1),
         substring,
     ),
-    declare("join", &["list(string).() string", "list(string).(string) string"], Cost::Result, join),
+    declare(
+        "join",
+        &["list(string).() string", "list(string).(string) string"],
+        Cost::Result,
+        join,
+    ),
     declare("format", &["string.(list(dyn)) string"], Cost::Characters(0, 1), format),
 ];
 
 /// More digits than this cannot be asked for; the formatter of Rust panics beyond 65,535.
 const MAX_PRECISION: usize = 1000;
 
-/// Bytes of a compiled regular expression. A few classes of Unicode, repeated, would take seconds and many megabytes.
+/// Bytes of a compiled regular expression. A few classes of Unicode, repeated, would take seconds
+/// and many megabytes.
 const MAX_REGEX_BYTES: usize = 1 << 20;
 
 /// A regular expression. `regex` knows what RE2 knows.
@@ -144,10 +159,13 @@ fn last_index_of(a: &[Value]) -> Outcome {
     if until < 0 && a.len() == 2 {
         return Some(Ok(position(None)));
     }
-    Some(search(s, part, until, |s, part, until| (0..=until).rev().find(|i| s[*i..].starts_with(part))))
+    Some(search(s, part, until, |s, part, until| {
+        (0..=until).rev().find(|i| s[*i..].starts_with(part))
+    }))
 }
 
-/// Looks for `part` from or until a position. The empty string is at the position itself, within the text.
+/// Looks for `part` from or until a position. The empty string is at the position itself, within
+/// the text.
 fn search(
     s: &str,
     part: &str,
@@ -215,7 +233,8 @@ fn substring(a: &[Value]) -> Outcome {
     };
     let characters: Vec<char> = s.chars().collect();
     let end = end.map_or(Some(characters.len()), |end| usize::try_from(end).ok());
-    let part = usize::try_from(start).ok().zip(end).and_then(|(start, end)| characters.get(start..end));
+    let part =
+        usize::try_from(start).ok().zip(end).and_then(|(start, end)| characters.get(start..end));
     Some(
         part.map(|part| Value::string(part.iter().collect::<String>()))
             .ok_or_else(|| "index out of range".to_owned()),
@@ -320,7 +339,8 @@ fn parts(pattern: &str) -> Result<Vec<Part>, String> {
             while let Some(digit) = rest.next_if(char::is_ascii_digit) {
                 digits.push(digit);
             }
-            let digits: usize = digits.parse().map_err(|_| "format: a precision is a number".to_owned())?;
+            let digits: usize =
+                digits.parse().map_err(|_| "format: a precision is a number".to_owned())?;
             if digits > MAX_PRECISION {
                 return Err(format!("format: a precision is at most {MAX_PRECISION}"));
             }
@@ -345,7 +365,9 @@ fn clause(verb: char, precision: usize, value: &Value) -> Result<String, String>
         ('o', Value::Int(i)) => Ok(format!("{i:o}")),
         ('b', Value::Int(i)) => Ok(format!("{i:b}")),
         ('b', Value::Bool(b)) => Ok(u8::from(*b).to_string()),
-        (verb, value) => Err(format!("format: %{verb} of a {} is not supported", value.type_name())),
+        (verb, value) => {
+            Err(format!("format: %{verb} of a {} is not supported", value.type_name()))
+        }
     }
 }
 

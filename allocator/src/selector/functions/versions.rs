@@ -19,16 +19,24 @@ pub(super) const FUNCTIONS: &[Declaration] = &[
     declare("major", &["semver.() int"], Cost::One, |a| number(a, |v| v.major)),
     declare("minor", &["semver.() int"], Cost::One, |a| number(a, |v| v.minor)),
     declare("patch", &["semver.() int"], Cost::One, |a| number(a, |v| v.patch)),
-    declare("compareTo", &["semver.(semver) int"], Cost::One, |a| order(a, |o| Value::Int(o as i64))),
-    declare("isGreaterThan", &["semver.(semver) bool"], Cost::One, |a| order(a, |o| Value::Bool(o.is_gt()))),
-    declare("isLessThan", &["semver.(semver) bool"], Cost::One, |a| order(a, |o| Value::Bool(o.is_lt()))),
+    declare("compareTo", &["semver.(semver) int"], Cost::One, |a| {
+        order(a, |o| Value::Int(o as i64))
+    }),
+    declare("isGreaterThan", &["semver.(semver) bool"], Cost::One, |a| {
+        order(a, |o| Value::Bool(o.is_gt()))
+    }),
+    declare("isLessThan", &["semver.(semver) bool"], Cost::One, |a| {
+        order(a, |o| Value::Bool(o.is_lt()))
+    }),
 ];
 
 fn parse(a: &[Value]) -> Option<Result<Version, String>> {
     let strictly = |text: &str| Version::parse(text).map_err(|e| e.to_string());
     match a {
         [Value::String(text)] | [Value::String(text), Value::Bool(false)] => Some(strictly(text)),
-        [Value::String(text), Value::Bool(true)] => Some(normalized(text).and_then(|text| strictly(&text))),
+        [Value::String(text), Value::Bool(true)] => {
+            Some(normalized(text).and_then(|text| strictly(&text)))
+        }
         _ => None,
     }
 }
@@ -51,7 +59,9 @@ fn normalized(text: &str) -> Result<String, String> {
 
 fn number(a: &[Value], part: fn(&Version) -> u64) -> Outcome {
     match a {
-        [Value::Semver(version)] => Some(Ok(Value::Int(i64::try_from(part(version)).unwrap_or(i64::MAX)))),
+        [Value::Semver(version)] => {
+            Some(Ok(Value::Int(i64::try_from(part(version)).unwrap_or(i64::MAX))))
+        }
         _ => None,
     }
 }

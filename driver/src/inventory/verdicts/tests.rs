@@ -42,7 +42,10 @@ fn a_gpu_is_healthy_again_when_what_the_driver_asked_for_has_been_done() {
         panic!("healthy")
     };
     assert_eq!(named, "Xid119");
-    assert!(message.contains("GSP RPC timeout") && message.contains("a reset of the GPU"), "{message}");
+    assert!(
+        message.contains("GSP RPC timeout") && message.contains("a reset of the GPU"),
+        "{message}"
+    );
     assert_eq!(verdicts.health(&gpu(), NONE, now), Health::Healthy);
     assert_eq!(verdicts.health(&gpu(), NONE, now), Health::Healthy, "and it is forgotten");
 }
@@ -94,7 +97,9 @@ fn what_the_driver_asks_for_counts_without_any_event_as_after_a_restart() {
 fn another_error_begins_anew() {
     let (mut verdicts, now) = after(HealthEventKind::Xid(Xid(119)));
     verdicts.health(&gpu(), RESET, now);
-    assert!(verdicts.remember(&HealthEvent { gpu: gpu(), kind: HealthEventKind::Xid(Xid(46)) }, now));
+    assert!(
+        verdicts.remember(&HealthEvent { gpu: gpu(), kind: HealthEventKind::Xid(Xid(46)) }, now)
+    );
     assert_eq!(code(verdicts.health(&gpu(), NONE, now)).as_deref(), Some("Xid46"));
 }
 

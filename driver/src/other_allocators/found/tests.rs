@@ -25,8 +25,8 @@ fn gpu() -> Gpu {
 }
 
 fn node(status: Value) -> OtherAllocators {
-    let node: Node =
-        serde_json::from_value(json!({"metadata": {"name": "n"}, "status": status})).expect("a Node");
+    let node: Node = serde_json::from_value(json!({"metadata": {"name": "n"}, "status": status}))
+        .expect("a Node");
     OtherAllocators::new(resources(&node), [])
 }
 
@@ -69,7 +69,9 @@ fn a_plugin_without_gpus_and_resources_of_other_hardware_concern_none() {
         assert_eq!(reason(&node(json!({"capacity": {name: "8"}}))), None, "{name}");
     }
     assert_eq!(
-        reason(&node(json!({"capacity": {"nvidia.com/gpu": "0"}, "allocatable": {"nvidia.com/gpu": "0"}}))),
+        reason(&node(
+            json!({"capacity": {"nvidia.com/gpu": "0"}, "allocatable": {"nvidia.com/gpu": "0"}})
+        )),
         None
     );
     assert_eq!(reason(&node(json!({}))), None);
@@ -77,7 +79,8 @@ fn a_plugin_without_gpus_and_resources_of_other_hardware_concern_none() {
 
 #[test]
 fn a_plugin_that_went_away_counts_as_long_as_the_kubelet_counts_its_devices() {
-    let going = json!({"capacity": {"nvidia.com/gpu": "8"}, "allocatable": {"nvidia.com/gpu": "0"}});
+    let going =
+        json!({"capacity": {"nvidia.com/gpu": "8"}, "allocatable": {"nvidia.com/gpu": "0"}});
     assert!(reason(&node(going)).is_some());
 }
 

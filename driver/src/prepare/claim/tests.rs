@@ -71,7 +71,8 @@ fn a_share_is_what_its_consumed_capacity_says() {
 
 #[test]
 fn results_of_other_drivers_keep_their_place_and_are_left_alone() {
-    let other = json!({"request": "nic", "driver": "other.example", "pool": "elsewhere", "device": "d"});
+    let other =
+        json!({"request": "nic", "driver": "other.example", "pool": "elsewhere", "device": "d"});
     let checked = check(&claim(json!([other, result()]), json!([]))).expect("fine");
     assert_eq!(checked.shares.len(), 1);
     assert_eq!(checked.shares[0].index, 1);
@@ -82,7 +83,9 @@ fn results_of_other_drivers_keep_their_place_and_are_left_alone() {
 fn a_claim_that_was_replaced_or_is_not_allocated_is_refused() {
     let mut replaced = claim(json!([result()]), json!([]));
     replaced.metadata.uid = Some("another".to_owned());
-    assert!(matches!(check(&replaced), Err(ClaimError::Replaced { found, .. }) if found == "another"));
+    assert!(
+        matches!(check(&replaced), Err(ClaimError::Replaced { found, .. }) if found == "another")
+    );
 
     let mut pending = claim(json!([result()]), json!([]));
     pending.status = None;
@@ -103,10 +106,26 @@ fn what_a_result_must_say_and_does_not_is_refused_by_its_field() {
     let cases = [
         ("consumedCapacity", Value::Null, "consumedCapacity.memory is not set"),
         ("consumedCapacity", json!({"memory": "1Gi"}), "consumedCapacity.cores is not set"),
-        ("consumedCapacity", json!({"memory": "much", "cores": "1"}), "consumedCapacity.memory is malformed"),
-        ("consumedCapacity", json!({"memory": "0", "cores": "1"}), "consumedCapacity.memory: 0 is not"),
-        ("consumedCapacity", json!({"memory": "-1", "cores": "1"}), "consumedCapacity.memory: -1 is not"),
-        ("consumedCapacity", json!({"memory": "1Gi", "cores": "101"}), "consumedCapacity.cores: 101 is not"),
+        (
+            "consumedCapacity",
+            json!({"memory": "much", "cores": "1"}),
+            "consumedCapacity.memory is malformed",
+        ),
+        (
+            "consumedCapacity",
+            json!({"memory": "0", "cores": "1"}),
+            "consumedCapacity.memory: 0 is not",
+        ),
+        (
+            "consumedCapacity",
+            json!({"memory": "-1", "cores": "1"}),
+            "consumedCapacity.memory: -1 is not",
+        ),
+        (
+            "consumedCapacity",
+            json!({"memory": "1Gi", "cores": "101"}),
+            "consumedCapacity.cores: 101 is not",
+        ),
         (
             "consumedCapacity",
             json!({"memory": "1Gi", "cores": "2500m"}),
@@ -126,14 +145,15 @@ fn what_a_result_must_say_and_does_not_is_refused_by_its_field() {
 #[test]
 fn parameters_are_strict_and_name_their_field() {
     let refused = |parameters| {
-        let error = check(&claim(json!([result()]), json!([config(parameters)]))).expect_err("refused");
+        let error =
+            check(&claim(json!([result()]), json!([config(parameters)]))).expect_err("refused");
         tessera_runtime::error_chain::chain(&error)
     };
     assert!(refused(json!({"speed": 1})).contains("speed"), "an unknown field");
     assert!(refused(json!({"sharing": "TimeSlicing"})).contains("not supported in this version"));
-    let foreign =
-        json!({"source": "FromClaim", "opaque": {"driver": "other.example", "parameters": {"x": 1}}});
-    check(&claim(json!([result()]), json!([foreign]))).expect("another driver's parameters are its own");
+    let foreign = json!({"source": "FromClaim", "opaque": {"driver": "other.example", "parameters": {"x": 1}}});
+    check(&claim(json!([result()]), json!([foreign])))
+        .expect("another driver's parameters are its own");
 }
 
 #[test]
@@ -159,7 +179,9 @@ fn a_claim_that_shares_by_mps_has_one_gpu_and_nothing_beside_it() {
 #[test]
 fn only_pods_are_told() {
     let pods = reserving_pods(&claim(json!([result()]), json!([])));
-    let names: Vec<_> =
-        pods.iter().map(|pod| (pod.namespace.as_str(), pod.name.as_str(), pod.uid.as_str())).collect();
+    let names: Vec<_> = pods
+        .iter()
+        .map(|pod| (pod.namespace.as_str(), pod.name.as_str(), pod.uid.as_str()))
+        .collect();
     assert_eq!(names, [("ns", "pod-a", "p1")]);
 }

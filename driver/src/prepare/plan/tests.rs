@@ -58,8 +58,12 @@ fn claim(uid: &str, shares: Vec<AllocatedShare>) -> AllocatedClaim {
 }
 
 fn inventory() -> Inventory {
-    let lost =
-        Unpublished { uuid: Some(uuid(9)), index: None, pci_bus_id: None, reason: UnpublishedReason::Lost };
+    let lost = Unpublished {
+        uuid: Some(uuid(9)),
+        index: None,
+        pci_bus_id: None,
+        reason: UnpublishedReason::Lost,
+    };
     Inventory::new(vec![gpu(0, 16 * GIB + MIB / 2), gpu(1, 16 * GIB)], vec![], vec![lost])
 }
 
@@ -67,7 +71,9 @@ fn inventory() -> Inventory {
 fn journal(claims: &[AllocatedClaim]) -> Journal {
     let mut journal = Journal::default();
     for claim in claims {
-        let Ok(Decision::Prepare(mut record)) = planned(claim, &journal) else { panic!("{claim:?}") };
+        let Ok(Decision::Prepare(mut record)) = planned(claim, &journal) else {
+            panic!("{claim:?}")
+        };
         record.state = State::Completed;
         journal.claims.insert(claim.uid.clone(), record);
     }
@@ -82,7 +88,10 @@ fn shares_fit_up_to_the_whole_gpu_and_not_a_byte_further() {
 
     let more = claim("b", vec![share(0, 0, 6 * GIB + 1, 40)]);
     let error = planned(&more, &journal).expect_err("too much");
-    assert!(matches!(error, PlanError::Memory { taken_bytes, .. } if taken_bytes == 10 * GIB), "{error}");
+    assert!(
+        matches!(error, PlanError::Memory { taken_bytes, .. } if taken_bytes == 10 * GIB),
+        "{error}"
+    );
     assert!(error.is_transient(), "the other claim may go");
 
     let more = claim("b", vec![share(0, 0, GIB, 41)]);
@@ -151,7 +160,10 @@ fn shares_that_may_spill_fit_up_to_what_is_published() {
     assert!(planned_at_twice(&rest, &journal).is_ok());
     let more = claim("b", vec![spilling(0, 0, 12 * GIB + MIB)]);
     let error = planned_at_twice(&more, &journal).expect_err("too much");
-    assert!(matches!(error, PlanError::Memory { total_bytes, .. } if total_bytes == 32 * GIB), "{error}");
+    assert!(
+        matches!(error, PlanError::Memory { total_bytes, .. } if total_bytes == 32 * GIB),
+        "{error}"
+    );
     assert!(planned(&rest, &Journal::default()).is_ok(), "no need to");
 }
 
@@ -164,7 +176,10 @@ fn with_one_share_that_may_not_spill_the_gpu_gives_out_what_it_has() {
     {
         let journal = oversubscribed(std::slice::from_ref(&first));
         let error = planned_at_twice(&second, &journal).expect_err("too much");
-        assert!(matches!(error, PlanError::Memory { total_bytes, .. } if total_bytes == 16 * GIB), "{error}");
+        assert!(
+            matches!(error, PlanError::Memory { total_bytes, .. } if total_bytes == 16 * GIB),
+            "{error}"
+        );
         assert!(error.is_transient(), "the other claim may go");
     }
     let journal = oversubscribed(&[fixed]);
@@ -174,8 +189,8 @@ fn with_one_share_that_may_not_spill_the_gpu_gives_out_what_it_has() {
 #[test]
 fn what_will_never_fit_is_told_what_to_do() {
     // As after `--memory-percent` was lowered and the node started anew.
-    let error =
-        planned(&claim("a", vec![spilling(0, 0, 17 * GIB)]), &Journal::default()).expect_err("too much");
+    let error = planned(&claim("a", vec![spilling(0, 0, 17 * GIB)]), &Journal::default())
+        .expect_err("too much");
     assert!(!error.is_transient() && error.to_string().contains("delete the pod"), "{error}");
 }
 
@@ -183,9 +198,18 @@ fn what_will_never_fit_is_told_what_to_do() {
 fn on_a_gpu_whose_memory_cannot_spill_no_more_is_given_out_than_it_has() {
     let mut old = inventory();
     old.gpus.iter_mut().for_each(|gpu| gpu.cuda_compute_capability.major = 5);
-    let error = plan(&claim("a", vec![spilling(0, 0, 17 * GIB)]), &old, twice(), &Journal::default(), "lib");
+    let error = plan(
+        &claim("a", vec![spilling(0, 0, 17 * GIB)]),
+        &old,
+        twice(),
+        &Journal::default(),
+        "lib",
+    );
     let error = error.expect_err("too much");
-    assert!(matches!(error, PlanError::Memory { total_bytes, .. } if total_bytes == 16 * GIB), "{error}");
+    assert!(
+        matches!(error, PlanError::Memory { total_bytes, .. } if total_bytes == 16 * GIB),
+        "{error}"
+    );
 }
 
 #[test]
@@ -208,8 +232,8 @@ fn what_only_started_is_planned_anew_and_counts_for_others() {
 fn a_prepared_claim_is_repeated_even_if_its_gpu_is_gone() {
     let a = claim("a", vec![share(0, 0, GIB, 0)]);
     let journal = journal(std::slice::from_ref(&a));
-    let decision =
-        plan(&a, &Inventory::default(), MemoryRatio::WHOLE, &journal, "another library").expect("repeated");
+    let decision = plan(&a, &Inventory::default(), MemoryRatio::WHOLE, &journal, "another library")
+        .expect("repeated");
     assert_eq!(decision, Decision::Repeat(journal.claims[&a.uid].clone()));
 }
 
@@ -236,5 +260,8 @@ fn a_gpu_that_is_not_there_is_refused_with_the_reason() {
 fn a_device_that_is_no_gpu_is_refused() {
     let mut odd = share(0, 0, GIB, 0);
     odd.device = "nic-0".parse().expect("a device");
-    assert!(matches!(planned(&claim("a", vec![odd]), &Journal::default()), Err(PlanError::NotAGpu { .. })));
+    assert!(matches!(
+        planned(&claim("a", vec![odd]), &Journal::default()),
+        Err(PlanError::NotAGpu { .. })
+    ));
 }

@@ -30,7 +30,8 @@ fn stored(name: &str, devices: &[&str], generation: i64, count: i64) -> Resource
     slice.spec.pool.resource_slice_count = count;
     for device in slice.spec.devices.iter_mut().flatten() {
         for taint in device.taints.iter_mut().flatten() {
-            taint.time_added = Some(serde_json::from_value(json!("2026-01-01T00:00:00Z")).expect("a time"));
+            taint.time_added =
+                Some(serde_json::from_value(json!("2026-01-01T00:00:00Z")).expect("a time"));
         }
     }
     slice
@@ -47,7 +48,9 @@ fn short(changes: &[Change]) -> Vec<String> {
         .map(|change| match change {
             Change::Delete(slice) => format!("delete {}", name(slice)),
             Change::Create(slice) => format!("create {}", pool(slice)),
-            Change::Patch { observed, wanted } => format!("patch {} {}", name(observed), pool(wanted)),
+            Change::Patch { observed, wanted } => {
+                format!("patch {} {}", name(observed), pool(wanted))
+            }
         })
         .collect()
 }
@@ -90,12 +93,16 @@ fn one_changed_slice_keeps_the_generation_and_the_times_of_its_taints() {
 fn whatever_else_changes_gives_all_slices_the_next_generation() {
     let pages = || vec![page("s0", &["a"]), page("s1", &["b"])];
     // One of two was deleted.
-    assert_eq!(short(&plan(pages(), vec![stored("s0", &["a"], 3, 2)], 3)), ["patch s0 4/2", "create 4/2"]);
+    assert_eq!(
+        short(&plan(pages(), vec![stored("s0", &["a"], 3, 2)], 3)),
+        ["patch s0 4/2", "create 4/2"]
+    );
     // Both differ.
     let both = vec![stored("s0", &["x"], 3, 2), stored("s1", &["y"], 3, 2)];
     assert_eq!(short(&plan(pages(), both, 3)), ["patch s0 4/2", "patch s1 4/2"]);
     // One is too many.
-    let more = vec![stored("s0", &["a"], 3, 2), stored("s1", &["b"], 3, 2), stored("s2", &["b"], 3, 2)];
+    let more =
+        vec![stored("s0", &["a"], 3, 2), stored("s1", &["b"], 3, 2), stored("s2", &["b"], 3, 2)];
     assert_eq!(short(&plan(pages(), more, 3)), ["delete s2", "patch s0 4/2", "patch s1 4/2"]);
     // A crash left them in different generations.
     let torn = vec![stored("s0", &["a"], 4, 2), stored("s1", &["b"], 3, 2)];
@@ -112,7 +119,10 @@ fn the_order_of_devices_is_content() {
 
 #[test]
 fn a_node_without_gpus_has_one_empty_slice() {
-    assert_eq!(short(&plan(vec![page("s", &[])], vec![stored("s", &["a"], 2, 1)], 2)), ["patch s 2/1"]);
+    assert_eq!(
+        short(&plan(vec![page("s", &[])], vec![stored("s", &["a"], 2, 1)], 2)),
+        ["patch s 2/1"]
+    );
     let mut empty = stored("s", &[], 2, 1);
     empty.spec.devices = None;
     assert!(plan(vec![page("s", &[])], vec![empty], 2).is_empty());

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use tessera_api::names::{
-    ClaimDeviceName, ClaimName, ClaimUid, DeviceName, GpuUuid, Namespace, PoolName, RequestName, ResultId,
-    ShareId,
+    ClaimDeviceName, ClaimName, ClaimUid, DeviceName, GpuUuid, Namespace, PoolName, RequestName,
+    ResultId, ShareId,
 };
 
 use crate::intercept::Stand;
@@ -28,13 +28,14 @@ pub struct ClaimRecord {
     pub name: ClaimName,
     /// How far it is.
     pub state: State,
-    /// Hash of the interceptor library that its containers get. It stays the same for the claim's life, so
-    /// that all processes on one ledger run the same code.
+    /// Hash of the interceptor library that its containers get. It stays the same for the claim's
+    /// life, so that all processes on one ledger run the same code.
     pub library: String,
     /// Where that stands in its containers.
     #[serde(default, skip_serializing_if = "Stand::is_default")]
     pub intercept: Stand,
-    /// What a CUDA context is charged to its shares, in bytes; 0 = nothing, as in all journals before it was charged.
+    /// What a CUDA context is charged to its shares, in bytes; 0 = nothing, as in all journals
+    /// before it was charged.
     #[serde(default, skip_serializing_if = "is_nothing")]
     pub context_bytes: u64,
     /// Its shares of GPUs, in the order of the allocation's results.
@@ -53,8 +54,8 @@ fn is_false(is_so: &bool) -> bool {
 /// How far a claim is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum State {
-    /// Steps may have been taken. Whoever finds this under the lock finds what a dead process left, or a claim whose attempt waits for
-    /// its MPS control daemon.
+    /// Steps may have been taken. Whoever finds this under the lock finds what a dead process left,
+    /// or a claim whose attempt waits for its MPS control daemon.
     Started,
     /// All steps were taken.
     Completed,
@@ -118,7 +119,8 @@ pub enum ComputePriority {
 }
 
 impl ComputePriority {
-    // Left out of the journal, so that a driver that does not know the field reads it as long as nobody sets it.
+    // Left out of the journal, so that a driver that does not know the field reads it as long as
+    // nobody sets it.
     #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
     fn is_normal(&self) -> bool {
         *self == Self::Normal

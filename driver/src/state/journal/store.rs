@@ -19,8 +19,9 @@ use crate::state::{
     shares::{ShareError, claims_with_files},
 };
 
-/// The newest version that is read. What is written is the oldest that can say it, so that an older driver reads it where it can, and
-/// where it cannot leaves everything alone: one that it finds unreadable it rebuilds, without the claims that it does not understand.
+/// The newest version that is read. What is written is the oldest that can say it, so that an older
+/// driver reads it where it can, and where it cannot leaves everything alone: one that it finds
+/// unreadable it rebuilds, without the claims that it does not understand.
 const VERSION: u32 = 3;
 
 /// Why the journal cannot be used.
@@ -85,7 +86,8 @@ struct Read {
     claims: std::collections::BTreeMap<ClaimUid, ClaimRecord>,
 }
 
-/// Tells whether the file is still the one that was read or written last: a rename brings another inode.
+/// Tells whether the file is still the one that was read or written last: a rename brings another
+/// inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Identity {
     device: u64,
@@ -103,9 +105,10 @@ struct Cache {
 /// The journal of this node.
 ///
 /// # Guarantees
-/// Changes happen under [`JournalStore::lock`], which excludes other threads and other instances of the driver,
-/// and reach the file by rename. Everything that the journal describes (grants, ledgers, CDI specs of claims) is
-/// changed only under that lock too; so a `Started` claim that is found under it is nobody's work any more.
+/// Changes happen under [`JournalStore::lock`], which excludes other threads and other instances of
+/// the driver, and reach the file by rename. Everything that the journal describes (grants,
+/// ledgers, CDI specs of claims) is changed only under that lock too; so a `Started` claim that is
+/// found under it is nobody's work any more.
 #[derive(Debug)]
 pub struct JournalStore {
     paths: StatePaths,
@@ -121,7 +124,8 @@ pub enum Replaced {
         /// Where the unreadable one is kept; `None` where there was none.
         aside: Option<PathBuf>,
     },
-    /// Nothing: the journal can be read after all. Another instance has rebuilt it, and knows better.
+    /// Nothing: the journal can be read after all. Another instance has rebuilt it, and knows
+    /// better.
     ByAnother,
 }
 
@@ -148,13 +152,14 @@ impl JournalStore {
         self.latest.subscribe()
     }
 
-    /// Locks the journal and reads it, if somebody else changed it. Blocks while another holds it, which is
-    /// milliseconds: nobody waits for the network under it.
+    /// Locks the journal and reads it, if somebody else changed it. Blocks while another holds it,
+    /// which is milliseconds: nobody waits for the network under it.
     ///
     /// # Errors
     /// [`JournalError`]; the lock is not held then.
     pub fn lock(&self) -> Result<LockedJournal<'_>, JournalError> {
-        // A thread that panicked under the lock left files, not this cache, in between: read them again.
+        // A thread that panicked under the lock left files, not this cache, in between: read them
+        // again.
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         let lock = self.flock()?;
         let path = self.paths.journal();
@@ -170,10 +175,12 @@ impl JournalStore {
         Ok(LockedJournal { store: self, cache, _lock: lock })
     }
 
-    /// Writes `journal` in place of an unreadable or lost one. An unreadable one is kept as a copy, so that it can be looked at.
+    /// Writes `journal` in place of an unreadable or lost one. An unreadable one is kept as a copy,
+    /// so that it can be looked at.
     ///
     /// # Guarantees
-    /// At no instant is there no journal, or one with a part of the claims: whoever starts then would take the rest for nobody's.
+    /// At no instant is there no journal, or one with a part of the claims: whoever starts then
+    /// would take the rest for nobody's.
     ///
     /// # Errors
     /// [`JournalError`]; the unreadable file is still there.
@@ -278,7 +285,9 @@ impl LockedJournal<'_> {
 fn identity(path: &Path) -> Result<Option<Identity>, JournalError> {
     match fs::metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(JournalError::Io { operation: "look at", path: path.to_owned(), source }),
+        Err(source) => {
+            Err(JournalError::Io { operation: "look at", path: path.to_owned(), source })
+        }
         Ok(metadata) => Ok(Some(Identity {
             device: metadata.dev(),
             inode: metadata.ino(),

@@ -66,7 +66,10 @@ fn the_lock_excludes_another_instance() {
         done.send(()).expect("the test waits");
         found
     });
-    assert!(wait.recv_timeout(std::time::Duration::from_millis(50)).is_err(), "the lock was given twice");
+    assert!(
+        wait.recv_timeout(std::time::Duration::from_millis(50)).is_err(),
+        "the lock was given twice"
+    );
     held.put(uid("a"), record(GPU, 1, 2)).expect("written");
     drop(held);
     assert!(waiting.join().expect("the other"), "it saw what was written under the lock");
@@ -100,7 +103,9 @@ fn an_unreadable_journal_is_refused_and_replaced_by_a_whole_one() {
     let mut rebuilt = Journal::default();
     rebuilt.claims.insert(uid("a"), record(GPU, 10, 20));
     let replaced = store.replace_unreadable(rebuilt.clone()).expect("replaced");
-    let Replaced::Now { aside: Some(aside) } = replaced else { panic!("it was unreadable: {replaced:?}") };
+    let Replaced::Now { aside: Some(aside) } = replaced else {
+        panic!("it was unreadable: {replaced:?}")
+    };
     assert_eq!(fs::read_to_string(aside).expect("kept"), r#"{"version":1,"claims":{},"more":1}"#);
     assert_eq!(*store.lock().expect("locked").journal(), rebuilt);
 }
@@ -134,7 +139,10 @@ fn a_journal_that_is_gone_while_claims_have_files_is_not_taken_for_an_empty_one(
     fs::create_dir_all(directory.path().join("grants/a/a-0")).expect("made");
     let mut rebuilt = Journal::default();
     rebuilt.claims.insert(uid("a"), record(GPU, 10, 20));
-    assert_eq!(store.replace_unreadable(rebuilt.clone()).expect("written"), Replaced::Now { aside: None });
+    assert_eq!(
+        store.replace_unreadable(rebuilt.clone()).expect("written"),
+        Replaced::Now { aside: None }
+    );
     assert_eq!(*store.lock().expect("locked").journal(), rebuilt);
 }
 
@@ -198,7 +206,9 @@ fn gpus_that_claims_share_by_mps_are_known_and_drivers_of_before_leave_such_a_jo
     assert_eq!(journal.version(), 3);
     assert!(journal.gpus_by_mps(Some(&uid("b"))).contains(&gpu), "the other one needs it still");
     journal.claims.remove(&uid("c"));
-    assert!(journal.gpus_by_mps(Some(&uid("b"))).is_empty() && journal.gpus_by_mps(None).contains(&gpu));
+    assert!(
+        journal.gpus_by_mps(Some(&uid("b"))).is_empty() && journal.gpus_by_mps(None).contains(&gpu)
+    );
     let taken = journal.taken_by_others(&uid("new"), &gpu);
     assert!(taken.by_mps && taken.by_intercept);
 }
@@ -213,8 +223,13 @@ fn use_of_a_gpu_is_summed_over_the_other_claims() {
 
     journal.claims.get_mut(&uid("b")).expect("there").shares[0].oversubscribe = true;
 
-    let of_b =
-        Taken { memory_bytes: 5, cores_percent: 30, is_fixed: false, by_mps: false, by_intercept: true };
+    let of_b = Taken {
+        memory_bytes: 5,
+        cores_percent: 30,
+        is_fixed: false,
+        by_mps: false,
+        by_intercept: true,
+    };
     let of_all = Taken { memory_bytes: 15, cores_percent: 50, is_fixed: true, ..of_b };
     assert_eq!(journal.taken_by_others(&uid("a"), &gpu), of_b);
     assert_eq!(journal.taken_by_others(&uid("new"), &gpu), of_all);

@@ -18,7 +18,10 @@ impl Mounts for RecordedMounts {
 
     fn unmount(&self, target: &Path) -> io::Result<()> {
         let mut mounted = self.mounted.lock().expect("no panic");
-        let at = mounted.iter().rposition(|(path, _)| path == target).ok_or(io::ErrorKind::InvalidInput)?;
+        let at = mounted
+            .iter()
+            .rposition(|(path, _)| path == target)
+            .ok_or(io::ErrorKind::InvalidInput)?;
         mounted.remove(at);
         Ok(())
     }
@@ -120,7 +123,10 @@ fn a_ledger_lies_on_a_tmpfs_of_exactly_its_length() {
 
     let paths = StatePaths::new(node.directory.path());
     let expected = Tmpfs { size_bytes: LEDGER_LEN as u64, inodes: 2, executable: false };
-    assert_eq!(*node.mounts.mounted.lock().expect("no panic"), [(paths.ledger_mount(&share), expected)]);
+    assert_eq!(
+        *node.mounts.mounted.lock().expect("no panic"),
+        [(paths.ledger_mount(&share), expected)]
+    );
     let content = fs::read(paths.ledger(&share)).expect("there");
     assert_eq!(LedgerReport::parse(&content).expect("a ledger").used_bytes(), 0);
     assert_eq!(fs::metadata(paths.ledger(&share)).expect("there").mode() & 0o777, 0o666);
@@ -182,7 +188,8 @@ fn what_is_not_named_and_laid_out_as_ours_is_left_alone_and_told() {
         fs::create_dir_all(parent.join("a-claim/lost+found")).expect("made");
         fs::create_dir_all(parent.join("Not A UID")).expect("made");
         fs::write(parent.join("notes.txt"), "precious").expect("written");
-        fs::write(parent.join("a-claim/a-claim-0"), "a file where a directory would be").expect("written");
+        fs::write(parent.join("a-claim/a-claim-0"), "a file where a directory would be")
+            .expect("written");
         let below = ["Not A UID", "a-claim/a-claim-0", "a-claim/lost+found", "notes.txt"];
         stray.extend(below.map(|name| parent.join(name)));
     }

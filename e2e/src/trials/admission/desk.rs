@@ -32,19 +32,25 @@ const ASK_EVERY: Duration = Duration::from_millis(100);
 /// A node that there is not: what the driver says about it disturbs nobody.
 pub(super) const NODE: &str = "policies-node";
 
-pub(super) const ADMINISTRATOR: User = User { name: "root", group: Some("system:masters"), node: None };
+pub(super) const ADMINISTRATOR: User =
+    User { name: "root", group: Some("system:masters"), node: None };
 /// May do in the namespace what the cluster role `edit` allows.
 pub(super) const EDITOR: User = user("policies-editor");
 pub(super) const CONTROLLER: User = user("system:serviceaccount:tessera-system:tessera-controller");
-pub(super) const DRIVER: User =
-    User { name: "system:serviceaccount:tessera-system:tessera-driver", group: None, node: Some(NODE) };
+pub(super) const DRIVER: User = User {
+    name: "system:serviceaccount:tessera-system:tessera-driver",
+    group: None,
+    node: Some(NODE),
+};
 pub(super) const DRIVER_WITHOUT_NODE: User = User { node: None, ..DRIVER };
 pub(super) const DRIVER_ELSEWHERE: User = User { node: Some("elsewhere"), ..DRIVER };
 pub(super) const SCHEDULER: User = user("system:kube-scheduler");
-/// Where its controllers have no accounts of their own, it has whatever rights it was given: here, all.
+/// Where its controllers have no accounts of their own, it has whatever rights it was given: here,
+/// all.
 pub(super) const CONTROLLER_MANAGER: User =
     User { name: "system:kube-controller-manager", group: Some("system:masters"), node: None };
-pub(super) const CLAIM_CONTROLLER: User = user("system:serviceaccount:kube-system:resource-claim-controller");
+pub(super) const CLAIM_CONTROLLER: User =
+    user("system:serviceaccount:kube-system:resource-claim-controller");
 pub(super) const GARBAGE_COLLECTOR: User =
     user("system:serviceaccount:kube-system:generic-garbage-collector");
 pub(super) const KUBELET: User =
@@ -99,15 +105,22 @@ impl Desk {
                 "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "edit"},
                 "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": EDITOR.name}],
             });
-            let bindings =
-                format!("/apis/rbac.authorization.k8s.io/v1/namespaces/{}/rolebindings", bench.namespace());
-            let request =
-                Request::new(bindings).create(&PostParams::default(), binding.to_string().into())?;
+            let bindings = format!(
+                "/apis/rbac.authorization.k8s.io/v1/namespaces/{}/rolebindings",
+                bench.namespace()
+            );
+            let request = Request::new(bindings)
+                .create(&PostParams::default(), binding.to_string().into())?;
             bench.client.request::<Value>(request).await?;
             rights_in_force(bench).await?;
         }
         let (made, differences) = Default::default();
-        Ok(Self { client: bench.client.clone(), namespace: bench.namespace().to_owned(), made, differences })
+        Ok(Self {
+            client: bench.client.clone(),
+            namespace: bench.namespace().to_owned(),
+            made,
+            differences,
+        })
     }
 
     /// The attempt must succeed; answers the object.
@@ -129,7 +142,9 @@ impl Desk {
                 self.take_back(at, &ask, &object).await;
             }
             Err(kube::Error::Api(status)) if status.message.contains(says) => {}
-            Err(error) => self.note(format!("{what} by {by} should be refused with \"{says}\": {error}")),
+            Err(error) => {
+                self.note(format!("{what} by {by} should be refused with \"{says}\": {error}"))
+            }
         }
     }
 
@@ -164,7 +179,8 @@ impl Desk {
             None => Verdict::Done(()),
             Some(claim) => Verdict::NotYet(json!(claim.metadata).to_string()),
         };
-        Ok(wait::until_one(claims, claim, &format!("claim {claim} to be gone"), PATIENCE, judge).await?)
+        Ok(wait::until_one(claims, claim, &format!("claim {claim} to be gone"), PATIENCE, judge)
+            .await?)
     }
 
     /// All that differed.
@@ -184,14 +200,21 @@ impl Desk {
     }
 
     async fn take_back(&self, at: At<'_>, ask: &Ask, object: &Value) {
-        let Some(name) = object["metadata"]["name"].as_str().filter(|_| matches!(ask, Ask::Create(_))) else {
+        let Some(name) =
+            object["metadata"]["name"].as_str().filter(|_| matches!(ask, Ask::Create(_)))
+        else {
             return;
         };
         let at = At(at.0, name, "");
         self.allowed(ADMINISTRATOR, &format!("taking back {} {name}", at.0), at, Ask::Delete).await;
     }
 
-    async fn ask(&self, by: User, At(resource, name, part): At<'_>, ask: &Ask) -> Result<Value, kube::Error> {
+    async fn ask(
+        &self,
+        by: User,
+        At(resource, name, part): At<'_>,
+        ask: &Ask,
+    ) -> Result<Value, kube::Error> {
         *self.made.borrow_mut() += 1;
         let request = Request::new(self.path(resource));
         let patch = |patch: &Patch<&Value>, params: &PatchParams| match part {
@@ -199,7 +222,9 @@ impl Desk {
             part => request.patch_subresource(part, name, params, patch),
         };
         let mut request = match ask {
-            Ask::Create(object) => request.create(&PostParams::default(), object.to_string().into_bytes()),
+            Ask::Create(object) => {
+                request.create(&PostParams::default(), object.to_string().into_bytes())
+            }
             Ask::Replace(object) => {
                 let body = object.to_string().into_bytes();
                 match part {
@@ -218,9 +243,8 @@ impl Desk {
                 let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
                 request.delete(name, &now)
             }
-            Ask::DeleteCollection(fields) => {
-                request.delete_collection(&DeleteParams::default(), &ListParams::default().fields(fields))
-            }
+            Ask::DeleteCollection(fields) => request
+                .delete_collection(&DeleteParams::default(), &ListParams::default().fields(fields)),
         }
         .map_err(kube::Error::BuildRequest)?;
         let headers = request.headers_mut();
@@ -230,7 +254,8 @@ impl Desk {
             headers.insert("impersonate-group", value(group));
         }
         if let Some(node) = by.node {
-            headers.insert("impersonate-extra-authentication.kubernetes.io%2fnode-name", value(node));
+            headers
+                .insert("impersonate-extra-authentication.kubernetes.io%2fnode-name", value(node));
         }
         self.client.request(request).await
     }
@@ -246,7 +271,8 @@ impl Desk {
     }
 }
 
-/// API servers learn of bindings by a watch of their own. Nothing tells when, so they are asked, for as long as anything may take.
+/// API servers learn of bindings by a watch of their own. Nothing tells when, so they are asked,
+/// for as long as anything may take.
 async fn rights_in_force(bench: &Bench) -> anyhow::Result<()> {
     let may_edit = json!({"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": {
         "user": EDITOR.name,
@@ -259,7 +285,8 @@ async fn rights_in_force(bench: &Bench) -> anyhow::Result<()> {
         let mut ticks = tokio::time::interval(ASK_EVERY);
         loop {
             ticks.tick().await;
-            let ask = Request::new(reviews).create(&PostParams::default(), may_edit.to_string().into())?;
+            let ask = Request::new(reviews)
+                .create(&PostParams::default(), may_edit.to_string().into())?;
             if bench.client.request::<Value>(ask).await?["status"]["allowed"] == true {
                 return Ok::<_, anyhow::Error>(());
             }
@@ -285,8 +312,9 @@ pub(super) fn claim(name: &str, rest: Value) -> Value {
     })
 }
 
-/// An allocation of one device by each of these drivers, reserved for a consumer of a kind that nobody knows:
-/// tessera-controller would release what nobody has reserved, and kube-controller-manager what a pod has that does not exist.
+/// An allocation of one device by each of these drivers, reserved for a consumer of a kind that
+/// nobody knows: tessera-controller would release what nobody has reserved, and
+/// kube-controller-manager what a pod has that does not exist.
 pub(super) fn allocation(drivers: &[&str]) -> Value {
     let result = |driver: &&str| json!({"request": "gpu", "driver": driver, "pool": NODE, "device": "gpu-0"});
     let results: Vec<_> = drivers.iter().map(result).collect();

@@ -19,7 +19,8 @@ pub(super) async fn check(desk: &Desk) -> anyhow::Result<()> {
         for (kind, object) in forms(fence) {
             for by in [EDITOR, ADMINISTRATOR] {
                 let what = format!("a toleration of the fence in a {kind}");
-                desk.refused(by, &what, SAYS, all(resource(&object)), Ask::Create(object.clone())).await;
+                desk.refused(by, &what, SAYS, all(resource(&object)), Ask::Create(object.clone()))
+                    .await;
             }
         }
     }
@@ -29,7 +30,10 @@ pub(super) async fn check(desk: &Desk) -> anyhow::Result<()> {
             "of the fence's other effect",
             json!({"key": "gpu.tessera.dev/managed", "operator": "Exists", "effect": "NoExecute"}),
         ),
-        ("of another driver's taint", json!({"key": "gpu.example.com/managed", "operator": "Exists"})),
+        (
+            "of another driver's taint",
+            json!({"key": "gpu.example.com/managed", "operator": "Exists"}),
+        ),
     ];
     for (which, toleration) in harmless {
         for (kind, object) in forms(&toleration) {
@@ -48,10 +52,12 @@ fn resource(object: &Value) -> &'static str {
 /// A claim, one with alternatives, and a template, each with that toleration.
 fn forms(toleration: &Value) -> [(&'static str, Value); 3] {
     let plain = claim("try", json!({"tolerations": [toleration]}));
-    let alternative = json!({"name": "a", "deviceClassName": "gpu.tessera.dev", "tolerations": [toleration]});
+    let alternative =
+        json!({"name": "a", "deviceClassName": "gpu.tessera.dev", "tolerations": [toleration]});
     let other = json!({"name": "b", "deviceClassName": "gpu.tessera.dev"});
     let mut first = claim("try", json!({}));
-    first["spec"]["devices"]["requests"] = json!([{"name": "gpu", "firstAvailable": [other, alternative]}]);
+    first["spec"]["devices"]["requests"] =
+        json!([{"name": "gpu", "firstAvailable": [other, alternative]}]);
     let template = json!({
         "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": {"name": "try"},
         "spec": {"spec": plain["spec"]},
@@ -70,8 +76,10 @@ async fn largest(desk: &Desk, fence: &Value) {
         .collect();
     let mut largest = claim("try", json!({}));
     largest["spec"]["devices"]["requests"] = requests.into();
-    desk.creatable(EDITOR, "the largest claim there can be", "resourceclaims", largest.clone()).await;
-    let last = &mut largest["spec"]["devices"]["requests"][REQUESTS - 1]["firstAvailable"][ALTERNATIVES - 1];
+    desk.creatable(EDITOR, "the largest claim there can be", "resourceclaims", largest.clone())
+        .await;
+    let last = &mut largest["spec"]["devices"]["requests"][REQUESTS - 1]["firstAvailable"]
+        [ALTERNATIVES - 1];
     last["tolerations"][TOLERATIONS - 1] = fence.clone();
     let what = "a toleration of the fence at the end of the largest claim";
     desk.refused(EDITOR, what, SAYS, all("resourceclaims"), Ask::Create(largest)).await;

@@ -1,10 +1,11 @@
-//! The finalizer stays as long as a device of ours is allocated, however somebody tries to get rid of it.
+//! The finalizer stays as long as a device of ours is allocated, however somebody tries to get rid
+//! of it.
 
 use serde_json::{Value, json};
 
 use super::desk::{
-    ADMINISTRATOR, Ask, At, CLAIM_CONTROLLER, CONTROLLER, Desk, EDITOR, FINALIZER, GARBAGE_COLLECTOR, OTHER,
-    OURS, SCHEDULER, allocation, claim, no_allocation,
+    ADMINISTRATOR, Ask, At, CLAIM_CONTROLLER, CONTROLLER, Desk, EDITOR, FINALIZER,
+    GARBAGE_COLLECTOR, OTHER, OURS, SCHEDULER, allocation, claim, no_allocation,
 };
 
 const KEPT: At<'_> = At("resourceclaims", "kept", "");
@@ -29,10 +30,16 @@ fn with_finalizers(name: &str, finalizers: &[&str]) -> Value {
 }
 
 async fn of_another_driver(desk: &Desk) {
-    let (claim, strip) = (with_finalizers("theirs", &[FINALIZER]), json!({"metadata": {"finalizers": null}}));
+    let (claim, strip) =
+        (with_finalizers("theirs", &[FINALIZER]), json!({"metadata": {"finalizers": null}}));
     let at = At("resourceclaims", "theirs", "");
-    desk.allowed(EDITOR, "a claim of another driver", super::desk::all("resourceclaims"), Ask::Create(claim))
-        .await;
+    desk.allowed(
+        EDITOR,
+        "a claim of another driver",
+        super::desk::all("resourceclaims"),
+        Ask::Create(claim),
+    )
+    .await;
     let status = At("resourceclaims", "theirs", "status");
     desk.allowed(SCHEDULER, "its allocation", status, Ask::Merge(allocation(&[OTHER]))).await;
     desk.allowed(EDITOR, "removing its finalizer", at, Ask::Merge(strip)).await;
@@ -52,18 +59,26 @@ async fn stays(desk: &Desk) -> anyhow::Result<()> {
     ];
     for (how, ask) in ways {
         for by in [EDITOR, ADMINISTRATOR] {
-            desk.refused(by, &format!("removing the finalizer {how}"), SAYS, KEPT, ask.clone()).await;
+            desk.refused(by, &format!("removing the finalizer {how}"), SAYS, KEPT, ask.clone())
+                .await;
         }
     }
     // The API server takes no finalizers from there.
     let strip = Ask::Merge(json!({"metadata": {"finalizers": null}}));
-    desk.allowed(ADMINISTRATOR, "a patch of the status that names no finalizers", KEPT_STATUS, strip).await;
+    desk.allowed(
+        ADMINISTRATOR,
+        "a patch of the status that names no finalizers",
+        KEPT_STATUS,
+        strip,
+    )
+    .await;
     let there = desk.look(KEPT).await?;
     desk.expect("the finalizer survives a patch of the status", has_finalizer(&there));
 
     let label = Ask::Merge(json!({"metadata": {"labels": {"a": "b"}}}));
     desk.allowed(EDITOR, "a label on an allocated claim", KEPT, label).await;
-    let housekeeping = Ask::Merge(json!({"metadata": {"finalizers": [FINALIZER], "ownerReferences": null}}));
+    let housekeeping =
+        Ask::Merge(json!({"metadata": {"finalizers": [FINALIZER], "ownerReferences": null}}));
     desk.allowed(GARBAGE_COLLECTOR, "removing another finalizer", KEPT, housekeeping).await;
     Ok(())
 }
@@ -81,7 +96,8 @@ async fn goes_with_the_allocation(desk: &Desk) -> anyhow::Result<()> {
     desk.expect("an allocated claim that is deleted stays for its finalizer", deleting);
     let strip = || Ask::Merge(json!({"metadata": {"finalizers": null}}));
     desk.refused(EDITOR, "removing the finalizer of a deleted claim", SAYS, KEPT, strip()).await;
-    desk.refused(CLAIM_CONTROLLER, "removing the finalizer before its time", SAYS, KEPT, strip()).await;
+    desk.refused(CLAIM_CONTROLLER, "removing the finalizer before its time", SAYS, KEPT, strip())
+        .await;
     desk.allowed(
         CLAIM_CONTROLLER,
         "ending the allocation of a deleted claim",

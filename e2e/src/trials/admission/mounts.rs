@@ -18,7 +18,8 @@ const BAD: [&str; 9] = [
     "dev/tessera",
     "./dev",
 ];
-const GOOD: [&str; 5] = ["/dev/shm", "/dev/tessera2", "/devices", "/data/dev/tessera", "/run/tessera"];
+const GOOD: [&str; 5] =
+    ["/dev/shm", "/dev/tessera2", "/devices", "/data/dev/tessera", "/run/tessera"];
 
 pub(super) async fn check(desk: &Desk) -> anyhow::Result<()> {
     for path in BAD {
@@ -56,8 +57,13 @@ pub(super) async fn check_ephemeral_containers(desk: &Desk) -> anyhow::Result<()
         let what = format!("an ephemeral container with a volume at {path}");
         desk.refused(ADMINISTRATOR, &what, SAYS, at, with("debug", path)).await;
     }
-    desk.allowed(ADMINISTRATOR, "an ephemeral container with a volume elsewhere", at, with("debug", "/data"))
-        .await;
+    desk.allowed(
+        ADMINISTRATOR,
+        "an ephemeral container with a volume elsewhere",
+        at,
+        with("debug", "/data"),
+    )
+    .await;
     desk.allowed(ADMINISTRATOR, "deleting the pod", At("pods", "try", ""), Ask::Delete).await;
     Ok(())
 }
@@ -82,13 +88,22 @@ fn kinds_of_mounts() -> [(&'static str, Value); 8] {
     };
     [
         ("a directory of a volume", mount("empty", json!({"subPath": "forged", "readOnly": true}))),
-        ("a directory named by the environment", mount("empty", json!({"subPathExpr": "$(HOSTNAME)"}))),
-        ("a mount that sees later ones", mount("empty", json!({"mountPropagation": "HostToContainer"}))),
+        (
+            "a directory named by the environment",
+            mount("empty", json!({"subPathExpr": "$(HOSTNAME)"})),
+        ),
+        (
+            "a mount that sees later ones",
+            mount("empty", json!({"mountPropagation": "HostToContainer"})),
+        ),
         ("a projected volume", mount("projected", json!({}))),
         ("an image", mount("image", json!({}))),
         ("a directory of the node", mount("node", json!({}))),
         ("a claimed volume", mount("claimed", json!({}))),
-        ("a block device", json!({"volumeDevices": [{"name": "block", "devicePath": "/dev/tessera/x"}]})),
+        (
+            "a block device",
+            json!({"volumeDevices": [{"name": "block", "devicePath": "/dev/tessera/x"}]}),
+        ),
     ]
 }
 
@@ -124,11 +139,13 @@ async fn largest(desk: &Desk) {
     let mounts: Vec<_> = (0..40)
         .map(|number| json!({"name": "empty", "mountPath": format!("/var/lib/application/data/{number}")}))
         .collect();
-    let containers: Vec<_> =
-        (0..100).map(|number| container(&format!("c-{number}"), json!({"volumeMounts": mounts}))).collect();
+    let containers: Vec<_> = (0..100)
+        .map(|number| container(&format!("c-{number}"), json!({"volumeMounts": mounts})))
+        .collect();
     let mut large = pod(json!({}));
     large["spec"]["containers"] = containers.into();
-    desk.creatable(EDITOR, "a pod of 100 containers with 40 volumes each", "pods", large.clone()).await;
+    desk.creatable(EDITOR, "a pod of 100 containers with 40 volumes each", "pods", large.clone())
+        .await;
     large["spec"]["containers"][99]["volumeMounts"][39]["mountPath"] = "/dev/tessera".into();
     refused(desk, "a volume at the end of it", large).await;
 }

@@ -28,17 +28,32 @@ pub(super) async fn check(desk: &Desk) -> anyhow::Result<()> {
         desk.refused(by, "a slice of ours", says, all(SLICES), ours()).await;
     }
     for by in [DRIVER_WITHOUT_NODE, DRIVER_ELSEWHERE] {
-        desk.refused(by, "a slice of a node that is not its own", OWN_NODE, all(SLICES), ours()).await;
+        desk.refused(by, "a slice of a node that is not its own", OWN_NODE, all(SLICES), ours())
+            .await;
     }
-    desk.refused(DRIVER, "a slice of another driver", OWN_NODE, all(SLICES), Ask::Create(slice(OTHER, NODE)))
-        .await;
+    desk.refused(
+        DRIVER,
+        "a slice of another driver",
+        OWN_NODE,
+        all(SLICES),
+        Ask::Create(slice(OTHER, NODE)),
+    )
+    .await;
     let mut foreign_pool = slice(OURS, NODE);
     foreign_pool["spec"]["pool"]["name"] = "elsewhere".into();
-    desk.refused(DRIVER, "a slice of another pool", OWN_NODE, all(SLICES), Ask::Create(foreign_pool)).await;
+    desk.refused(
+        DRIVER,
+        "a slice of another pool",
+        OWN_NODE,
+        all(SLICES),
+        Ask::Create(foreign_pool),
+    )
+    .await;
     let mut everywhere = slice(OURS, NODE);
     everywhere["spec"].as_object_mut().map(|spec| spec.remove("nodeName"));
     everywhere["spec"]["allNodes"] = true.into();
-    desk.refused(DRIVER, "a slice of all nodes", OWN_NODE, all(SLICES), Ask::Create(everywhere)).await;
+    desk.refused(DRIVER, "a slice of all nodes", OWN_NODE, all(SLICES), Ask::Create(everywhere))
+        .await;
     desk.creatable(ADMINISTRATOR, "a slice of another driver", SLICES, slice(OTHER, NODE)).await;
 
     desk.allowed(DRIVER, "a slice of its own node", all(SLICES), ours()).await;
@@ -63,7 +78,8 @@ async fn changes(desk: &Desk) {
         desk.refused(DRIVER_ELSEWHERE, &what, OWN_NODE, SLICE, Ask::Merge(edit)).await;
     }
     desk.allowed(DRIVER, "changing its slice", SLICE, Ask::Merge(pool(2))).await;
-    // What the cluster does to every object: owners that are gone, finalizers of deletions, migration of stored versions.
+    // What the cluster does to every object: owners that are gone, finalizers of deletions,
+    // migration of stored versions.
     let housekeeping = json!({"metadata": {"ownerReferences": null, "finalizers": null}});
     for by in [GARBAGE_COLLECTOR, ADMINISTRATOR] {
         desk.allowed(by, "housekeeping", SLICE, Ask::Merge(housekeeping.clone())).await;

@@ -23,7 +23,11 @@ pub(super) struct FailingGpus<'a> {
 }
 
 impl<'a> FailingGpus<'a> {
-    pub(super) async fn of(bench: &Bench, hands: &'a Operations, seed: u64) -> anyhow::Result<Self> {
+    pub(super) async fn of(
+        bench: &Bench,
+        hands: &'a Operations,
+        seed: u64,
+    ) -> anyhow::Result<Self> {
         let inventory = GpuInventory::read(&bench.client).await?;
         let gpus = inventory.devices().filter_map(|((pool, name), device)| {
             let node = inventory.node_of(pool)?.to_owned();
@@ -42,7 +46,9 @@ impl<'a> FailingGpus<'a> {
         }
         let gpu = self.random.one_of(&self.gpus).clone();
         self.failing = Some(gpu.clone());
-        self.hands.run(&["gpu", &gpu.node, "xid", &gpu.uuid, "119", "--recovery", "gpu-reset"]).await?;
+        self.hands
+            .run(&["gpu", &gpu.node, "xid", &gpu.uuid, "119", "--recovery", "gpu-reset"])
+            .await?;
         Ok(())
     }
 

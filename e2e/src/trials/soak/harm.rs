@@ -23,16 +23,23 @@ pub(super) struct Harm<'a> {
 }
 
 impl<'a> Harm<'a> {
-    pub(super) fn new(hands: &'a Operations, nodes: &[String], random: Random, pause: Duration) -> Self {
-        let on_nodes =
-            nodes.iter().flat_map(|node| ["driver", "kubelet"].map(|component| (node.clone(), component)));
+    pub(super) fn new(
+        hands: &'a Operations,
+        nodes: &[String],
+        random: Random,
+        pause: Duration,
+    ) -> Self {
+        let on_nodes = nodes
+            .iter()
+            .flat_map(|node| ["driver", "kubelet"].map(|component| (node.clone(), component)));
         let victims = on_nodes.chain([("control-plane".to_owned(), "controller")]).collect();
         Self { hands, victims, random, pause, down: None, kills: 0 }
     }
 
-    /// Kills one component after the other, and starts each again. Once `end` is cancelled it finishes with the one that is
-    /// down and kills no other. Not to be dropped before: an action that is cut off may be carried out or not, and a start
-    /// after a kill that has not happened finds the component alive.
+    /// Kills one component after the other, and starts each again. Once `end` is cancelled it
+    /// finishes with the one that is down and kills no other. Not to be dropped before: an
+    /// action that is cut off may be carried out or not, and a start after a kill that has not
+    /// happened finds the component alive.
     ///
     /// # Errors
     /// An action failed. [`repair`](Self::repair) tries to start what is down.
@@ -57,8 +64,8 @@ impl<'a> Harm<'a> {
         Ok(())
     }
 
-    /// Pauses; returns early, and says so, when `end` is cancelled. The pauses are the input of the trial; nothing is waited
-    /// for with them.
+    /// Pauses; returns early, and says so, when `end` is cancelled. The pauses are the input of the
+    /// trial; nothing is waited for with them.
     async fn is_told_within(&mut self, longest: Duration, end: &CancellationToken) -> bool {
         let longest = u64::try_from(longest.as_millis()).unwrap_or(u64::MAX);
         let pause = Duration::from_millis(self.random.between(0, longest));
@@ -91,7 +98,8 @@ echo "$1 ends" >>log
     /// The script in place of `node.sh`.
     fn operations(directory: &Path) -> Operations {
         let program = directory.join("node.sh");
-        // Not by this process: another thread's child may hold the file open for writing when it is to be executed.
+        // Not by this process: another thread's child may hold the file open for writing when it is
+        // to be executed.
         let mut write = Command::new("sh");
         write.args(["-c", "printf %s \"$1\" >\"$2\"", "sh", SCRIPT]).arg(&program);
         assert!(write.status().unwrap().success());

@@ -64,7 +64,8 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// A pod of any shape. So many of a hundred run in real containers. One that is to share a claim is no impossible one.
+    /// A pod of any shape. So many of a hundred run in real containers. One that is to share a
+    /// claim is no impossible one.
     pub(super) fn random(random: &mut Random, started: u64, shares: bool) -> Self {
         let impossible = random.percent(3) && !shares;
         let moment = match random.between(0, 99) {
@@ -83,11 +84,16 @@ impl Shape {
             by_force: random.percent(20),
             templates,
             has_init_container: random.percent(15),
-            image: if random.percent(started) { "tessera/probe:e2e" } else { "tessera/probe-unstarted:e2e" },
+            image: if random.percent(started) {
+                "tessera/probe:e2e"
+            } else {
+                "tessera/probe-unstarted:e2e"
+            },
         }
     }
 
-    /// The same with a claim that others use as well, named by `shared`, in place of one of its own.
+    /// The same with a claim that others use as well, named by `shared`, in place of one of its
+    /// own.
     pub(super) fn object(&self, name: &str, shared: Option<&str>) -> Value {
         let entry = |(number, template): (usize, &&str)| json!({"name": format!("gpu-{number}"), "resourceClaimTemplateName": template});
         let mut claims: Vec<Value> = self.templates.iter().enumerate().map(entry).collect();
@@ -139,5 +145,7 @@ fn possible(random: &mut Random) -> &'static str {
 
 fn is_unschedulable(pod: &Pod) -> bool {
     let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    conditions.into_iter().any(|condition| condition.type_ == "PodScheduled" && condition.status == "False")
+    conditions
+        .into_iter()
+        .any(|condition| condition.type_ == "PodScheduled" && condition.status == "False")
 }

@@ -90,9 +90,18 @@ fn what_is_not_understood_is_refused() {
         Err(GrantError::Flags { found: 5 }),
         "one is known, the other is not"
     );
-    assert_eq!(broken(grant_offset::CORES_PERCENT, 101), Err(GrantError::CoresPercent { percent: 101 }));
-    assert!(matches!(broken(grant_offset::MEMORY_LIMIT_BYTES + 7, 1), Err(GrantError::MemoryLimit { .. })));
-    assert!(matches!(broken(grant_offset::ID, b'\n'), Err(GrantError::Id(TextError::NotPrintable))));
+    assert_eq!(
+        broken(grant_offset::CORES_PERCENT, 101),
+        Err(GrantError::CoresPercent { percent: 101 })
+    );
+    assert!(matches!(
+        broken(grant_offset::MEMORY_LIMIT_BYTES + 7, 1),
+        Err(GrantError::MemoryLimit { .. })
+    ));
+    assert!(matches!(
+        broken(grant_offset::ID, b'\n'),
+        Err(GrantError::Id(TextError::NotPrintable))
+    ));
     assert!(matches!(broken(grant_offset::CLAIM_UID + 60, b'x'), Err(GrantError::ClaimUid(_))));
     assert_eq!(Grant::parse(&page()[1..]), Err(GrantError::Length { found: GRANT_LEN - 1 }));
 }
@@ -108,7 +117,8 @@ fn what_is_published_stays_over_a_change_and_is_no_part_of_the_grant() {
 
 #[test]
 fn a_change_in_place_is_seen_whole_or_not_at_all() {
-    let update = Grant { memory_limit_bytes: 20 << 30, ..grant() }.update(&page()).expect("same share");
+    let update =
+        Grant { memory_limit_bytes: 20 << 30, ..grant() }.update(&page()).expect("same share");
     let mut during = page();
     during[GrantUpdate::SEQUENCE_OFFSET..][..8].copy_from_slice(&update.begin);
     assert_eq!(Grant::parse(&during), Err(GrantError::Changing));

@@ -48,7 +48,12 @@ fn what_the_host_calls_a_process_counts_for_the_process_that_was_told_so() {
     let mut bytes = fresh();
     let at = HEADER_LEN + 3 * SLOT_LEN;
     let host_pid = |bytes: &[u8]| {
-        LedgerReport::parse(bytes).expect("a ledger").processes().next().expect("a process").host_pid
+        LedgerReport::parse(bytes)
+            .expect("a ledger")
+            .processes()
+            .next()
+            .expect("a process")
+            .host_pid
     };
     bytes[at] = 1;
     put(&mut bytes, at + offset_of!(SlotPage, start_ticks), 7 << 32 | 1234);

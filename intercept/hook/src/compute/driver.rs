@@ -16,7 +16,14 @@ static EXCHANGE_MODE: Helper = Helper::new("cuThreadExchangeStreamCaptureMode");
 
 /// Forgets where they are: the driver was loaded anew.
 pub(crate) fn forget_helpers() {
-    let all = [&CTX_FROM_GREEN, &EVENT_CREATE, &EVENT_RECORD, &EVENT_QUERY, &EVENT_ELAPSED, &EXCHANGE_MODE];
+    let all = [
+        &CTX_FROM_GREEN,
+        &EVENT_CREATE,
+        &EVENT_RECORD,
+        &EVENT_QUERY,
+        &EVENT_ELAPSED,
+        &EXCHANGE_MODE,
+    ];
     all.into_iter().for_each(Helper::forget);
 }
 
@@ -66,7 +73,8 @@ pub(super) fn context_of_green(green: Handle) -> Option<usize> {
     let real = unsafe { core::mem::transmute::<usize, Real>(CTX_FROM_GREEN.address()?) };
     let mut context = core::ptr::null_mut();
     // SAFETY: the result goes to a variable of ours.
-    (unsafe { real(&mut context, green) } == SUCCESS && !context.is_null()).then_some(context as usize)
+    (unsafe { real(&mut context, green) } == SUCCESS && !context.is_null())
+        .then_some(context as usize)
 }
 
 /// Changes the thread's capture mode; answers what it was.

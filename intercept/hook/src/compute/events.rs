@@ -1,7 +1,7 @@
 //! Events that measure launches: made when they are needed, asked when somebody comes by.
 //!
-//! The driver's own functions are called, with the thread's capture mode relaxed meanwhile: a query is forbidden to threads while
-//! a stream captures globally, and would end the capture.
+//! The driver's own functions are called, with the thread's capture mode relaxed meanwhile: a query
+//! is forbidden to threads while a stream captures globally, and would end the capture.
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -11,7 +11,8 @@ use tessera_intercept_limiter::compute::{MARKERS, Marker, Meter, Timer};
 use crate::compute::{Stream, driver};
 use crate::cuda::Handle;
 
-/// Contexts of one GPU whose launches are measured. What is launched in more of them stays paid as estimated.
+/// Contexts of one GPU whose launches are measured. What is launched in more of them stays paid as
+/// estimated.
 const CONTEXTS: usize = 8;
 /// Launches that can be measured at the same time.
 const PLACES: usize = MARKERS / 2;
@@ -31,7 +32,8 @@ pub(super) struct Events {
 
 /// The events of one context.
 struct Pool {
-    /// 0: nobody's; with [`LEAVING`]: the driver is being asked to end it, and its events are left alone.
+    /// 0: nobody's; with [`LEAVING`]: the driver is being asked to end it, and its events are left
+    /// alone.
     context: AtomicUsize,
     /// By marker; 0: not made yet.
     events: [AtomicUsize; MARKERS],
@@ -68,7 +70,8 @@ fn behind(place: usize) -> usize {
 }
 
 impl Events {
-    /// A launch is about to be measured there: what was recorded before says nothing any more. Under the meter's lock.
+    /// A launch is about to be measured there: what was recorded before says nothing any more.
+    /// Under the meter's lock.
     pub(super) fn begins(&self, before: Marker) {
         self.recorded.fetch_and(!(1 << place_of(before)), Ordering::Relaxed);
     }
@@ -98,7 +101,8 @@ impl Events {
         self.pools.iter().filter(|pool| pool.context.load(Ordering::Relaxed) != 0).count() < 2
     }
 
-    /// A context may end: its events are neither recorded nor asked until it is known what became of it. Nobody asks meanwhile.
+    /// A context may end: its events are neither recorded nor asked until it is known what became
+    /// of it. Nobody asks meanwhile.
     pub(super) fn suspend(&self, context: usize) {
         if let Some(pool) = self.find(context) {
             pool.context.store(context | LEAVING, Ordering::Release);
@@ -114,7 +118,9 @@ impl Events {
 
     /// It is gone, and its events with it. Nobody asks meanwhile.
     pub(super) fn forget(&self, context: usize) {
-        let Some(pool) = self.find(context | LEAVING).or_else(|| self.find(context)) else { return };
+        let Some(pool) = self.find(context | LEAVING).or_else(|| self.find(context)) else {
+            return;
+        };
         pool.events.iter().chain(&pool.empty).for_each(|place| place.store(0, Ordering::Relaxed));
         pool.overhead_ns.store(0, Ordering::Relaxed);
         pool.context.store(0, Ordering::Release);
@@ -131,7 +137,8 @@ impl Events {
         unsettled
     }
 
-    /// Asks. Only one thread does at a time, and only it settles: places are not used again until then.
+    /// Asks. Only one thread does at a time, and only it settles: places are not used again until
+    /// then.
     pub(super) fn ask(&self, unsettled: &Unsettled) -> Answers {
         let mut answers = Answers { may_ask: true, ..Answers::none() };
         if unsettled.count > 0 {
@@ -239,7 +246,8 @@ impl Answers {
         Self { may_ask: false, done: 0, own_ns: [None; PLACES], gap_ns: [None; PLACES] }
     }
 
-    /// Reads a launch that is done; `last` is the one before it in the same context. `false` where it cannot be read.
+    /// Reads a launch that is done; `last` is the one before it in the same context. `false` where
+    /// it cannot be read.
     fn measure(&mut self, pool: &Pool, place: usize, last: Option<(Marker, usize)>) -> bool {
         let own_ns = pool.elapsed_ns(place * 2, behind(place));
         let gap_ns = last.and_then(|(marker, _)| {

@@ -15,10 +15,12 @@ use crate::sys::{self, Lock, Map};
 /// How long it is believed which slots are anybody's.
 const REACH_HOLDS_NS: u64 = 10_000_000;
 
-/// What launches on one GPU go through. Lives in memory of the kernel's, which begins zeroed and is not there in a forked child.
+/// What launches on one GPU go through. Lives in memory of the kernel's, which begins zeroed and is
+/// not there in a forked child.
 ///
-/// Two locks. `lock` is for the meter, and nothing is called under it. `asking` is for those who ask events, which is calling the
-/// driver: a launch only tries it, and settles nothing where another thread has it. Who ends a context waits for it, since the events go too.
+/// Two locks. `lock` is for the meter, and nothing is called under it. `asking` is for those who
+/// ask events, which is calling the driver: a launch only tries it, and settles nothing where
+/// another thread has it. Who ends a context waits for it, since the events go too.
 pub(crate) struct Gate {
     pub(super) till: Till,
     lock: Lock,
@@ -76,7 +78,8 @@ impl Gate {
 
     const LENGTH: usize = size_of::<Self>().next_multiple_of(4096);
 
-    /// Lets in a launch that the till does not pay for; it waits here. `None`: it is not accounted for. What came of it, to [`Gate::made`].
+    /// Lets in a launch that the till does not pay for; it waits here. `None`: it is not accounted
+    /// for. What came of it, to [`Gate::made`].
     #[cold]
     #[must_use = "what was begun must be told how it ended"]
     pub(super) fn enter(&self, key: Key, stream: Stream) -> Option<Entered> {
@@ -86,7 +89,8 @@ impl Gate {
         }
         let context = cuda::current_context()?;
         let (plan, terms) = self.admit(key, context)?;
-        let begun = plan.between.is_some_and(|(before, _)| self.events.record(context, before, stream));
+        let begun =
+            plan.between.is_some_and(|(before, _)| self.events.record(context, before, stream));
         Some(Entered { context, stream, plan, terms, begun })
     }
 
@@ -185,7 +189,8 @@ impl Gate {
     ) -> Option<T> {
         let decide = |answers: &mut Answers| {
             let now = sys::monotonic_ns();
-            let around = terms.around(&self.till, terms.siblings(self.reach(terms, now), now), now)?;
+            let around =
+                terms.around(&self.till, terms.siblings(self.reach(terms, now), now), now)?;
             Some(self.with_meter(|meter| {
                 let value = run(meter, &around, answers);
                 self.busy.store(meter.is_busy(), Ordering::Relaxed);
@@ -214,7 +219,8 @@ impl Gate {
     }
 
     fn with_meter<T>(&self, run: impl FnOnce(&mut Meter) -> T) -> T {
-        // SAFETY: only here, under the lock, which is not taken twice: nothing that runs on the meter calls back.
+        // SAFETY: only here, under the lock, which is not taken twice: nothing that runs on the
+        // meter calls back.
         self.lock.hold(|| run(unsafe { &mut *self.meter.get() }))
     }
 }

@@ -1,4 +1,5 @@
-//! What holds for this process's launches on a GPU: its grants, its places in the ledger, and what the host says.
+//! What holds for this process's launches on a GPU: its grants, its places in the ledger, and what
+//! the host says.
 
 use core::sync::atomic::Ordering;
 
@@ -41,7 +42,12 @@ impl Terms {
     }
 
     /// As the meter wants it.
-    pub(super) fn around<'a>(&self, till: &'a Till, siblings: u64, now: u64) -> Option<Surroundings<'a>> {
+    pub(super) fn around<'a>(
+        &self,
+        till: &'a Till,
+        siblings: u64,
+        now: u64,
+    ) -> Option<Surroundings<'a>> {
         let around = Surroundings {
             till,
             page: &self.ledger.compute,
@@ -58,16 +64,21 @@ impl Terms {
 
     /// How many of the container's other processes have work, of those below that slot.
     pub(super) fn siblings(&self, reach: usize, now: u64) -> u64 {
-        let slots = self.ledger.slot.iter().take(reach).enumerate().filter(|(at, _)| *at != self.slot);
+        let slots =
+            self.ledger.slot.iter().take(reach).enumerate().filter(|(at, _)| *at != self.slot);
         let live = slots.filter(|(_, slot)| slot.state.load(Ordering::Relaxed) == SLOT_LIVE);
-        // Beside MPS who waits is one of those who share the time of one, and would go on at once if it were not.
-        let waits = |slot: &ComputeSlot| self.by_mps && slot.waiting_since_ns.load(Ordering::Relaxed) != 0;
+        // Beside MPS who waits is one of those who share the time of one, and would go on at once
+        // if it were not.
+        let waits =
+            |slot: &ComputeSlot| self.by_mps && slot.waiting_since_ns.load(Ordering::Relaxed) != 0;
         live.filter(|(_, slot)| slot.compute.is_busy(now) || waits(&slot.compute)).count() as u64
     }
 
     /// The slot behind the last that is anybody's.
     pub(super) fn reach(&self) -> usize {
-        let live = |slot: &tessera_intercept_abi::SlotPage| slot.state.load(Ordering::Relaxed) == SLOT_LIVE;
+        let live = |slot: &tessera_intercept_abi::SlotPage| {
+            slot.state.load(Ordering::Relaxed) == SLOT_LIVE
+        };
         self.ledger.slot.iter().rposition(live).map_or(0, |last| last + 1)
     }
 
@@ -82,7 +93,11 @@ impl Terms {
 
     /// Sleeps, holding nothing.
     pub(super) fn wait(&self, waiting: Waiting, now: u64) {
-        sys::wait_shared(&self.ledger.compute.wake, waiting.wake, waiting.until_ns.saturating_sub(now));
+        sys::wait_shared(
+            &self.ledger.compute.wake,
+            waiting.wake,
+            waiting.until_ns.saturating_sub(now),
+        );
     }
 
     /// Lets those look who sleep.
@@ -91,8 +106,9 @@ impl Terms {
     }
 }
 
-/// MPS lets each process have as much as the container: one alone needs nobody else to hold it, and several are held so that together
-/// they have the time of one. Their kernels run at the same time as everybody's: what one has taken nobody else had a part in.
+/// MPS lets each process have as much as the container: one alone needs nobody else to hold it, and
+/// several are held so that together they have the time of one. Their kernels run at the same time
+/// as everybody's: what one has taken nobody else had a part in.
 fn beside_mps(around: Surroundings<'_>) -> Surroundings<'_> {
     let policy = if around.siblings == 0 { ComputePolicy::None } else { around.policy };
     // All of the time, and yet a limit: the whole of it would be none.

@@ -15,14 +15,25 @@ pub(crate) fn arbitrate(shares: &[NodeShare; 2], stop: &Receiver<()>) {
         let now = monotonic_ns();
         let seen = [0, 1].map(|at| {
             let grant = shares[at].grant;
-            let tenant =
-                Tenant { policy: grant.policy, share: Rate::from_percent(grant.cores_percent), priority: 0 };
+            let tenant = Tenant {
+                policy: grant.policy,
+                share: Rate::from_percent(grant.cores_percent),
+                priority: 0,
+            };
             Some(shares[at].ledger(|ledger| {
-                let still =
-                    || ledger.processes().any(|process| process.waits && shares[at].is_alive(process.slot));
+                let still = || {
+                    ledger
+                        .processes()
+                        .any(|process| process.waits && shares[at].is_alive(process.slot))
+                };
                 let waited = ledger.waits() != waits[at] || still();
                 waits[at] = ledger.waits();
-                Observation { tenant, busy_ns: ledger.busy_ns(now), gpu_ns: ledger.gpu_ns(), waited }
+                Observation {
+                    tenant,
+                    busy_ns: ledger.busy_ns(now),
+                    gpu_ns: ledger.gpu_ns(),
+                    waited,
+                }
             }))
         });
         for (share, published) in shares.iter().zip(arbiter.step(now, &seen)) {

@@ -1,9 +1,10 @@
-//! Another glibc than the machine's in containers: `tests/glibc.sh` names the directory of one in `$TESSERA_GLIBC`.
+//! Another glibc than the machine's in containers: `tests/glibc.sh` names the directory of one in
+//! `$TESSERA_GLIBC`.
 
 use std::env;
 
-/// Puts it in place of the machine's, at once: a program that is started between two mounts would find half of each. Nothing where none
-/// is named.
+/// Puts it in place of the machine's, at once: a program that is started between two mounts would
+/// find half of each. Nothing where none is named.
 pub(super) fn script() -> String {
     let Some(glibc) = env::var_os("TESSERA_GLIBC") else { return String::new() };
     format!(

@@ -1,5 +1,5 @@
-//! Containers for tests: user and mount namespaces with shares at `/dev/tessera`, the fake driver, and the library preloaded
-//! as it ships.
+//! Containers for tests: user and mount namespaces with shares at `/dev/tessera`, the fake driver,
+//! and the library preloaded as it ships.
 //!
 //! Where namespaces are not allowed, tests that need them are skipped.
 #![allow(dead_code, reason = "every test file uses its own part of it")]
@@ -29,8 +29,8 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tessera_fake_world::{artifact, shipped};
 use tessera_intercept_abi::{
-    ComputePolicy, GRANTS_TMPFS_INODES, Grant, LEDGER_LEN, LEDGER_TMPFS_INODES, LedgerPage, LedgerReport,
-    Text, grant_offset, ledger, ledger::Total, mps,
+    ComputePolicy, GRANTS_TMPFS_INODES, Grant, LEDGER_LEN, LEDGER_TMPFS_INODES, LedgerPage,
+    LedgerReport, Text, grant_offset, ledger, ledger::Total, mps,
 };
 use tessera_intercept_limiter::compute::Published;
 use tessera_intercept_symbols::Version;
@@ -185,7 +185,8 @@ impl Driver {
         Self::Machine(files.map(|entry| entry.path()).filter(is_device).collect())
     }
 
-    /// What a container has in `/etc` for programs that nobody made for tests, when `/etc` is a copy at `$etc` that is not mounted yet.
+    /// What a container has in `/etc` for programs that nobody made for tests, when `/etc` is a
+    /// copy at `$etc` that is not mounted yet.
     fn known(&self) -> &str {
         match self {
             Self::Fake => "",
@@ -240,7 +241,13 @@ impl Machine {
     /// A program on the machine.
     fn command(&self, program: &str) -> Command {
         let mut command = Command::new("nsenter");
-        command.args(["--preserve-credentials", "--user", "--mount", "--target", &self.0.id().to_string()]);
+        command.args([
+            "--preserve-credentials",
+            "--user",
+            "--mount",
+            "--target",
+            &self.0.id().to_string(),
+        ]);
         command.arg(program);
         command
     }
@@ -289,7 +296,9 @@ impl Volume {
         let make = format!("volume=$(mktemp -d -p {})", node.display());
         match self {
             Self::Disk => make,
-            Self::Memory => format!("{make}; mount -t tmpfs -o size={LEDGER_LEN} tmpfs \"$volume\""),
+            Self::Memory => {
+                format!("{make}; mount -t tmpfs -o size={LEDGER_LEN} tmpfs \"$volume\"")
+            }
         }
     }
 }
@@ -339,8 +348,8 @@ impl Node {
         Self::at_scale(shipped::H100_8_NVSWITCH, 1.0)
     }
 
-    /// The same, by a clock that goes only while the program waits, so that how busy the machine is makes no difference. For programs
-    /// of one thread that wait for no other.
+    /// The same, by a clock that goes only while the program waits, so that how busy the machine is
+    /// makes no difference. For programs of one thread that wait for no other.
     pub(crate) fn with_paused_clock() -> Self {
         let clock = artifact::paused_clock().expect("the clock builds");
         Self { clock: Some(clock), ..Self::in_real_time() }
@@ -396,13 +405,17 @@ impl Node {
     /// What the fake driver takes for a context on the first GPU.
     pub(crate) fn context_bytes(&self) -> u64 {
         let world = fs::read_to_string(self.directory.path().join("world.yaml")).expect("a world");
-        tessera_fake_world::World::parse(&world, "test").expect("a world").gpus[0].model.context_bytes()
+        tessera_fake_world::World::parse(&world, "test").expect("a world").gpus[0]
+            .model
+            .context_bytes()
     }
 
     /// Compiles `tests/programs/<name>.c` as a library to be loaded by a program.
     pub(crate) fn plugin(&self, name: &str) -> PathBuf {
-        let source =
-            Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(name).with_extension("c");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("tests/programs")
+            .join(name)
+            .with_extension("c");
         let out = self.directory.path().join(name).with_extension("so");
         let mut command = Command::new(compiler());
         command.args(["-shared", "-fPIC", "-o"]).arg(&out).arg(source).arg("-ldl");
@@ -410,8 +423,8 @@ impl Node {
         out
     }
 
-    /// What programs are given that compare the ledger with the driver: a plugin that asks the driver past the library, and where in the
-    /// ledger the bytes in use are.
+    /// What programs are given that compare the ledger with the driver: a plugin that asks the
+    /// driver past the library, and where in the ledger the bytes in use are.
     pub(crate) fn to_compare(&self) -> [String; 3] {
         let total_at = std::mem::offset_of!(LedgerPage, total);
         let shift = Total { used_bytes: 1, slot: 0, change: 0 }.pack().trailing_zeros();
@@ -420,7 +433,10 @@ impl Node {
 
     /// A share of the first GPU that pays for contexts what the fake driver takes for them.
     pub(crate) fn share_with_contexts(&self, bytes: u64) -> NodeShare {
-        self.share_of(Grant { context_bytes: self.context_bytes(), ..self.grant("claim-0", 0, bytes) })
+        self.share_of(Grant {
+            context_bytes: self.context_bytes(),
+            ..self.grant("claim-0", 0, bytes)
+        })
     }
 
     /// A share of the first GPU from which plain memory may spill.
@@ -458,7 +474,10 @@ impl Node {
         let options = format!("size={LEDGER_LEN},nr_inodes={LEDGER_TMPFS_INODES}");
         let mut mount = self.machine.command("mount");
         mount.args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(&directories[LEDGER]);
-        assert!(mount.status().expect("nsenter runs").success(), "the ledger's file system is mounted");
+        assert!(
+            mount.status().expect("nsenter runs").success(),
+            "the ledger's file system is mounted"
+        );
         let files = |[grant, ledger]: [PathBuf; 2]| [grant.join("grant"), ledger.join("ledger")];
         let share = NodeShare {
             grant,
@@ -491,13 +510,15 @@ impl Node {
 
     fn container_in<'a>(&'a self, mode: Mode, shares: &[(&NodeShare, Mount)]) -> Container<'a> {
         let mut script = format!("set -eu\ndev=$(mktemp -d -p {})\n", self.path().display());
-        // As every container's: in a directory like /tmp, newer kernels refuse `>/dev/null` to an ordinary user's container, to which the
-        // device's owner is nobody (O_CREAT in a sticky directory).
+        // As every container's: in a directory like /tmp, newer kernels refuse `>/dev/null` to an
+        // ordinary user's container, to which the device's owner is nobody (O_CREAT in a
+        // sticky directory).
         script.push_str("mount -t tmpfs -o mode=755 tmpfs \"$dev\"\n");
         let usual = ["null", "zero", "urandom"].map(|name| Path::new("/dev").join(name));
         for device in usual.iter().chain(self.driver.devices()) {
             let at = format!("\"$dev/{}\"", device.file_name().unwrap_or_default().display());
-            writeln!(script, "touch {at}; mount --bind {} {at}", device.display()).expect("a string");
+            writeln!(script, "touch {at}; mount --bind {} {at}", device.display())
+                .expect("a string");
         }
         script.push_str("mkdir \"$dev/shm\"\n");
         if mode != Mode::Hami || !shares.is_empty() {
@@ -539,10 +560,15 @@ impl NodeShare {
         let to = format!("\"$dev/tessera/{id}\"");
         writeln!(script, "mkdir {to}; touch {to}/grant {to}/ledger").expect("a string");
         let copied = |volume: Volume, file: &str| {
-            format!("{}; cp {file} \"$volume/copy\"; chmod 666 \"$volume/copy\"\n", volume.script(&self.node))
+            format!(
+                "{}; cp {file} \"$volume/copy\"; chmod 666 \"$volume/copy\"\n",
+                volume.script(&self.node)
+            )
         };
         let (made, grant, ledger, read_only) = match mount {
-            Mount::Plain => return writeln!(script, "cp {grant} {ledger} {to}/").expect("a string"),
+            Mount::Plain => {
+                return writeln!(script, "cp {grant} {ledger} {to}/").expect("a string");
+            }
             Mount::Real => (String::new(), grant, ledger, true),
             Mount::WritableGrant => (String::new(), grant, ledger, false),
             Mount::GrantOfVolume(volume) => {
@@ -630,7 +656,8 @@ pub(crate) struct Container<'a> {
 }
 
 impl Container<'_> {
-    /// The same as the driver makes it for a claim that shares by MPS: with the pipes of a daemon, and those variables.
+    /// The same as the driver makes it for a claim that shares by MPS: with the pipes of a daemon,
+    /// and those variables.
     pub(crate) fn by_mps(self, pipes: &Path, variables: &[(&str, &str)]) -> Self {
         let mut more = format!("mkdir {0}; mount --bind {1} {0}\n", mps::DIR, pipes.display());
         for (name, value) in variables {
@@ -644,7 +671,8 @@ impl Container<'_> {
         self.and(&format!("mount --bind {} /dev/shm\n", directory.display()))
     }
 
-    /// The same with proxies in the place of those two files, which are the driver's, as the driver's CDI spec mounts them.
+    /// The same with proxies in the place of those two files, which are the driver's, as the
+    /// driver's CDI spec mounts them.
     pub(crate) fn by_proxies(self, driver: &[PathBuf; 2]) -> Self {
         self.and(&mode::mounted(driver))
     }
@@ -712,8 +740,9 @@ impl Container<'_> {
 pub(crate) fn lines_of(output: &Output) -> Vec<Value> {
     let text = String::from_utf8_lossy(&output.stdout);
     let error = String::from_utf8_lossy(&output.stderr);
-    let parse =
-        |line: &str| serde_json::from_str(line).unwrap_or_else(|_| panic!("`{line}` is JSON; {error}"));
+    let parse = |line: &str| {
+        serde_json::from_str(line).unwrap_or_else(|_| panic!("`{line}` is JSON; {error}"))
+    };
     let lines: Vec<Value> = text.lines().map(parse).collect();
     assert!(!lines.is_empty(), "the program says something: {} {error}", output.status);
     lines
@@ -721,7 +750,8 @@ pub(crate) fn lines_of(output: &Output) -> Vec<Value> {
 
 /// The last line that a program said, of errors if there is one.
 pub(crate) fn last_words(output: &Output) -> String {
-    let text = [&output.stderr, &output.stdout].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+    let text =
+        [&output.stderr, &output.stdout].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
     let last = text.iter().find_map(|text| text.trim().lines().next_back());
     last.map_or_else(|| output.status.to_string(), str::to_owned)
 }
@@ -774,12 +804,16 @@ impl Running {
         self.lines.by_ref().for_each(drop);
     }
 
-    /// Kills the container's first process, whose end `unshare` waits for; itself where there is none yet.
+    /// Kills the container's first process, whose end `unshare` waits for; itself where there is
+    /// none yet.
     fn end(&mut self) {
         let id = self.child.id();
-        let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap_or_default();
-        let killed =
-            children.split_whitespace().next().map(|first| Command::new("kill").args(["-9", first]).status());
+        let children =
+            fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap_or_default();
+        let killed = children
+            .split_whitespace()
+            .next()
+            .map(|first| Command::new("kill").args(["-9", first]).status());
         if !matches!(killed, Some(Ok(status)) if status.success()) {
             let _ = self.child.kill();
         }

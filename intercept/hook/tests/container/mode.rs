@@ -23,7 +23,8 @@ pub(crate) enum Mode {
     Proxy,
     /// Both.
     Both,
-    /// In every program, built for HAMi's variables; and nobody has made a place for grants, unless there are some.
+    /// In every program, built for HAMi's variables; and nobody has made a place for grants, unless
+    /// there are some.
     Hami,
 }
 
@@ -75,8 +76,9 @@ impl Mode {
     }
 }
 
-/// Puts the proxies over the driver's own files in a container that is otherwise ready, and the real ones at their private place. What
-/// else is in the directory where that lies stays: images have Python there.
+/// Puts the proxies over the driver's own files in a container that is otherwise ready, and the
+/// real ones at their private place. What else is in the directory where that lies stays: images
+/// have Python there.
 pub(super) fn mounted(driver: &[PathBuf; 2]) -> String {
     let mut script = format!(
         "shadowed=$(mktemp -d -p /dev)\n\
@@ -96,7 +98,8 @@ pub(super) fn mounted(driver: &[PathBuf; 2]) -> String {
     script
 }
 
-/// The library as it is built for HAMi's variables; in a directory of its own, since its name is that of the usual one.
+/// The library as it is built for HAMi's variables; in a directory of its own, since its name is
+/// that of the usual one.
 pub(crate) fn built_for_hami() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {

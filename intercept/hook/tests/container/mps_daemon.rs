@@ -33,7 +33,13 @@ impl<'a> MpsDaemon<'a> {
             fs::create_dir_all(made).expect("made");
         }
         let mut command = node.on_the_machine("unshare");
-        command.args(["--mount", "sh", "-c", "mount --bind \"$1\" /dev/shm; shift; exec \"$@\"", "sh"]);
+        command.args([
+            "--mount",
+            "sh",
+            "-c",
+            "mount --bind \"$1\" /dev/shm; shift; exec \"$@\"",
+            "sh",
+        ]);
         command.arg(&memory).arg(control).arg("-f");
         command.env(PIPE_DIRECTORY, &pipes).env("CUDA_MPS_LOG_DIRECTORY", node.path());
         command.env("CUDA_VISIBLE_DEVICES", gpu);
@@ -41,8 +47,11 @@ impl<'a> MpsDaemon<'a> {
         command.stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
         let process = command.spawn().expect("it starts");
         let daemon = Self { node, control, process, pipes, memory };
-        let answers =
-            || daemon.ask("get_default_active_thread_percentage").is_ok_and(|output| output.status.success());
+        let answers = || {
+            daemon
+                .ask("get_default_active_thread_percentage")
+                .is_ok_and(|output| output.status.success())
+        };
         assert!(until(answers), "the MPS control daemon answers");
         daemon
     }
@@ -59,13 +68,19 @@ impl Drop for MpsDaemon<'_> {
             return;
         }
         // Nobody has waited for it: the number of its group is nobody else's.
-        let _ = Command::new("kill").args(["-9", "--", &format!("-{}", self.process.id())]).output();
+        let _ =
+            Command::new("kill").args(["-9", "--", &format!("-{}", self.process.id())]).output();
         let _ = self.process.wait();
     }
 }
 
 /// Has a command asked of the daemon at those pipes.
-pub(crate) fn ask_mps(node: &Node, control: &Path, pipes: &Path, command: &str) -> io::Result<Output> {
+pub(crate) fn ask_mps(
+    node: &Node,
+    control: &Path,
+    pipes: &Path,
+    command: &str,
+) -> io::Result<Output> {
     let commands = node.path().join("mps-commands");
     fs::write(&commands, format!("{command}\n"))?;
     let mut asking = node.on_the_machine("timeout");

@@ -55,8 +55,8 @@ struct Turn {
 const WHOLE: u64 = 10_000;
 /// Less than this is nothing: a heartbeat, not work.
 const IDLE: u64 = 100;
-/// Processes of a container that count as others' company at the same time: ledgers are their tenants' to write, and who believes in a
-/// crowd takes more.
+/// Processes of a container that count as others' company at the same time: ledgers are their
+/// tenants' to write, and who believes in a crowd takes more.
 const MOST_PROCESSES: u64 = 16;
 /// Who had work for so much of the time would have used more.
 const ALWAYS: u64 = 9_000;
@@ -75,10 +75,12 @@ impl<const N: usize> Arbiter<N> {
         }
     }
 
-    /// Looks at all containers of the GPU (`None`: no such container) and says what to publish to each.
+    /// Looks at all containers of the GPU (`None`: no such container) and says what to publish to
+    /// each.
     ///
-    /// Each gets what it wants up to what it is entitled to. What is left goes to those who want more, by priority, and within a
-    /// priority in proportion to their shares. A container without cores is entitled to what no other is.
+    /// Each gets what it wants up to what it is entitled to. What is left goes to those who want
+    /// more, by priority, and within a priority in proportion to their shares. A container
+    /// without cores is entitled to what no other is.
     pub fn step(&mut self, now: u64, seen: &[Option<Observation>; N]) -> [Option<Published>; N] {
         let wall = now.saturating_sub(self.at).max(1);
         self.at = now;
@@ -116,7 +118,8 @@ impl<const N: usize> Arbiter<N> {
 /// What a container did since it was last seen.
 fn observe(seen: &Observation, last: &Last, wall: u64) -> Turn {
     let part = |ns: u64| ns.saturating_mul(WHOLE) / wall;
-    let busy_ns = seen.busy_ns.saturating_sub(last.busy_ns).min(wall.saturating_mul(MOST_PROCESSES));
+    let busy_ns =
+        seen.busy_ns.saturating_sub(last.busy_ns).min(wall.saturating_mul(MOST_PROCESSES));
     let used = part(seen.gpu_ns.saturating_sub(last.gpu_ns));
     let wants = match part(busy_ns) {
         ALWAYS.. => WHOLE,
@@ -135,8 +138,9 @@ fn observe(seen: &Observation, last: &Last, wall: u64) -> Turn {
 /// Those without cores are entitled to what no other is, in equal parts.
 fn entitle_the_rest<const N: usize>(seen: &[Option<Observation>; N], turns: &mut [Turn; N]) {
     let rest = WHOLE.saturating_sub(turns.iter().map(|turn| turn.entitled).sum());
-    let without =
-        |seen: &Option<Observation>| seen.is_some_and(|seen| seen.tenant.policy == ComputePolicy::None);
+    let without = |seen: &Option<Observation>| {
+        seen.is_some_and(|seen| seen.tenant.policy == ComputePolicy::None)
+    };
     let count = seen.iter().filter(|seen| without(seen)).count() as u64;
     for (turn, _) in turns.iter_mut().zip(seen).filter(|(_, seen)| without(seen)) {
         turn.entitled = rest / count.max(1);

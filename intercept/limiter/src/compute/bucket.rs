@@ -6,14 +6,16 @@ use crate::compute::{Crowd, Rate};
 /// How much unused GPU time a container keeps.
 pub const BURST_GPU_NS: u64 = 10_000_000;
 
-/// The most GPU time that a process is charged for when it is found dead with work under way. Most die right after work that nobody
-/// looked at any more, and whoever comes next in their container waits for what they owe.
+/// The most GPU time that a process is charged for when it is found dead with work under way. Most
+/// die right after work that nobody looked at any more, and whoever comes next in their container
+/// waits for what they owe.
 const BURIAL_GPU_NS: u64 = 1_000_000_000;
 
 /// A bucket of GPU-nanoseconds in one word, shared by the processes of a container.
 ///
-/// The word is the time at which everything taken will have been paid, so it refills by itself: no refill can be missed or
-/// done twice, and whoever dies leaves nothing half done. The balance in GPU time is `(now - due) x rate`.
+/// The word is the time at which everything taken will have been paid, so it refills by itself: no
+/// refill can be missed or done twice, and whoever dies leaves nothing half done. The balance in
+/// GPU time is `(now - due) x rate`.
 #[derive(Debug)]
 pub struct Bucket<'a, W> {
     due_ns: &'a W,
@@ -26,8 +28,8 @@ impl<'a, W: Word> Bucket<'a, W> {
         Self { due_ns }
     }
 
-    /// Takes GPU time, if everything taken before is paid. What is taken may then leave a debt, which the next who comes waits
-    /// for: a kernel longer than the bucket is deep runs too.
+    /// Takes GPU time, if everything taken before is paid. What is taken may then leave a debt,
+    /// which the next who comes waits for: a kernel longer than the bucket is deep runs too.
     ///
     /// # Errors
     /// When the debt will be paid.
@@ -68,10 +70,12 @@ fn floor(now: u64, rate: Rate) -> u64 {
     now.saturating_sub(rate.wall_ns(BURST_GPU_NS))
 }
 
-/// Settles for a process that died: its lock is gone, the caller holds it. What it had taken stays taken; what it ran beyond that
-/// is charged as of when it ran, so that a container that comes back much later owes nothing.
+/// Settles for a process that died: its lock is gone, the caller holds it. What it had taken stays
+/// taken; what it ran beyond that is charged as of when it ran, so that a container that comes back
+/// much later owes nothing.
 ///
-/// Killed in here, the charge may be lost; it is never made twice. Answers how much was charged, GPU-ns.
+/// Killed in here, the charge may be lost; it is never made twice. Answers how much was charged,
+/// GPU-ns.
 pub fn bury<W: Word>(
     due_ns: &W,
     busy_since_ns: &W,

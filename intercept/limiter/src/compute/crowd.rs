@@ -2,10 +2,11 @@
 
 use crate::compute::proportion::in_proportion;
 
-/// How many other contexts had work on the GPU at the same time, on average over some time, in 1/256.
+/// How many other contexts had work on the GPU at the same time, on average over some time, in
+/// 1/256.
 ///
-/// A GPU that is shared in time gives every context with work the same slice in turn. So of the wall time in which a process has
-/// work, one part in one plus this is its own.
+/// A GPU that is shared in time gives every context with work the same slice in turn. So of the
+/// wall time in which a process has work, one part in one plus this is its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Crowd(u32);
 
@@ -52,8 +53,8 @@ impl Crowd {
         self.0 < Self::NOTICEABLE
     }
 
-    /// What of a time with work was this process's own. Between whole numbers of others it is in proportion: with half a context on
-    /// average, one was there half the time.
+    /// What of a time with work was this process's own. Between whole numbers of others it is in
+    /// proportion: with half a context on average, one was there half the time.
     #[must_use]
     pub const fn share_of(self, wall_ns: u64) -> u64 {
         if self.is_nobody() {

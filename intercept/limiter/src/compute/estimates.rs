@@ -9,8 +9,9 @@ pub struct Key(u64);
 impl Key {
     /// A kernel, by its function, its grid and its blocks.
     ///
-    /// A sum of products, all taken at once, since every launch waits for it (multilinear hashing, as Lemire and Kaser 2014; but with fixed
-    /// numbers, so that what is promised of random ones is not promised here). The numbers are of SHA-512's initial state: odd, and with
+    /// A sum of products, all taken at once, since every launch waits for it (multilinear hashing,
+    /// as Lemire and Kaser 2014; but with fixed numbers, so that what is promised of random
+    /// ones is not promised here). The numbers are of SHA-512's initial state: odd, and with
     /// nothing in common in either half, which would have kernels crowd together.
     #[must_use]
     #[inline]
@@ -65,8 +66,8 @@ struct Entry {
 
 /// Averages of the last samples, by key: 32 KiB, all zeroes when new.
 ///
-/// Written by one at a time, under the meter's lock, and read by anyone at any time: who reads while an entry changes hands may
-/// take one kernel's mean for another's, once.
+/// Written by one at a time, under the meter's lock, and read by anyone at any time: who reads
+/// while an entry changes hands may take one kernel's mean for another's, once.
 #[derive(Debug)]
 pub struct Estimates {
     sets: [[Entry; WAYS]; SETS],
@@ -127,7 +128,8 @@ impl Estimates {
         self.find(key).map(|entry| entry.mean_ns.get())
     }
 
-    /// GPU-ns for what was never measured: as others were when they were new, but no more than 2 ms.
+    /// GPU-ns for what was never measured: as others were when they were new, but no more than 2
+    /// ms.
     #[must_use]
     pub fn stranger(&self) -> u64 {
         match self.stranger_ns.get() {

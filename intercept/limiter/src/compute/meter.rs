@@ -11,10 +11,12 @@ use crate::compute::spans::{Span, Spans};
 use crate::compute::till::Till;
 use crate::compute::{Bucket, ComputePage, ComputeSlot, Crowd, Published, Rate};
 
-/// GPU time that a process takes from the bucket at once; a launch that takes longer is paid for by itself, and measured.
+/// GPU time that a process takes from the bucket at once; a launch that takes longer is paid for by
+/// itself, and measured.
 pub const LEASE_GPU_NS: u64 = 500_000;
 
-/// GPU time that may be on its way. Whatever comes back later than this is charged too late to hold anybody.
+/// GPU time that may be on its way. Whatever comes back later than this is charged too late to hold
+/// anybody.
 pub const RUN_AHEAD_GPU_NS: u64 = 10_000_000;
 
 /// Events that a meter needs.
@@ -26,7 +28,8 @@ const TURNS_WITHIN_SHORT: u64 = 2;
 /// A stream that had nothing to do for so long had given up its turn.
 const NOTICEABLE_GAP_NS: i64 = 5_000;
 
-/// How long the work of others may keep a launch waiting for room; longer, and it may be waiting for this very launch.
+/// How long the work of others may keep a launch waiting for room; longer, and it may be waiting
+/// for this very launch.
 const PATIENCE_NS: u64 = 100_000_000;
 
 /// How often patience doubles at most.
@@ -70,8 +73,8 @@ pub trait Timer {
     /// Whether the GPU has passed it. Where that cannot be known, `true`.
     fn is_done(&mut self, marker: Marker) -> bool;
 
-    /// The GPU's time from one passed event to another of the same context, less what an empty pair shows. `None` where that
-    /// cannot be known.
+    /// The GPU's time from one passed event to another of the same context, less what an empty pair
+    /// shows. `None` where that cannot be known.
     fn elapsed_ns(&mut self, from: Marker, to: Marker) -> Option<i64>;
 }
 
@@ -99,7 +102,8 @@ pub struct Surroundings<'a> {
 /// When a launch asks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Asked {
-    /// The first time, monotonic ns: how long it is kept waiting is its own affair, whatever other threads launch meanwhile.
+    /// The first time, monotonic ns: how long it is kept waiting is its own affair, whatever other
+    /// threads launch meanwhile.
     pub since: u64,
     /// This time.
     pub now: u64,
@@ -117,13 +121,15 @@ pub enum Decision {
 /// How a launch is to be made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Plan {
-    /// Record these right before and right behind it, in its stream. If it fails: [`Meter::failed`].
+    /// Record these right before and right behind it, in its stream. If it fails:
+    /// [`Meter::failed`].
     pub between: Option<(Marker, Marker)>,
     /// Which measured launch it is; 0: none.
     serial: u64,
 }
 
-/// How to wait: on the futex `page.wake` as long as it is `wake`, no longer than until then. Then ask again.
+/// How to wait: on the futex `page.wake` as long as it is `wake`, no longer than until then. Then
+/// ask again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Waiting {
     /// Monotonic ns.
@@ -132,7 +138,8 @@ pub struct Waiting {
     pub wake: u32,
 }
 
-/// One process's launches on one GPU. In the process's own memory, under its lock. What needs no decision pays at the [`Till`].
+/// One process's launches on one GPU. In the process's own memory, under its lock. What needs no
+/// decision pays at the [`Till`].
 #[derive(Debug)]
 pub struct Meter {
     spans: Spans,
@@ -291,7 +298,8 @@ impl Meter {
         Decision::Go(Plan { between, serial: span.map_or(0, |(_, serial)| serial) })
     }
 
-    /// Looks which launches the GPU is done with, and settles them. Not while a stream is being captured.
+    /// Looks which launches the GPU is done with, and settles them. Not while a stream is being
+    /// captured.
     pub fn drain(&mut self, around: &Surroundings<'_>, timer: &mut impl Timer, now: u64) {
         self.collect(around.till);
         self.look(around, timer, now);
@@ -300,7 +308,8 @@ impl Meter {
 
     fn look(&mut self, around: &Surroundings<'_>, timer: &mut impl Timer, now: u64) {
         let was = self.outstanding();
-        let turn = advance(around.page, now, around.siblings + u64::from(self.busy), around.published);
+        let turn =
+            advance(around.page, now, around.siblings + u64::from(self.busy), around.published);
         if !timer.may_ask() {
             return self.note_busy(was, around, now);
         }
@@ -323,7 +332,8 @@ impl Meter {
         self.note_busy(was, around, now);
     }
 
-    /// All work of the process on this GPU is done: a synchronisation of the context returned, or of its only stream.
+    /// All work of the process on this GPU is done: a synchronisation of the context returned, or
+    /// of its only stream.
     pub fn synced(&mut self, around: &Surroundings<'_>, timer: &mut impl Timer, now: u64) {
         self.collect(around.till);
         self.open = 0;
@@ -332,7 +342,8 @@ impl Meter {
         self.lend(around.till);
     }
 
-    /// A context goes away, and its events with it: drain before. What it has under way stays paid as estimated.
+    /// A context goes away, and its events with it: drain before. What it has under way stays paid
+    /// as estimated.
     pub fn leave(&mut self, context: usize) {
         for (_, span) in self.spans.pending().filter(|(_, span)| span.context == context) {
             span.void = true;
@@ -365,7 +376,8 @@ impl Meter {
         core::mem::replace(&mut self.launches, 0)
     }
 
-    /// The launches that are measured and under way, oldest first: the first of their markers, and their context.
+    /// The launches that are measured and under way, oldest first: the first of their markers, and
+    /// their context.
     pub fn unsettled(&self) -> impl Iterator<Item = (Marker, usize)> {
         self.spans.places().map(|(place, span)| (Spans::before(place), span.context))
     }
@@ -422,19 +434,23 @@ impl Meter {
         let taken = if cost < LEASE_GPU_NS { missing.max(self.jittered_lease()) } else { missing };
         if let Some(rate) = around.rate() {
             let bucket = Bucket::new(&around.page.due_ns);
-            bucket.take(asked.now, taken, rate).map_err(|due| due.min(asked.now + self.look_again()))?;
+            bucket
+                .take(asked.now, taken, rate)
+                .map_err(|due| due.min(asked.now + self.look_again()))?;
         }
         around.slot.gpu_ns.fetch_add(taken, Ordering::Relaxed);
         self.lease += taken;
         Ok(())
     }
 
-    /// When a waiter is to look again: soon where something is under way, so that others do not take this process for busy.
+    /// When a waiter is to look again: soon where something is under way, so that others do not
+    /// take this process for busy.
     fn look_again(&self) -> u64 {
         if self.spans.is_empty() { LOOK_AGAIN_NS } else { POLL_NS / 5 }
     }
 
-    /// Holds back while too much is on its way, but not for ever: a stream may wait for what this launch does.
+    /// Holds back while too much is on its way, but not for ever: a stream may wait for what this
+    /// launch does.
     fn find_room(&mut self, around: &Surroundings<'_>, asked: Asked) -> Result<(), u64> {
         // Where nothing more can be measured, nobody would see what is open being done.
         let open = if self.spans.has_room(false) { self.open } else { 0 };
@@ -442,15 +458,24 @@ impl Meter {
         if !around.may_hold() || outstanding < RUN_AHEAD_GPU_NS || self.spans.is_empty() {
             return Ok(());
         }
-        let contexts = 2 + around.published.map_or(0, |published| published.others.in_256ths() / 256);
-        let patience = PATIENCE_NS.saturating_add(outstanding.saturating_mul(2 * u64::from(contexts)));
+        let contexts =
+            2 + around.published.map_or(0, |published| published.others.in_256ths() / 256);
+        let patience =
+            PATIENCE_NS.saturating_add(outstanding.saturating_mul(2 * u64::from(contexts)));
         self.be_patient(patience, asked)
     }
 
     /// Holds back a kernel of unknown length while it is being measured, or too many others are.
-    fn meet_strangers(&mut self, key: Key, around: &Surroundings<'_>, asked: Asked) -> Result<(), u64> {
+    fn meet_strangers(
+        &mut self,
+        key: Key,
+        around: &Surroundings<'_>,
+        asked: Asked,
+    ) -> Result<(), u64> {
         let (mut count, mut same) = (0, false);
-        for span in self.spans.under_way().filter(|span| around.till.estimates.known(span.key).is_none()) {
+        for span in
+            self.spans.under_way().filter(|span| around.till.estimates.known(span.key).is_none())
+        {
             count += 1;
             same |= span.key == key;
         }
@@ -469,7 +494,8 @@ impl Meter {
         Err(now + (now.saturating_sub(since) / 8).clamp(100_000, POLL_NS))
     }
 
-    /// Around [`LEASE_GPU_NS`], so that what repeats is not always measured at the same place (xorshift).
+    /// Around [`LEASE_GPU_NS`], so that what repeats is not always measured at the same place
+    /// (xorshift).
     const fn jittered_lease(&mut self) -> u64 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 17;
@@ -487,8 +513,17 @@ impl Meter {
     ) -> Option<(usize, u64)> {
         let turn = around.page.turn_ns.load(Ordering::Acquire);
         let charged = self.open;
-        let span =
-            Span { serial: 0, key, context, cost, charged, begun: now, turn, done: false, void: false };
+        let span = Span {
+            serial: 0,
+            key,
+            context,
+            cost,
+            charged,
+            begun: now,
+            turn,
+            done: false,
+            void: false,
+        };
         let begun = self.spans.push(span, self.ended.map(|ended| ended.place))?;
         self.open = 0;
         self.pending += charged;
@@ -512,13 +547,15 @@ impl Meter {
         let had = had.filter(|_| single && span.charged == span.cost && span.cost >= LEASE_GPU_NS);
         let only_siblings = around.published.is_none_or(|published| published.others.is_nobody());
         let company = During { crowd, had, only_siblings };
-        let Some(own) = own_part(&around.till.estimates, span.key, measured, company, around.slice_ns.max(1))
+        let Some(own) =
+            own_part(&around.till.estimates, span.key, measured, company, around.slice_ns.max(1))
         else {
             return;
         };
         around.till.estimates.learn(span.key, own);
         let own = own - measured.overlap.min(own);
-        // Which launch of a lease is measured is by chance, in proportion to what it was thought to take: it stands for the others.
+        // Which launch of a lease is measured is by chance, in proportion to what it was thought to
+        // take: it stands for the others.
         let stands_for = if company.crowd.is_nobody() { span.charged } else { span.cost };
         let used = in_proportion(own, stands_for, span.cost.max(1));
         self.correct(stands_for, used.min(own.saturating_add(MOST_FOR_OTHERS_NS)), around, now);
@@ -533,8 +570,9 @@ impl Meter {
             return Some(Measured { wall, follows: false, overlap: 0 });
         }
         let last = self.ended.filter(|last| last.context == span.context);
-        let gap =
-            last.and_then(|last| timer.elapsed_ns(Spans::behind(last.place), before)).unwrap_or(i64::MAX);
+        let gap = last
+            .and_then(|last| timer.elapsed_ns(Spans::behind(last.place), before))
+            .unwrap_or(i64::MAX);
         let overlap = u64::try_from(gap.saturating_neg()).unwrap_or(0).min(wall);
         self.ended = Some(Ended { place, serial: span.serial, context: span.context });
         Some(Measured { wall, follows: gap < NOTICEABLE_GAP_NS, overlap })
@@ -543,7 +581,8 @@ impl Meter {
     /// Company while a span was under way: since it began, or since the one before it was done.
     fn crowd_during(&mut self, span: Span, now: u64, turn: u64) -> (Crowd, Option<u64>) {
         let last = &self.company;
-        let (at, before) = if last.at > span.begun { (last.at, last.turn) } else { (span.begun, span.turn) };
+        let (at, before) =
+            if last.at > span.begun { (last.at, last.turn) } else { (span.begun, span.turn) };
         // Several that are found done at once had the same.
         let had = turn.saturating_sub(before);
         if now.saturating_sub(at) >= SHORTEST_LOOK_NS || last.at == 0 {
@@ -580,9 +619,11 @@ impl Meter {
         let crowd = around.published.map_or(Crowd::NOBODY, |published| published.others);
         let slack = 100_000;
         // What follows the last span is not measured: it is done when it should be.
-        let stretched =
-            |gpu_ns: u64| gpu_ns.saturating_mul(2 * (1 + u64::from(crowd.in_256ths().div_ceil(256))));
-        if self.spans.is_empty() && now.saturating_sub(self.admitted) > stretched(self.open) + slack {
+        let stretched = |gpu_ns: u64| {
+            gpu_ns.saturating_mul(2 * (1 + u64::from(crowd.in_256ths().div_ceil(256))))
+        };
+        if self.spans.is_empty() && now.saturating_sub(self.admitted) > stretched(self.open) + slack
+        {
             self.open = 0;
             self.busy = false;
         }
@@ -590,15 +631,18 @@ impl Meter {
         // Looked at late, it was busy no longer than its work can have taken.
         let since = around.slot.busy_since_ns.load(Ordering::Relaxed);
         let most = stretched(was).max(core::mem::take(&mut self.longest).saturating_mul(2));
-        let until = if self.busy { now } else { now.min(since.saturating_add(most.saturating_add(slack))) };
+        let until =
+            if self.busy { now } else { now.min(since.saturating_add(most.saturating_add(slack))) };
         around.slot.book(until, self.busy);
     }
 
     /// Says how much is under way, and by when it is done at the latest, should nobody look.
     fn promise(&self, around: &Surroundings<'_>, now: u64) {
-        let others = around.published.map_or(0, |published| published.others.in_256ths().div_ceil(256));
+        let others =
+            around.published.map_or(0, |published| published.others.in_256ths().div_ceil(256));
         let contexts = 1 + around.siblings + u64::from(others);
-        let strange = self.spans.under_way().any(|span| around.till.estimates.known(span.key).is_none());
+        let strange =
+            self.spans.under_way().any(|span| around.till.estimates.known(span.key).is_none());
         let longest = if strange {
             STRANGERS_PROMISE_NS
         } else {
@@ -634,8 +678,10 @@ fn own_part(
     let usual = wall <= slice_ns && known.is_some_and(|mean| wall <= mean + mean / 2);
     let even = company.only_siblings && company.had.is_some() && !usual;
     if !even && known.is_some_and(|mean| mean <= slice_ns) {
-        // What took longer had turns of others in it, and says nothing. What took much longer was long itself.
-        let turns = slice_ns * TURNS_WITHIN_SHORT * u64::from(company.crowd.in_256ths().div_ceil(256));
+        // What took longer had turns of others in it, and says nothing. What took much longer was
+        // long itself.
+        let turns =
+            slice_ns * TURNS_WITHIN_SHORT * u64::from(company.crowd.in_256ths().div_ceil(256));
         if wall <= slice_ns {
             return Some(wall);
         }
@@ -653,7 +699,8 @@ fn own_part(
 }
 
 impl Surroundings<'_> {
-    /// Whether launches are held back, now or, with `Balance`, when others come back: what is queued then cannot be taken back.
+    /// Whether launches are held back, now or, with `Balance`, when others come back: what is
+    /// queued then cannot be taken back.
     fn may_hold(&self) -> bool {
         self.policy == ComputePolicy::Balance || self.rate().is_some()
     }

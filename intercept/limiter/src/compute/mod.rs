@@ -10,8 +10,8 @@
 //!  host: Arbiter::step   what containers used -> Published: each one's rate, and how crowded the GPU is
 //! ```
 //!
-//! Nothing here has a clock or a thread: `now` is monotonic nanoseconds, handed in. Why it is done this way:
-//! `docs/adr/0078-compute-is-prepaid-in-gpu-nanoseconds.md`.
+//! Nothing here has a clock or a thread: `now` is monotonic nanoseconds, handed in. Why it is done
+//! this way: `docs/adr/0078-compute-is-prepaid-in-gpu-nanoseconds.md`.
 
 mod arbiter;
 mod bucket;
@@ -30,8 +30,8 @@ pub use bucket::{BURST_GPU_NS, Bucket, bury};
 pub use crowd::Crowd;
 pub use estimates::{Estimates, Key};
 pub use meter::{
-    Asked, Decision, LEASE_GPU_NS, MARKERS, Marker, Meter, Plan, RUN_AHEAD_GPU_NS, Surroundings, Timer,
-    Waiting, rate_of,
+    Asked, Decision, LEASE_GPU_NS, MARKERS, Marker, Meter, Plan, RUN_AHEAD_GPU_NS, Surroundings,
+    Timer, Waiting, rate_of,
 };
 pub use page::{busy_of, running_of};
 pub use published::Published;

@@ -9,16 +9,22 @@ use crate::compute::{Crowd, Published};
 /// Over as long as this, what the host added up is better than what it saw last.
 const SUMMED_NS: u64 = 200_000_000;
 
-/// Brings `turn_ns` up to date and answers it; to be called before the number of processes with work changes. `running` is that
-/// number.
+/// Brings `turn_ns` up to date and answers it; to be called before the number of processes with
+/// work changes. `running` is that number.
 ///
-/// A GPU that is shared in time serves those who have work in equal parts, so what each had from one time to another is the
-/// difference of this, whatever came and went in between. Two who come at once: one of them counts the time.
-pub(super) fn advance(page: &ComputePage, now: u64, running: u64, published: Option<Published>) -> u64 {
+/// A GPU that is shared in time serves those who have work in equal parts, so what each had from
+/// one time to another is the difference of this, whatever came and went in between. Two who come
+/// at once: one of them counts the time.
+pub(super) fn advance(
+    page: &ComputePage,
+    now: u64,
+    running: u64,
+    published: Option<Published>,
+) -> u64 {
     let at = page.turn_at_ns.load(Ordering::Acquire);
     let wall = now.saturating_sub(at);
-    let won =
-        wall > 0 && page.turn_at_ns.compare_exchange(at, now, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+    let won = wall > 0
+        && page.turn_at_ns.compare_exchange(at, now, Ordering::AcqRel, Ordering::Relaxed).is_ok();
     if !won {
         return page.turn_ns.load(Ordering::Acquire);
     }
@@ -29,13 +35,17 @@ pub(super) fn advance(page: &ComputePage, now: u64, running: u64, published: Opt
     }
     // The host's sums are no finer than its interval.
     let recent = published.map_or(Crowd::NOBODY, |published| published.others);
-    let others =
-        if wall < SUMMED_NS { recent } else { Crowd::over(others_busy_ns.saturating_sub(before), wall) };
+    let others = if wall < SUMMED_NS {
+        recent
+    } else {
+        Crowd::over(others_busy_ns.saturating_sub(before), wall)
+    };
     let turn = others.and(running - 1).share_of(wall);
     page.turn_ns.fetch_add(turn, Ordering::AcqRel) + turn
 }
 
-/// Wall ns in which processes had work until now, added up: what it grows by in a second is how many there were.
+/// Wall ns in which processes had work until now, added up: what it grows by in a second is how
+/// many there were.
 #[must_use]
 pub fn busy_of<'a>(slots: impl Iterator<Item = &'a ComputeSlot>, now: u64) -> u64 {
     slots.map(|slot| slot.busy_until(now)).fold(0, u64::saturating_add)

@@ -1,10 +1,12 @@
 //! A part of an amount.
 
-/// `value * part / whole` rounded down, or `u64::MAX` where that is more. Exact while `part` and `whole` are below 2^32; otherwise what counts of
-/// both are the highest 32 bits of the larger, so that a whole far below its part says little. `whole` is not 0.
+/// `value * part / whole` rounded down, or `u64::MAX` where that is more. Exact while `part` and
+/// `whole` are below 2^32; otherwise what counts of both are the highest 32 bits of the larger, so
+/// that a whole far below its part says little. `whole` is not 0.
 ///
-/// Divides 64 bits only: 128 bits are divided by a function of Rust's runtime, which for aarch64 may need a personality for unwinding
-/// that a library without `std` has none of. The linker lets that pass, and no program takes the library.
+/// Divides 64 bits only: 128 bits are divided by a function of Rust's runtime, which for aarch64
+/// may need a personality for unwinding that a library without `std` has none of. The linker lets
+/// that pass, and no program takes the library.
 pub(super) const fn in_proportion(value: u64, part: u64, whole: u64) -> u64 {
     let surplus = 32_u32.saturating_sub((part | whole).leading_zeros());
     let (part, whole) = (part >> surplus, whole >> surplus);

@@ -23,7 +23,8 @@ impl Published {
     /// What is older than this says nothing: the host's driver is gone.
     pub const STALE_MS: u32 = 1_000;
 
-    /// How old it is. A stamp from the future, up to half the range, is a clock that was read after ours: not old at all.
+    /// How old it is. A stamp from the future, up to half the range, is a clock that was read after
+    /// ours: not old at all.
     #[must_use]
     pub const fn age_ms(&self, now: u64) -> u32 {
         let age = ((now / 1_000_000) as u32).wrapping_sub(self.stamp_ms);
@@ -46,8 +47,8 @@ impl Published {
         [word, self.others_busy_ns]
     }
 
-    /// The host writes. Two words, not one step: a reader between them is off by one interval, which is within what is
-    /// published anyway.
+    /// The host writes. Two words, not one step: a reader between them is off by one interval,
+    /// which is within what is published anyway.
     pub fn write(&self, page: &PublishedPage) {
         let [word, others_busy_ns] = self.words();
         page.others_busy_ns.store(others_busy_ns, Ordering::Relaxed);

@@ -5,7 +5,8 @@ use crate::compute::{Key, Marker};
 /// Spans that there is room for.
 const ROOM: usize = 64;
 
-/// Who has been under way for so long does not hold up those behind it, which may be in other streams: it may never end.
+/// Who has been under way for so long does not hold up those behind it, which may be in other
+/// streams: it may never end.
 const LONG_UNDER_WAY_NS: u64 = 100_000_000;
 
 /// One measured launch, between two events.
@@ -31,8 +32,8 @@ pub(super) struct Span {
     pub(super) void: bool,
 }
 
-/// All that are not settled. The markers of a span are its place's own, and free for use again once it is no longer the last one
-/// that ended.
+/// All that are not settled. The markers of a span are its place's own, and free for use again once
+/// it is no longer the last one that ended.
 #[derive(Debug)]
 pub(super) struct Spans {
     places: [Option<Span>; ROOM],
@@ -55,8 +56,8 @@ impl Spans {
         self.in_any_order().count() < if for_long { ROOM - 2 } else { ROOM / 2 }
     }
 
-    /// Adds one and answers its place, which is not `kept`, and its number. Places are used again as late as can be: who was given one
-    /// may come back to it after its span is gone.
+    /// Adds one and answers its place, which is not `kept`, and its number. Places are used again
+    /// as late as can be: who was given one may come back to it after its span is gone.
     pub(super) fn push(&mut self, span: Span, kept: Option<usize>) -> Option<(usize, u64)> {
         let from = self.serial as usize;
         let place = (from..from + ROOM)
@@ -67,11 +68,13 @@ impl Spans {
         Some((place, self.serial))
     }
 
-    /// Takes away the oldest that the GPU is done with. It waits for those before it, unless they take very long.
+    /// Takes away the oldest that the GPU is done with. It waits for those before it, unless they
+    /// take very long.
     pub(super) fn pop_done(&mut self, now: u64) -> Option<(usize, Span)> {
         let holds_up = |span: &Span| now.saturating_sub(span.begun) < LONG_UNDER_WAY_NS;
         let first = self.places().find(|(_, span)| span.done || holds_up(span));
-        let (place, span) = first.filter(|(_, span)| span.done).map(|(place, span)| (place, *span))?;
+        let (place, span) =
+            first.filter(|(_, span)| span.done).map(|(place, span)| (place, *span))?;
         self.places[place] = None;
         Some((place, span))
     }

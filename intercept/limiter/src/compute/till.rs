@@ -11,10 +11,11 @@ const LAUNCH: u64 = 1 << 40;
 /// Somebody has put a lease in. Without it, nothing is paid from here, also what costs nothing.
 const OPEN: u64 = 1 << 63;
 
-/// A process's lease on one GPU, for all its threads: one word, so that a launch is one compare-and-swap.
+/// A process's lease on one GPU, for all its threads: one word, so that a launch is one
+/// compare-and-swap.
 ///
-/// It is put in and taken out under the [`Meter`](crate::compute::Meter)'s lock; whoever comes in between finds it empty and asks
-/// the meter. All zeroes is the beginning.
+/// It is put in and taken out under the [`Meter`](crate::compute::Meter)'s lock; whoever comes in
+/// between finds it empty and asks the meter. All zeroes is the beginning.
 #[derive(Debug, Default)]
 pub struct Till {
     word: AtomicU64,
@@ -44,14 +45,16 @@ impl Till {
         Self { word: AtomicU64::new(0), estimates: Estimates::new() }
     }
 
-    /// Pays for a launch from what the meter took before. `None`: ask [`Meter::admit`](crate::compute::Meter::admit).
+    /// Pays for a launch from what the meter took before. `None`: ask
+    /// [`Meter::admit`](crate::compute::Meter::admit).
     #[inline]
     pub fn spend(&self, key: Key) -> Option<Paid> {
         let cost = self.estimates.known(key)?;
         let mut word = self.word.load(Ordering::Relaxed);
         while word & LEASE >= cost && word & OPEN != 0 {
             let paid = word - cost + LAUNCH;
-            match self.word.compare_exchange_weak(word, paid, Ordering::Relaxed, Ordering::Relaxed) {
+            match self.word.compare_exchange_weak(word, paid, Ordering::Relaxed, Ordering::Relaxed)
+            {
                 Ok(_) => return Some(Paid(cost)),
                 Err(other) => word = other,
             }
@@ -74,7 +77,8 @@ impl Till {
         self.estimates.forget(key);
     }
 
-    /// A module is gone, and functions with it: others may get their addresses. The next sample of each kernel is believed alone.
+    /// A module is gone, and functions with it: others may get their addresses. The next sample of
+    /// each kernel is believed alone.
     pub fn doubt(&self) {
         self.estimates.doubt();
     }
@@ -87,6 +91,7 @@ impl Till {
     /// Takes everything out. `None` where nothing was put in.
     pub(super) fn empty(&self) -> Option<Takings> {
         let word = self.word.swap(0, Ordering::Relaxed);
-        (word & OPEN != 0).then_some(Takings { left: word & LEASE, launches: (word & !OPEN) / LAUNCH })
+        (word & OPEN != 0)
+            .then_some(Takings { left: word & LEASE, launches: (word & !OPEN) / LAUNCH })
     }
 }

@@ -11,7 +11,8 @@ use crate::compute::*;
 const MS: u64 = 1_000_000;
 const START: u64 = 1_000 * MS;
 
-/// How often something is done: so many times, or less by Miri, which takes some thousand times as long.
+/// How often something is done: so many times, or less by Miri, which takes some thousand times as
+/// long.
 const fn times(usual: u64, by_miri: u64) -> u64 {
     if cfg!(miri) { by_miri } else { usual }
 }
@@ -68,7 +69,8 @@ impl Alone {
 
     /// Launches a kernel that is measured, and has the GPU run it from then to then.
     fn run(&mut self, key: Key, from: u64, to: u64) {
-        let Decision::Go(Plan { between: Some((before, behind)), .. }) = self.admit(key, from) else {
+        let Decision::Go(Plan { between: Some((before, behind)), .. }) = self.admit(key, from)
+        else {
             panic!("it may go and is measured")
         };
         self.events.0.insert(before.0, from);
@@ -89,7 +91,8 @@ fn a_debt_is_paid_before_the_next_launch() {
     alone.run(KERNEL, START, START + 100 * MS);
     let Decision::Wait(waiting) = alone.admit(KERNEL, START + 100 * MS) else { panic!("in debt") };
     assert!(waiting.until_ns > START + 100 * MS);
-    // Found after 100 ms, when the bucket is full: what was not foreseen, less the 10 ms of a full bucket, at 50 %.
+    // Found after 100 ms, when the bucket is full: what was not foreseen, less the 10 ms of a full
+    // bucket, at 50 %.
     assert!(matches!(alone.admit(KERNEL, START + 279 * MS), Decision::Wait(_)));
     assert!(matches!(alone.admit(KERNEL, START + 280 * MS), Decision::Go(_)));
     assert_eq!(alone.page.waits.load(Ordering::Relaxed), 1);
@@ -137,7 +140,9 @@ fn short_launches_are_paid_from_a_lease_and_every_lease_is_measured() {
         } else {
             admitted += 1;
             let from = START + at * 20_000;
-            if let Decision::Go(Plan { between: Some((before, behind)), .. }) = alone.admit(KERNEL, from) {
+            if let Decision::Go(Plan { between: Some((before, behind)), .. }) =
+                alone.admit(KERNEL, from)
+            {
                 alone.events.0.insert(before.0, from);
                 alone.events.0.insert(behind.0, from + 5_000);
             }
@@ -189,13 +194,17 @@ fn kernels_that_differ_in_one_number_have_room_beside_one_another() {
 fn kernels_that_differ_in_several_numbers_have_room_beside_one_another() {
     for stride in [0x40, 0x100, 0x140, 0x1000] {
         for width in [1, 8, 32, 128] {
-            let of_function = |function: usize| (1..=10).map(move |grid: u32| (function, grid * width));
+            let of_function =
+                |function: usize| (1..=10).map(move |grid: u32| (function, grid * width));
             let kernels: Vec<_> = (0..30_usize)
                 .flat_map(of_function)
                 .map(|(function, width)| flat(FUNCTIONS + function * stride, width, 256))
                 .collect();
             // Chance alone would have some sets of four meet a fifth.
-            assert!(remembered(&kernels) * 100 >= kernels.len() * 95, "every {stride:#x}, grids of {width}");
+            assert!(
+                remembered(&kernels) * 100 >= kernels.len() * 95,
+                "every {stride:#x}, grids of {width}"
+            );
         }
     }
 }
@@ -224,7 +233,9 @@ fn a_kernel_too_short_for_events_is_paid_from_leases_like_any_other() {
         if alone.till.spend(KERNEL).is_none() {
             asked += 1;
             let from = START + MS + at;
-            if let Decision::Go(Plan { between: Some((before, behind)), .. }) = alone.admit(KERNEL, from) {
+            if let Decision::Go(Plan { between: Some((before, behind)), .. }) =
+                alone.admit(KERNEL, from)
+            {
                 alone.events.0.insert(before.0, from);
                 alone.events.0.insert(behind.0, from);
             }
@@ -253,7 +264,11 @@ fn threads_that_pay_at_once_pay_once_each() {
     let till = &alone.till;
     let paid: usize = std::thread::scope(|scope| {
         let payers: Vec<_> = (0..4)
-            .map(|_| scope.spawn(|| (0..times(1_000, 50)).filter(|_| till.spend(KERNEL).is_some()).count()))
+            .map(|_| {
+                scope.spawn(|| {
+                    (0..times(1_000, 50)).filter(|_| till.spend(KERNEL).is_some()).count()
+                })
+            })
             .collect();
         payers.into_iter().map(|payer| payer.join().expect("no panic")).sum()
     });
@@ -275,7 +290,11 @@ fn what_the_host_publishes_is_read_as_written_until_it_is_stale() {
     };
     published.write(&page);
     assert_eq!(Published::read(&page, START), Some(published));
-    assert_eq!(Published::read(&page, START - MS), Some(published), "a clock read before the host's");
+    assert_eq!(
+        Published::read(&page, START - MS),
+        Some(published),
+        "a clock read before the host's"
+    );
     assert!(Published::read(&page, START + 1_000 * MS).is_some());
     assert_eq!(Published::read(&page, START + 1_001 * MS), None);
 }
@@ -364,13 +383,15 @@ fn a_kernel_that_never_ends_does_not_hold_up_those_in_other_streams() {
 #[test]
 fn what_ends_after_later_launches_is_charged_whole() {
     let mut alone = Alone::default();
-    let Decision::Go(Plan { between: Some((before, behind)), .. }) = alone.admit(KERNEL, START) else {
+    let Decision::Go(Plan { between: Some((before, behind)), .. }) = alone.admit(KERNEL, START)
+    else {
         panic!("the first may go")
     };
     let long = [(before.0, START), (behind.0, START + 400 * MS)];
     let other = flat(0x2000, 1, 32);
     for at in [1, 101, 201, 301] {
-        let Decision::Go(Plan { between: Some((before, behind)), .. }) = alone.admit(other, START + at * MS)
+        let Decision::Go(Plan { between: Some((before, behind)), .. }) =
+            alone.admit(other, START + at * MS)
         else {
             continue;
         };
@@ -411,11 +432,17 @@ fn other_threads_do_not_make_a_launch_wait_longer() {
     let since = START + 2 * MS;
     for at in (2..1_002).step_by(times(1, 250) as usize) {
         let asked = Asked { since, now: START + at * MS };
-        assert!(matches!(alone.admit_in_thread(KERNEL, asked), Decision::Wait(_)), "it is being measured");
+        assert!(
+            matches!(alone.admit_in_thread(KERNEL, asked), Decision::Wait(_)),
+            "it is being measured"
+        );
         assert!(matches!(alone.admit(short, START + at * MS), Decision::Go(_)), "others go on");
     }
     let asked = Asked { since, now: since + 1_001 * MS };
-    assert!(matches!(alone.admit_in_thread(KERNEL, asked), Decision::Go(_)), "after a second of its own");
+    assert!(
+        matches!(alone.admit_in_thread(KERNEL, asked), Decision::Go(_)),
+        "after a second of its own"
+    );
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Processes are killed between any two writes, while others go on. Every interleaving is tried (loom).
+//! Processes are killed between any two writes, while others go on. Every interleaving is tried
+//! (loom).
 
 use std::sync::Arc;
 
@@ -24,7 +25,8 @@ impl Cells {
     }
 }
 
-/// The words as one process sees them. After so many writes it is dead: what it writes then reaches nobody.
+/// The words as one process sees them. After so many writes it is dead: what it writes then reaches
+/// nobody.
 struct Process {
     words: Vec<MortalWord>,
 }
@@ -38,7 +40,11 @@ struct MortalWord {
 impl Process {
     fn new(cells: &Arc<Cells>, writes: u32) -> Self {
         let left = std::rc::Rc::new(Cell::new(writes));
-        let word = |at| MortalWord { cells: Arc::clone(cells), at, writes_left: std::rc::Rc::clone(&left) };
+        let word = |at| MortalWord {
+            cells: Arc::clone(cells),
+            at,
+            writes_left: std::rc::Rc::clone(&left),
+        };
         Self { words: (0..=SLOTS * 5).map(word).collect() }
     }
 
@@ -68,7 +74,9 @@ impl Word for MortalWord {
 
     fn replace(&self, current: u64, new: u64) -> Result<(), u64> {
         if self.may_write() {
-            self.cells.0[self.at].compare_exchange(current, new, Ordering::SeqCst, Ordering::SeqCst).map(drop)
+            self.cells.0[self.at]
+                .compare_exchange(current, new, Ordering::SeqCst, Ordering::SeqCst)
+                .map(drop)
         } else {
             Ok(())
         }
@@ -101,7 +109,8 @@ fn used(process: &Process, slot: usize) -> u64 {
     process.slot(slot).map_or(0, |words| words.used.load())
 }
 
-/// Tries every interleaving with at most that many forced switches, which finds nearly every bug and ends in time.
+/// Tries every interleaving with at most that many forced switches, which finds nearly every bug
+/// and ends in time.
 fn every_interleaving(preemptions: usize, run: impl Fn() + Sync + Send + 'static) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(preemptions);
@@ -169,7 +178,8 @@ fn the_next_to_change_the_total_vouches_for_the_dead() {
         change::take(&victim, 0, 40, 40, LIMIT);
         assert!(victim.is_dead());
         let shared = Arc::clone(&cells);
-        let other = thread::spawn(move || change::take(&Process::new(&shared, IMMORTAL), 2, 10, 10, LIMIT));
+        let other =
+            thread::spawn(move || change::take(&Process::new(&shared, IMMORTAL), 2, 10, 10, LIMIT));
         let survivor = Process::new(&cells, IMMORTAL);
         assert_eq!(change::take(&survivor, 1, 10, 10, LIMIT), Some(10));
         assert_eq!(other.join().expect("no panic"), Some(10));

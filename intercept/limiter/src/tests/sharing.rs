@@ -145,7 +145,8 @@ fn what_the_host_called_the_dead_is_not_said_of_the_next() {
     ledger.slot[slot].tell_host_pid(4711);
     locks.unlock(slot);
     reclaim(&ledger, &locks, &NOBODY_PAYS);
-    // The same in every respect, as processes that started in the same tick are by the half that is compared.
+    // The same in every respect, as processes that started in the same tick are by the half that is
+    // compared.
     assert_eq!(account(&ledger, &locks).slot(), slot);
     assert_eq!(ledger.slot[slot].host_pid.load(Ordering::Relaxed), 0);
 }
@@ -173,7 +174,8 @@ fn what_a_dead_process_ran_unpaid_is_charged_once_and_kept_in_the_totals() {
     // Found late: what it ran ended when it should have.
     compute.done_by_ns.store(1_040 * MS, Ordering::Relaxed);
     locks.unlock(slot);
-    let burial = Burial { now_ns: 9_000 * MS, rate: Some(Rate::from_percent(50)), crowd: Crowd::NOBODY };
+    let burial =
+        Burial { now_ns: 9_000 * MS, rate: Some(Rate::from_percent(50)), crowd: Crowd::NOBODY };
     for _ in 0..2 {
         reclaim(&ledger, &locks, &burial);
         // 40 ms, of which 10 were paid, at half speed; the bucket was full.

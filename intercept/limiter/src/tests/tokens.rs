@@ -1,4 +1,5 @@
-//! Tokens under every interleaving (loom): none is lost, none is given twice, and the dead hold none.
+//! Tokens under every interleaving (loom): none is lost, none is given twice, and the dead hold
+//! none.
 
 use std::sync::Arc;
 
@@ -70,11 +71,13 @@ fn a_dead_process_is_charged_once_whoever_finds_it_while_others_take() {
     loom::model(|| {
         let (due, since, outstanding) = (Cell::new(NOW), Cell::new(NOW), Cell::new(300));
         let (d, s, o) = (Arc::clone(&due), Arc::clone(&since), Arc::clone(&outstanding));
-        // The lock keeps two reclaimers apart; one that was killed may be followed by another, and then both have run.
+        // The lock keeps two reclaimers apart; one that was killed may be followed by another, and
+        // then both have run.
         let reclaims = thread::spawn(move || bury(&*d, &*s, &*o, NOW + 1_000, HALF, Crowd::NOBODY));
         bury(&*due, &*since, &*outstanding, NOW + 1_000, HALF, Crowd::NOBODY);
         reclaims.join().expect("no panic");
-        // It ran for 1000, of which 300 were prepaid; a reclaimer that comes between may see nothing prepaid any more.
+        // It ran for 1000, of which 300 were prepaid; a reclaimer that comes between may see
+        // nothing prepaid any more.
         assert!([2 * 700, 2 * 1_000].contains(&(due.load() - NOW)), "{}", due.load() - NOW);
         assert_eq!((since.load(), outstanding.load()), (0, 0));
     });

@@ -1,11 +1,14 @@
-//! A wall clock that is wrong, for one process, at any moment: preloaded (`LD_PRELOAD`), it answers `clock_gettime`,
-//! `gettimeofday` and `time` for the time of day with so many seconds more as the file says that `TESSERA_FAKE_CLOCK` names.
+//! A wall clock that is wrong, for one process, at any moment: preloaded (`LD_PRELOAD`), it answers
+//! `clock_gettime`, `gettimeofday` and `time` for the time of day with so many seconds more as the
+//! file says that `TESSERA_FAKE_CLOCK` names.
 //!
-//! The file holds one `i64` in the machine's byte order. It is mapped, so a write in place is a jump of the clock of a running
-//! process; who truncates the file ends the process. Clocks that are not of the day (monotonic, boot time) stay right, as on a
-//! machine whose clock is set. Times of files and of the kernel stay right too, which on such a machine they would not.
+//! The file holds one `i64` in the machine's byte order. It is mapped, so a write in place is a
+//! jump of the clock of a running process; who truncates the file ends the process. Clocks that are
+//! not of the day (monotonic, boot time) stay right, as on a machine whose clock is set. Times of
+//! files and of the kernel stay right too, which on such a machine they would not.
 //!
-//! Rust's standard library and libc programs call these symbols; a program that enters the vDSO by itself is not fooled.
+//! Rust's standard library and libc programs call these symbols; a program that enters the vDSO by
+//! itself is not fooled.
 
 use std::ffi::{CStr, c_int, c_long};
 use std::ptr::null_mut;
@@ -24,18 +27,21 @@ static AHEAD: AtomicPtr<AtomicI64> = AtomicPtr::new(null_mut());
 fn ahead() -> i64 {
     let mut found = AHEAD.load(Ordering::Acquire);
     if found.is_null() {
-        // Two threads may both map it: the mappings are the same, and one more of them does no harm.
+        // Two threads may both map it: the mappings are the same, and one more of them does no
+        // harm.
         found = map().unwrap_or(&raw const RIGHT as *mut AtomicI64);
         AHEAD.store(found, Ordering::Release);
     }
-    // SAFETY: it is `RIGHT`, or a mapping of at least eight bytes that is never undone, aligned as a page is.
+    // SAFETY: it is `RIGHT`, or a mapping of at least eight bytes that is never undone, aligned as
+    // a page is.
     unsafe { &*found }.load(Ordering::Relaxed)
 }
 
 fn map() -> Option<*mut AtomicI64> {
     const LENGTH: usize = size_of::<AtomicI64>();
-    // SAFETY: the name is a C string; the value is used before anything could change the environment: at the first look at
-    // the clock, which in the programs this is made for comes before their first thread.
+    // SAFETY: the name is a C string; the value is used before anything could change the
+    // environment: at the first look at the clock, which in the programs this is made for comes
+    // before their first thread.
     let path = unsafe { libc::getenv(VARIABLE.as_ptr()) };
     if path.is_null() {
         return None;
@@ -46,7 +52,8 @@ fn map() -> Option<*mut AtomicI64> {
         return None;
     }
     // SAFETY: a new mapping, which takes no memory away from anybody.
-    let page = unsafe { libc::mmap(null_mut(), LENGTH, libc::PROT_READ, libc::MAP_SHARED, file, 0) };
+    let page =
+        unsafe { libc::mmap(null_mut(), LENGTH, libc::PROT_READ, libc::MAP_SHARED, file, 0) };
     // SAFETY: the descriptor is ours; the mapping does not need it.
     unsafe { libc::close(file) };
     (page != libc::MAP_FAILED).then_some(page.cast())

@@ -14,7 +14,8 @@ fn now() -> i64 {
     i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs()).unwrap()
 }
 
-/// What another process believes: the time of day, and how long a moment took by its monotonic clock.
+/// What another process believes: the time of day, and how long a moment took by its monotonic
+/// clock.
 fn believed(ahead: i64) -> (i64, Duration) {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), ahead.to_ne_bytes()).unwrap();

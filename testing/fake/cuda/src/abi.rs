@@ -90,7 +90,8 @@ impl Out<crate::state::Handle> {
 }
 
 impl<T> Out<T> {
-    /// Fails for NULL: for functions that must not do anything before they know where to put the result.
+    /// Fails for NULL: for functions that must not do anything before they know where to put the
+    /// result.
     pub(crate) fn check(self) -> Answer {
         if self.0.is_null() { Err(Status::InvalidValue) } else { Ok(()) }
     }
@@ -129,7 +130,8 @@ impl Out<c_char> {
         let room = usize::try_from(length).ok().and_then(|length| length.checked_sub(1));
         let room = room.ok_or(Status::InvalidValue)?;
         for (position, byte) in text.bytes().take(room).chain([0]).enumerate() {
-            // SAFETY: by CUDA's contract the buffer has `length` bytes, and no more than that are written.
+            // SAFETY: by CUDA's contract the buffer has `length` bytes, and no more than that are
+            // written.
             unsafe { self.0.add(position).write(byte as c_char) };
         }
         Ok(())
@@ -166,7 +168,8 @@ impl<T: Copy> In<T> {
         if self.0.is_null() {
             return Err(Status::InvalidValue);
         }
-        // SAFETY: by CUDA's contract parameters point to initialised values, as many as the function's counts say.
+        // SAFETY: by CUDA's contract parameters point to initialised values, as many as the
+        // function's counts say.
         Ok(unsafe { self.0.add(position).read_unaligned() })
     }
 }

@@ -69,7 +69,13 @@ pub(crate) fn rounded(bytes: u64) -> Option<u64> {
 
 impl State {
     /// Takes memory of a GPU; answers its address.
-    pub(crate) fn allocate(&mut self, gpu: usize, context: Handle, bytes: u64, kind: Kind) -> Answer<u64> {
+    pub(crate) fn allocate(
+        &mut self,
+        gpu: usize,
+        context: Handle,
+        bytes: u64,
+        kind: Kind,
+    ) -> Answer<u64> {
         if bytes == 0 {
             return Err(Status::InvalidValue);
         }

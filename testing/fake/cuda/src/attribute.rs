@@ -1,5 +1,5 @@
-//! Attributes of a GPU, as far as programs look at them; the limits of grids and blocks are those that all GPUs have shared
-//! since Kepler.
+//! Attributes of a GPU, as far as programs look at them; the limits of grids and blocks are those
+//! that all GPUs have shared since Kepler.
 
 use std::ffi::c_int;
 
@@ -13,7 +13,8 @@ use crate::status::Status;
 /// The highest attribute of CUDA 12.9.
 const LAST: c_int = 143;
 
-/// The value of a `CUdevice_attribute`. One that the world does not know is 0, which says "not supported".
+/// The value of a `CUdevice_attribute`. One that the world does not know is 0, which says "not
+/// supported".
 pub(crate) fn of(gpu: &Gpu, attribute: c_int) -> Answer<c_int> {
     let model = &gpu.model;
     let value = match attribute {

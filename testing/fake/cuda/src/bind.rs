@@ -1,4 +1,5 @@
-//! What keeps physical memory without having any: multicast objects, logical endpoints, sparse arrays.
+//! What keeps physical memory without having any: multicast objects, logical endpoints, sparse
+//! arrays.
 
 use std::ffi::{c_int, c_uint, c_ulonglong};
 
@@ -70,7 +71,9 @@ impl State {
     fn unbind_at(&mut self, owner: Owner, device: Device, at: u64) -> Answer {
         let gpu = gpu(device)?;
         let before = self.bindings.len();
-        self.unbind(|binding| binding.owner == owner && binding.place == [at] && binding.gpu == Some(gpu))?;
+        self.unbind(|binding| {
+            binding.owner == owner && binding.place == [at] && binding.gpu == Some(gpu)
+        })?;
         if self.bindings.len() < before { Ok(()) } else { Err(Status::InvalidValue) }
     }
 

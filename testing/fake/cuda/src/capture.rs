@@ -1,7 +1,8 @@
 //! Captures: what a stream is given is recorded in place of being done.
 //!
-//! A capture is as easily spoilt as the real one: a call that would wait for the GPU, or ask it, ends it for threads that did not
-//! say that they know what they do (`cuThreadExchangeStreamCaptureMode`).
+//! A capture is as easily spoilt as the real one: a call that would wait for the GPU, or ask it,
+//! ends it for threads that did not say that they know what they do
+//! (`cuThreadExchangeStreamCaptureMode`).
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -65,7 +66,9 @@ impl Capture {
                 self.mode == Mode::Global
                     || self.mode == Mode::ThreadLocal && self.thread == thread::current().id()
             }
-            Mode::ThreadLocal => self.mode != Mode::Relaxed && self.thread == thread::current().id(),
+            Mode::ThreadLocal => {
+                self.mode != Mode::Relaxed && self.thread == thread::current().id()
+            }
             Mode::Relaxed => false,
         }
     }
@@ -85,7 +88,8 @@ pub(crate) fn check_unsafe(state: &mut State) -> Answer {
 
 /// The default stream waits for others, so for those that capture too: it cannot be used.
 fn check_default(state: &State, on: Handle) -> Answer {
-    let waits = state.streams.values().any(|stream| stream.capture.is_some() && stream.is_blocking());
+    let waits =
+        state.streams.values().any(|stream| stream.capture.is_some() && stream.is_blocking());
     if stream::is_default(on) && waits { Err(Status::StreamCaptureImplicit) } else { Ok(()) }
 }
 

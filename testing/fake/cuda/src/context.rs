@@ -71,9 +71,10 @@ fn make(state: &mut State, gpu: usize, flags: u32) -> Answer<Handle> {
     state.charge(gpu, board.model.context_bytes())?;
     let handle = state.new_handle();
     let id = handle.0 as u64;
-    state
-        .contexts
-        .insert(handle, Context { gpu, flags, id, peers: Vec::new(), attached: 1, limits: FIRST_LIMITS });
+    state.contexts.insert(
+        handle,
+        Context { gpu, flags, id, peers: Vec::new(), attached: 1, limits: FIRST_LIMITS },
+    );
     Ok(handle)
 }
 

@@ -1,5 +1,5 @@
-//! Copies and fills. They check that device memory is there, take their time, and move no bytes: nothing is behind a device
-//! pointer.
+//! Copies and fills. They check that device memory is there, take their time, and move no bytes:
+//! nothing is behind a device pointer.
 
 use std::ffi::{c_uchar, c_uint, c_ushort};
 
@@ -9,15 +9,18 @@ use crate::state::{self, Handle};
 use crate::status::Status;
 use crate::timeline::{self, Engine};
 
-/// Nanoseconds per 16 bytes between host and GPU (16 GB/s, PCIe 4.0 in practice) and on the GPU (1.6 TB/s).
+/// Nanoseconds per 16 bytes between host and GPU (16 GB/s, PCIe 4.0 in practice) and on the GPU
+/// (1.6 TB/s).
 const OVER_PCIE: f64 = 1.0;
 const ON_GPU: f64 = 0.01;
 
-/// The bytes from there on must be memory that was taken, or, where that is allowed, memory of the host.
+/// The bytes from there on must be memory that was taken, or, where that is allowed, memory of the
+/// host.
 fn check(address: u64, bytes: u64, host_too: bool) -> Answer {
     let state = state::lock()?;
     if let Some((start, allocation)) = state.allocation_at(address) {
-        let inside = (address - start).checked_add(bytes).is_some_and(|end| end <= allocation.bytes);
+        let inside =
+            (address - start).checked_add(bytes).is_some_and(|end| end <= allocation.bytes);
         return if inside { Ok(()) } else { Err(Status::InvalidValue) };
     }
     let mapped = state

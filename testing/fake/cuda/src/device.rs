@@ -13,7 +13,8 @@ use crate::status::Status;
 pub(crate) struct Device(c_int);
 
 impl Device {
-    /// The GPU with that index in the world. One that is not to be seen has an ordinal that no GPU has.
+    /// The GPU with that index in the world. One that is not to be seen has an ordinal that no GPU
+    /// has.
     pub(crate) fn of(gpu: usize) -> Self {
         let seen = driver::machine().map(|machine| machine.visible()).unwrap_or_default();
         let ordinal = seen.iter().position(|&index| index == gpu);

@@ -11,10 +11,12 @@ use crate::abi::{Answer, Out, export};
 use crate::mps;
 use crate::status::{self, Status};
 
-/// The machine, once it was asked for. A world that cannot be used stays so: the process must start anew.
+/// The machine, once it was asked for. A world that cannot be used stays so: the process must start
+/// anew.
 static MACHINE: OnceLock<Option<Machine>> = OnceLock::new();
 
-/// The process that called `cuInit`; 0 = none has. Like with the real driver, a child must not use what its parent began.
+/// The process that called `cuInit`; 0 = none has. Like with the real driver, a child must not use
+/// what its parent began.
 static INITIALISED_BY: AtomicU32 = AtomicU32::new(0);
 
 /// The machine of an initialised driver.

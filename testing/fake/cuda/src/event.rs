@@ -44,7 +44,11 @@ fn elapsed(out: Out<f32>, start: Handle, end: Handle) -> Answer {
     let (from, to) = {
         let state = state::lock()?;
         let time = |event: Handle| {
-            let event = state.events.get(&event).filter(|event| event.timed).ok_or(Status::InvalidHandle)?;
+            let event = state
+                .events
+                .get(&event)
+                .filter(|event| event.timed)
+                .ok_or(Status::InvalidHandle)?;
             event.recorded.ok_or(Status::InvalidHandle)
         };
         (time(start)?, time(end)?)

@@ -1,4 +1,5 @@
-//! Graphs: how long the kernels that streams captured take together, and the nodes that take memory.
+//! Graphs: how long the kernels that streams captured take together, and the nodes that take
+//! memory.
 
 use std::ffi::{c_char, c_ulonglong};
 use std::time::Duration;

@@ -1,7 +1,8 @@
 //! Memory of graphs: nodes that take it and free it, and what is kept for the graphs of a GPU.
 //!
-//! A node has its address from the beginning; the memory comes when the executable graph is uploaded or launched, and stays
-//! with it until it is destroyed or what is kept for graphs is trimmed while nobody holds any of it.
+//! A node has its address from the beginning; the memory comes when the executable graph is
+//! uploaded or launched, and stays with it until it is destroyed or what is kept for graphs is
+//! trimmed while nobody holds any of it.
 
 use std::collections::HashSet;
 use std::ffi::{c_int, c_uint, c_void};
@@ -67,7 +68,9 @@ impl State {
         let mut memory = GraphMemory::default();
         for node in &self.graphs.get(&graph).ok_or(Status::InvalidHandle)?.nodes {
             match self.nodes.get(node) {
-                Some(Node::Alloc { gpu, bytes, address }) => memory.takes.push((*gpu, *bytes, *address)),
+                Some(Node::Alloc { gpu, bytes, address }) => {
+                    memory.takes.push((*gpu, *bytes, *address))
+                }
                 Some(Node::Free { address }) => memory.frees.push(*address),
                 Some(Node::Child(child)) => {
                     let more = self.memory_of_graph(*child)?;
@@ -110,7 +113,11 @@ impl State {
         }
         for (at, (gpu, bytes, _)) in memory.takes.iter().enumerate() {
             if let Err(error) = self.keep_for_graphs(*gpu, *bytes) {
-                memory.takes.iter().take(at).for_each(|(gpu, bytes, _)| self.unused_by_graph(*gpu, *bytes));
+                memory
+                    .takes
+                    .iter()
+                    .take(at)
+                    .for_each(|(gpu, bytes, _)| self.unused_by_graph(*gpu, *bytes));
                 return Err(error);
             }
         }
@@ -140,12 +147,17 @@ impl State {
         let context = current().ok_or(Status::InvalidContext)?;
         let own: HashSet<u64> = memory.takes.iter().map(|(_, _, address)| *address).collect();
         let kept = |address: &u64| !memory.frees.contains(address);
-        if own.iter().filter(|address| kept(address)).any(|address| self.allocations.contains_key(address)) {
+        if own
+            .iter()
+            .filter(|address| kept(address))
+            .any(|address| self.allocations.contains_key(address))
+        {
             return Err(Status::InvalidValue);
         }
         for (gpu, bytes, address) in memory.takes.iter().filter(|(_, _, address)| kept(address)) {
             let (gpu, bytes) = (*gpu, *bytes);
-            self.allocations.insert(*address, Allocation { gpu, context, bytes, kind: Kind::Graph(graph) });
+            self.allocations
+                .insert(*address, Allocation { gpu, context, bytes, kind: Kind::Graph(graph) });
         }
         for address in memory.frees.iter().filter(|address| !own.contains(address)) {
             self.free(*address)?;
@@ -179,7 +191,8 @@ impl State {
     pub(crate) fn trim_graphs(&mut self, gpu: usize) -> Answer {
         let idle: Vec<_> = self.mapped_graphs.iter().copied().collect();
         for graph in idle {
-            let Some(memory) = self.executable_graphs.get(&graph).map(|graph| graph.memory.clone()) else {
+            let Some(memory) = self.executable_graphs.get(&graph).map(|graph| graph.memory.clone())
+            else {
                 continue;
             };
             if !memory.takes.iter().any(|(_, _, address)| self.is_out(*address)) {
@@ -197,7 +210,9 @@ impl State {
 fn add_alloc(out: Out<Handle>, graph: Handle, parameters: *mut AllocParameters) -> Answer {
     out.check()?;
     let mut asked = In::<AllocParameters>::from(parameters.cast()).get()?;
-    if (asked.kind, asked.handle_types, asked.location_type) != (1, 0, ON_DEVICE) || asked.bytes == 0 {
+    if (asked.kind, asked.handle_types, asked.location_type) != (1, 0, ON_DEVICE)
+        || asked.bytes == 0
+    {
         return Err(Status::InvalidValue);
     }
     let gpu = gpu(Device::at(asked.location))?;

@@ -23,8 +23,9 @@ pub(crate) fn map(bytes: u64) -> Answer<u64> {
     let length = usize::try_from(bytes).map_err(|_| Status::OutOfMemory)?;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: a new anonymous mapping at a place of the kernel's choice.
-    let address =
-        unsafe { libc::mmap(std::ptr::null_mut(), length, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+    let address = unsafe {
+        libc::mmap(std::ptr::null_mut(), length, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
+    };
     if address == libc::MAP_FAILED { Err(Status::OutOfMemory) } else { Ok(address as u64) }
 }
 

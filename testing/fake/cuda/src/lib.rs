@@ -1,7 +1,7 @@
 //! A fake `libcuda.so.1` over the fake world.
 //!
-//! It has NVIDIA's symbol names and calling conventions, so that programs written for the CUDA driver API run on it
-//! unchanged, as far as it is modelled:
+//! It has NVIDIA's symbol names and calling conventions, so that programs written for the CUDA
+//! driver API run on it unchanged, as far as it is modelled:
 //!
 //! | module | what is modelled |
 //! |---|---|
@@ -15,9 +15,11 @@
 //! | `module` | any image is a module and has any function; one named `..._for_250us` takes that long |
 //! | `resolve` | `cuGetProcAddress`, by name, version and default stream, as a driver of the world's CUDA version (11.7 to 13.5) answers |
 //!
-//! `dlsym` finds what a driver of that version has (`exports`). Everything else that NVIDIA's library exports answers `CUDA_ERROR_NOT_SUPPORTED`. NULL where a pointer must be answers
-//! `CUDA_ERROR_INVALID_VALUE`, handles that are none `CUDA_ERROR_INVALID_HANDLE` or `_CONTEXT`; nothing crashes. The function that the variable
-//! `TESSERA_FAKE_CUDA_FAILS` names answers `CUDA_ERROR_DEVICE_UNAVAILABLE` and does nothing.
+//! `dlsym` finds what a driver of that version has (`exports`). Everything else that NVIDIA's
+//! library exports answers `CUDA_ERROR_NOT_SUPPORTED`. NULL where a pointer must be answers
+//! `CUDA_ERROR_INVALID_VALUE`, handles that are none `CUDA_ERROR_INVALID_HANDLE` or `_CONTEXT`;
+//! nothing crashes. The function that the variable `TESSERA_FAKE_CUDA_FAILS` names answers
+//! `CUDA_ERROR_DEVICE_UNAVAILABLE` and does nothing.
 
 mod abi;
 mod allocation;

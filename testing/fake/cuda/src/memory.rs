@@ -21,7 +21,8 @@ fn allocate(out: Out<u64>, bytes: usize, kind: Kind) -> Answer {
     out.set(state.allocate(gpu, context, bytes as u64, kind)?)
 }
 
-/// Free and total bytes on the GPU of the current context. Total is what programs can have, as in `cuDeviceTotalMem`.
+/// Free and total bytes on the GPU of the current context. Total is what programs can have, as in
+/// `cuDeviceTotalMem`.
 fn info() -> Answer<(u64, u64)> {
     let gpu = current_gpu(&*state::lock()?)?;
     let machine = driver::machine()?;
@@ -40,7 +41,8 @@ enum Value {
     Word(u64),
 }
 
-/// The value of a `CUpointer_attribute`, if the address is one of ours and the attribute is modelled.
+/// The value of a `CUpointer_attribute`, if the address is one of ours and the attribute is
+/// modelled.
 fn attribute(attribute: c_int, address: u64) -> Answer<Value> {
     let state = state::lock()?;
     let (start, allocation) = state.allocation_at(address).ok_or(Status::InvalidValue)?;
@@ -49,7 +51,8 @@ fn attribute(attribute: c_int, address: u64) -> Answer<Value> {
         Kind::Pool(pool) | Kind::HostPool(pool) | Kind::ManagedPool { pool, .. } => pool.0 as u64,
         _ => 0,
     };
-    let on_host = matches!(allocation.kind, Kind::HostPool(_) | Kind::ManagedPool { on_host: true, .. });
+    let on_host =
+        matches!(allocation.kind, Kind::HostPool(_) | Kind::ManagedPool { on_host: true, .. });
     Ok(match attribute {
         1 => Value::Word(allocation.context.0 as u64),
         // CU_MEMORYTYPE_HOST, or CU_MEMORYTYPE_DEVICE, for managed memory too.
@@ -79,7 +82,8 @@ impl Any {
             return Err(Status::InvalidValue);
         }
         match value {
-            // SAFETY: by CUDA's contract the pointer is valid for the type of the attribute that was asked for.
+            // SAFETY: by CUDA's contract the pointer is valid for the type of the attribute that
+            // was asked for.
             Value::Int(value) => unsafe { self.0.cast::<c_int>().write_unaligned(*value) },
             // SAFETY: as above.
             Value::Word(value) => unsafe { self.0.cast::<u64>().write_unaligned(*value) },

@@ -18,10 +18,12 @@ pub(crate) struct Module {
     pub(crate) bytes: u64,
 }
 
-/// Bytes of an image in memory: the sections of an ELF file that are to lie there. What else there is takes none.
+/// Bytes of an image in memory: the sections of an ELF file that are to lie there. What else there
+/// is takes none.
 fn bytes_in_memory(image: *const c_void) -> u64 {
     let at = |offset: usize, length: usize| {
-        // SAFETY: by CUDA's contract an image is whole; one that does not begin like an ELF file is looked at no further.
+        // SAFETY: by CUDA's contract an image is whole; one that does not begin like an ELF file is
+        // looked at no further.
         let byte = |at: usize| unsafe { image.cast::<u8>().add(offset + at).read() };
         (0..length).rev().fold(0_u64, |number, at| number << 8 | u64::from(byte(at)))
     };
@@ -43,7 +45,8 @@ pub(crate) struct Function {
     pub(crate) length: Option<Duration>,
 }
 
-/// How long a function named `..._for_250us` takes: a number and `ns`, `us`, `ms` or `s` at the end.
+/// How long a function named `..._for_250us` takes: a number and `ns`, `us`, `ms` or `s` at the
+/// end.
 pub(crate) fn length_in(name: &str) -> Option<Duration> {
     let (_, length) = name.rsplit_once("_for_")?;
     let unit_at = length.find(|c: char| !c.is_ascii_digit())?;

@@ -1,7 +1,9 @@
-//! A client of MPS: what a process is whose variables lead to a control daemon that answers, from `cuInit` on.
+//! A client of MPS: what a process is whose variables lead to a control daemon that answers, from
+//! `cuInit` on.
 //!
-//! As NVIDIA's documentation says of clients since Volta (docs.nvidia.com/deploy/mps): they see as many multiprocessors as they may
-//! use, and get no more memory than their limit. That their kernels run beside others' is not modelled.
+//! As NVIDIA's documentation says of clients since Volta (docs.nvidia.com/deploy/mps): they see as
+//! many multiprocessors as they may use, and get no more memory than their limit. That their
+//! kernels run beside others' is not modelled.
 
 use std::env;
 use std::path::Path;
@@ -35,12 +37,15 @@ impl Joined {
     }
 }
 
-/// Becomes a client, where there is a daemon. Without one the process goes on by itself, as with the real driver.
+/// Becomes a client, where there is a daemon. Without one the process goes on by itself, as with
+/// the real driver.
 pub(crate) fn join() {
     JOINED.get_or_init(|| {
         let pipe = env::var_os(PIPE_DIRECTORY)?;
-        let percentage = variable("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE").and_then(|text| text.parse().ok());
-        let percentage = percentage.filter(|percent| (0.0..=100.0).contains(percent) && *percent > 0.0);
+        let percentage =
+            variable("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE").and_then(|text| text.parse().ok());
+        let percentage =
+            percentage.filter(|percent| (0.0..=100.0).contains(percent) && *percent > 0.0);
         let memory = variable("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT");
         let greeting = Greeting {
             pid: std::process::id(),
@@ -48,7 +53,9 @@ pub(crate) fn join() {
             uid: unsafe { libc::getuid() },
             percentage: percentage.unwrap_or(100.0),
             memory: memory.clone().unwrap_or_else(|| "none".to_owned()),
-            priority: variable("CUDA_MPS_CLIENT_PRIORITY").and_then(|text| text.parse().ok()).unwrap_or(0),
+            priority: variable("CUDA_MPS_CLIENT_PRIORITY")
+                .and_then(|text| text.parse().ok())
+                .unwrap_or(0),
         };
         let client = Client::connect(Path::new(&pipe), &greeting).ok()?;
         let memory_bytes = memory.as_deref().and_then(of_first_device);

@@ -1,6 +1,6 @@
-//! Stream-ordered memory, from pools. A pool takes memory of the GPU in chunks and keeps what is freed, until the program
-//! waits for the GPU or trims it: then it lets go of whole chunks beyond its threshold. When the GPU is full, every pool of
-//! the process lets go of what it can.
+//! Stream-ordered memory, from pools. A pool takes memory of the GPU in chunks and keeps what is
+//! freed, until the program waits for the GPU or trims it: then it lets go of whole chunks beyond
+//! its threshold. When the GPU is full, every pool of the process lets go of what it can.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -28,7 +28,8 @@ pub(crate) struct Pool {
     /// Bytes that it has of the GPU, and those of them that somebody holds.
     reserved: u64,
     used: u64,
-    /// What was freed in the order of streams that have not come to that yet: until when, and bytes.
+    /// What was freed in the order of streams that have not come to that yet: until when, and
+    /// bytes.
     returning: Vec<(u64, u64)>,
     reserved_high: u64,
     used_high: u64,
@@ -111,7 +112,8 @@ impl State {
     /// Takes memory from the GPU for a pool where it has not enough.
     fn grow(&mut self, handle: Handle, bytes: u64) -> Answer {
         let pool = self.pools.get(&handle).ok_or(Status::InvalidValue)?;
-        let wanted = pool.used.checked_add(bytes).and_then(|bytes| bytes.checked_next_multiple_of(CHUNK));
+        let wanted =
+            pool.used.checked_add(bytes).and_then(|bytes| bytes.checked_next_multiple_of(CHUNK));
         let wanted = wanted.ok_or(Status::OutOfMemory)?.max(pool.reserved);
         let more = wanted - pool.reserved;
         if let Some(gpu) = pool.gpu {
@@ -131,7 +133,10 @@ impl State {
         if charge(gpu, bytes).is_ok() {
             return Ok(());
         }
-        self.pools.values_mut().filter(|pool| pool.gpu == Some(gpu)).try_for_each(|pool| pool.shrink(0))?;
+        self.pools
+            .values_mut()
+            .filter(|pool| pool.gpu == Some(gpu))
+            .try_for_each(|pool| pool.shrink(0))?;
         charge(gpu, bytes)
     }
 
@@ -150,7 +155,8 @@ impl State {
 
     /// Records a node on a stream that captures.
     fn capture_node(&mut self, on: Handle, node: Handle) {
-        if let Some(capture) = self.streams.get_mut(&on).and_then(|stream| stream.capture.as_mut()) {
+        if let Some(capture) = self.streams.get_mut(&on).and_then(|stream| stream.capture.as_mut())
+        {
             capture.add_node(node);
         }
     }
@@ -183,8 +189,11 @@ impl State {
 }
 
 fn default_pool(state: &mut State, gpu: usize) -> Handle {
-    let known =
-        state.pools.iter().find(|(_, pool)| pool.gpu == Some(gpu) && pool.default).map(|(pool, _)| *pool);
+    let known = state
+        .pools
+        .iter()
+        .find(|(_, pool)| pool.gpu == Some(gpu) && pool.default)
+        .map(|(pool, _)| *pool);
     known.unwrap_or_else(|| {
         let handle = state.new_handle();
         state.pools.insert(handle, Pool::new(Some(gpu), true));
@@ -217,7 +226,10 @@ fn allocate(out: Out<u64>, bytes: usize, pool: Option<Handle>, on: Handle) -> An
     };
     let gpu = own.gpu.unwrap_or(gpu);
     let context = current().ok_or(Status::InvalidContext)?;
-    state.grow(pool, rounded(bytes as u64).filter(|bytes| *bytes > 0).ok_or(Status::InvalidValue)?)?;
+    state.grow(
+        pool,
+        rounded(bytes as u64).filter(|bytes| *bytes > 0).ok_or(Status::InvalidValue)?,
+    )?;
     out.set(state.allocate(gpu, context, bytes as u64, kind)?)
 }
 

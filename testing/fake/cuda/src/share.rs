@@ -1,4 +1,5 @@
-//! Memory that is shared between processes and with other APIs. Who imports it takes nothing of the GPU: that has been taken.
+//! Memory that is shared between processes and with other APIs. Who imports it takes nothing of the
+//! GPU: that has been taken.
 //!
 //! What processes hand each other through a descriptor is a file with the GPU and the size in it.
 
@@ -47,10 +48,17 @@ struct External {
 }
 
 fn shared(state: &State, pointer: u64) -> Answer<Shared> {
-    let found = state.allocation_at(pointer).filter(|(_, allocation)| allocation.kind != Kind::Managed);
+    let found =
+        state.allocation_at(pointer).filter(|(_, allocation)| allocation.kind != Kind::Managed);
     let (start, allocation) = found.ok_or(Status::InvalidValue)?;
     let process = u64::from(std::process::id());
-    Ok(Shared { process, address: start, gpu: allocation.gpu as u64, bytes: allocation.bytes, rest: [0; 4] })
+    Ok(Shared {
+        process,
+        address: start,
+        gpu: allocation.gpu as u64,
+        bytes: allocation.bytes,
+        rest: [0; 4],
+    })
 }
 
 /// What a descriptor hands over: the GPU, if there is one; `CUmemLocation`; how much it is.
@@ -83,8 +91,9 @@ fn read_descriptor(shareable: *mut c_void) -> Answer<Handed> {
     let file = ManuallyDrop::new(unsafe { File::from_raw_fd(fd) });
     let mut bytes = [0; 32];
     file.read_exact_at(&mut bytes, 0).map_err(|_| Status::InvalidValue)?;
-    let word =
-        |at: usize| bytes[at..at + 8].iter().rev().fold(0_u64, |word, byte| word << 8 | u64::from(*byte));
+    let word = |at: usize| {
+        bytes[at..at + 8].iter().rev().fold(0_u64, |word, byte| word << 8 | u64::from(*byte))
+    };
     let gpu = usize::try_from(word(0)).ok().filter(|gpu| *gpu != usize::MAX);
     Ok((gpu, (word(8) as c_int, word(16) as c_int), word(24)))
 }

@@ -60,7 +60,8 @@ impl State {
     /// Puts work into a stream; answers when it ends.
     pub(crate) fn queue(&mut self, on: Handle, engine: Engine, length: Duration) -> Answer<u64> {
         let (gpu, before) = (gpu_of(self, on)?, end_of(self, on)?);
-        if let Some(capture) = self.streams.get_mut(&on).and_then(|stream| stream.capture.as_mut()) {
+        if let Some(capture) = self.streams.get_mut(&on).and_then(|stream| stream.capture.as_mut())
+        {
             capture.add(length);
             return Ok(before);
         }

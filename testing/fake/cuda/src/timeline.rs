@@ -1,7 +1,8 @@
 //! When work ends.
 //!
-//! Time is real time since the first look at it, in nanoseconds; how long work takes is modelled, and stretched or shortened by
-//! the world's `time.scale`. A GPU does one kernel after the other, of this process: other processes do not slow it down.
+//! Time is real time since the first look at it, in nanoseconds; how long work takes is modelled,
+//! and stretched or shortened by the world's `time.scale`. A GPU does one kernel after the other,
+//! of this process: other processes do not slow it down.
 
 use std::sync::OnceLock;
 use std::thread;
@@ -24,7 +25,8 @@ pub(crate) enum Engine {
 }
 
 impl Timeline {
-    /// Queues work behind what the stream (which ends at `stream_end`) and the engine have. Answers when it ends.
+    /// Queues work behind what the stream (which ends at `stream_end`) and the engine have. Answers
+    /// when it ends.
     pub(crate) fn queue(&mut self, engine: Engine, stream_end: u64, length: Duration) -> u64 {
         let busy = match engine {
             Engine::Kernels => &mut self.kernels,

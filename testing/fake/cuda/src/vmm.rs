@@ -21,7 +21,8 @@ pub(crate) struct Physical {
     /// `CUmemLocation`.
     pub(crate) location: (c_int, c_int),
     pub(crate) bytes: u64,
-    /// What it takes of its GPU: nothing in host memory, which nobody counts here, and what others have taken.
+    /// What it takes of its GPU: nothing in host memory, which nobody counts here, and what others
+    /// have taken.
     pub(crate) taken: u64,
     /// The handle, as often as it is open, every mapping, and everything that it is bound to.
     pub(crate) references: usize,
@@ -81,7 +82,8 @@ impl state::State {
     pub(crate) fn open_physical(&mut self, gpu: Option<usize>, bytes: u64, taken: u64) -> u64 {
         let new = self.new_handle().0 as u64;
         let location = gpu.map_or((3, 0), |gpu| (ON_DEVICE, Device::of(gpu).ordinal()));
-        self.physical.insert(new, Physical { gpu, location, bytes, taken, references: 1, handles: 1 });
+        self.physical
+            .insert(new, Physical { gpu, location, bytes, taken, references: 1, handles: 1 });
         new
     }
 
@@ -94,7 +96,8 @@ impl state::State {
 
     /// The memory that is mapped at an address.
     pub(crate) fn physical_at(&self, address: u64) -> Answer<u64> {
-        let (_, reservation) = self.reservations.range(..=address).next_back().ok_or(Status::InvalidValue)?;
+        let (_, reservation) =
+            self.reservations.range(..=address).next_back().ok_or(Status::InvalidValue)?;
         let mut below = reservation.mappings.iter().filter(|(at, handle)| {
             let bytes = self.physical.get(handle).map_or(0, |physical| physical.bytes);
             (*at..at.saturating_add(bytes)).contains(&address)

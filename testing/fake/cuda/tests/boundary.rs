@@ -46,7 +46,8 @@ fn functions_that_are_newer_than_the_driver_are_not_found() {
     for version in [Version(11_040), Version(12_090), Version(13_050)] {
         let driver = Driver::load(&world_of(version));
         let found = TABLE.iter().filter(|symbol| symbol.library() == Library::Cuda);
-        let found: Vec<_> = found.map(|symbol| symbol.symbol.text).filter(|name| driver.has(name)).collect();
+        let found: Vec<_> =
+            found.map(|symbol| symbol.symbol.text).filter(|name| driver.has(name)).collect();
         assert!(symbols(version).eq(found), "CUDA {version}");
         assert!(driver.has("cuFunctionOfTomorrow"), "which no table has");
     }

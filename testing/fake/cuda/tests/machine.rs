@@ -57,14 +57,21 @@ fn memory_ends_where_the_gpu_ends_and_contexts_take_their_part() {
     let (mut pointer, mut more) = (0_u64, 0_u64);
     driver.ok("cuMemAlloc_v2", [out(&mut pointer), free as usize]);
     assert_eq!(driver.call("cuMemAlloc_v2", [out(&mut more), 1]), OUT_OF_MEMORY);
-    assert_eq!(driver.call("cuCtxCreate_v2", [out(&mut more), 0, 0]), OUT_OF_MEMORY, "no room for a context");
+    assert_eq!(
+        driver.call("cuCtxCreate_v2", [out(&mut more), 0, 0]),
+        OUT_OF_MEMORY,
+        "no room for a context"
+    );
     driver.ok("cuMemFree_v2", [pointer as usize]);
     assert_eq!(driver.memory().0, free);
     assert_eq!(driver.call("cuMemFree_v2", [pointer as usize]), INVALID_VALUE, "freed twice");
 
     driver.ok("cuMemAlloc_v2", [out(&mut pointer), MIB as usize]);
     driver.ok("cuDevicePrimaryCtxRelease_v2", [0]);
-    assert_eq!(driver.call("cuMemGetInfo_v2", [out(&mut more), out(&mut pointer)]), INVALID_CONTEXT);
+    assert_eq!(
+        driver.call("cuMemGetInfo_v2", [out(&mut more), out(&mut pointer)]),
+        INVALID_CONTEXT
+    );
     driver.context(0);
     assert_eq!(driver.memory().0, free, "what was in the context went with it");
 }

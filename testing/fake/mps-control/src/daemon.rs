@@ -56,7 +56,8 @@ pub fn run(environment: &Environment) -> Result<(), DaemonError> {
     if environment.failure == Some(Failure::Hang) {
         return hang(&listener);
     }
-    let daemon = Arc::new(Daemon { environment: environment.clone(), log, clients: Mutex::default() });
+    let daemon =
+        Arc::new(Daemon { environment: environment.clone(), log, clients: Mutex::default() });
     for connection in listener.incoming().flatten() {
         let daemon = Arc::clone(&daemon);
         thread::spawn(move || daemon.serve(&connection));
@@ -139,7 +140,8 @@ impl Daemon {
                 other => self.answer(other),
             };
             let mut stream = connection;
-            let written = stream.write_all(answer.as_bytes()).and_then(|()| stream.write_all(&[END]));
+            let written =
+                stream.write_all(answer.as_bytes()).and_then(|()| stream.write_all(&[END]));
             if line == Line::Quit {
                 self.quit();
             }

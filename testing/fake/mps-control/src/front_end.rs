@@ -23,13 +23,18 @@ pub enum FrontEndError {
 ///
 /// # Errors
 /// [`FrontEndError`].
-pub fn send(socket: &Path, commands: impl BufRead, answers: &mut impl Write) -> Result<(), FrontEndError> {
+pub fn send(
+    socket: &Path,
+    commands: impl BufRead,
+    answers: &mut impl Write,
+) -> Result<(), FrontEndError> {
     let mut connection = UnixStream::connect(socket).map_err(|_| FrontEndError::NoDaemon)?;
     let mut replies = BufReader::new(connection.try_clone()?);
     for command in commands.lines() {
         let command = command?;
         let mut answer = Vec::new();
-        let asked = writeln!(connection, "{command}").and_then(|()| replies.read_until(END, &mut answer));
+        let asked =
+            writeln!(connection, "{command}").and_then(|()| replies.read_until(END, &mut answer));
         if asked.is_err() || answer.pop() != Some(END) {
             return Err(FrontEndError::NoDaemon);
         }

@@ -24,6 +24,7 @@ impl Log {
     pub(crate) fn line(&self, text: &str) {
         let now = Timestamp::now().strftime("%Y-%m-%d %H:%M:%S%.3f");
         // In one go, so that lines of several threads do not mix.
-        let _ = (&self.0).write_all(format!("[{now} Control {}] {text}\n", process::id()).as_bytes());
+        let _ =
+            (&self.0).write_all(format!("[{now} Control {}] {text}\n", process::id()).as_bytes());
     }
 }

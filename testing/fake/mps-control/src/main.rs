@@ -5,7 +5,8 @@ use std::{io, process::ExitCode};
 use clap::Parser;
 use tessera_fake_mps_control::{daemon, environment::Environment, front_end};
 
-/// Stands in for nvidia-cuda-mps-control: without flags it sends the commands on its standard input to the daemon.
+/// Stands in for nvidia-cuda-mps-control: without flags it sends the commands on its standard input
+/// to the daemon.
 #[derive(Debug, Parser)]
 #[command(name = "fake-mps-control", version)]
 struct Args {

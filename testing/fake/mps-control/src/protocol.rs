@@ -26,7 +26,10 @@ pub struct Greeting {
 impl fmt::Display for Greeting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { pid, uid, percentage, memory, priority } = self;
-        write!(f, "{CLIENT}pid={pid} uid={uid} percentage={percentage} memory={memory} priority={priority}")
+        write!(
+            f,
+            "{CLIENT}pid={pid} uid={uid} percentage={percentage} memory={memory} priority={priority}"
+        )
     }
 }
 
@@ -41,7 +44,10 @@ impl FromStr for Greeting {
     fn from_str(line: &str) -> Result<Self, NoGreeting> {
         let mut words = line.strip_prefix(CLIENT).ok_or(NoGreeting)?.split_whitespace();
         let mut value = |name: &str| {
-            words.next().and_then(|word| word.strip_prefix(name)?.strip_prefix('=')).ok_or(NoGreeting)
+            words
+                .next()
+                .and_then(|word| word.strip_prefix(name)?.strip_prefix('='))
+                .ok_or(NoGreeting)
         };
         let greeting = Self {
             pid: number(value("pid")?)?,
@@ -50,7 +56,8 @@ impl FromStr for Greeting {
             memory: value("memory")?.to_owned(),
             priority: number(value("priority")?)?,
         };
-        let sound = greeting.percentage > 0.0 && greeting.percentage <= 100.0 && greeting.priority <= 1;
+        let sound =
+            greeting.percentage > 0.0 && greeting.percentage <= 100.0 && greeting.priority <= 1;
         (sound && words.next().is_none()).then_some(greeting).ok_or(NoGreeting)
     }
 }
@@ -110,7 +117,9 @@ mod tests {
 
     #[test]
     fn what_is_no_greeting_is_unknown() {
-        for wrong in ["client", "client pid=7", "client pid=7 uid=0 percentage=0 memory=none priority=0"] {
+        for wrong in
+            ["client", "client pid=7", "client pid=7 uid=0 percentage=0 memory=none priority=0"]
+        {
             assert_eq!(Line::from(wrong), Line::Unknown(wrong.to_owned()));
         }
     }

@@ -101,7 +101,9 @@ fn a_process_is_a_client_under_the_pid_that_the_kernel_says_while_it_is_connecte
     assert_eq!(bench.told("get_client_list 12\n"), format!("{this}\n"));
     assert_eq!(bench.told("get_device_client_list\n"), format!("{GPU} {this}\n"));
     let user = rustix::process::getuid().as_raw();
-    let line = format!("NEW CLIENT {this} from user {user}: active thread percentage 50, memory limit 0=4G");
+    let line = format!(
+        "NEW CLIENT {this} from user {user}: active thread percentage 50, memory limit 0=4G"
+    );
     assert!(bench.log().contains(&line), "{}", bench.log());
     drop(client);
     eventually("the client is gone", || bench.told("get_client_list\n").is_empty());
@@ -111,7 +113,8 @@ fn a_process_is_a_client_under_the_pid_that_the_kernel_says_while_it_is_connecte
 fn it_quits_when_told_and_leaves_no_socket() {
     let bench = Bench::set_up();
     let mut daemon = bench.daemon();
-    let pid = std::fs::read_to_string(bench.pipe().join("nvidia-cuda-mps-control.pid")).expect("a PID");
+    let pid =
+        std::fs::read_to_string(bench.pipe().join("nvidia-cuda-mps-control.pid")).expect("a PID");
     assert_eq!(pid.trim(), daemon.0.id().to_string());
     bench.told("quit -t 5\n");
     assert!(daemon.0.wait().expect("it ends").success());

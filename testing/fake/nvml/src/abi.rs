@@ -93,13 +93,15 @@ impl<T> Out<T> {
         self.set_all([value])
     }
 
-    /// Hands out values, one after the other; the caller has made sure that the array is long enough.
+    /// Hands out values, one after the other; the caller has made sure that the array is long
+    /// enough.
     pub(crate) fn set_all(self, values: impl IntoIterator<Item = T>) -> Answer {
         if self.0.is_null() {
             return Err(Code::InvalidArgument);
         }
         for (position, value) in values.into_iter().enumerate() {
-            // SAFETY: by NVML's contract a non-NULL result pointer is valid for as many values as the function's sizes say.
+            // SAFETY: by NVML's contract a non-NULL result pointer is valid for as many values as
+            // the function's sizes say.
             unsafe { self.0.add(position).write(value) };
         }
         Ok(())
@@ -117,7 +119,8 @@ impl<T: Copy> Out<T> {
         if self.0.is_null() {
             return Err(Code::InvalidArgument);
         }
-        // SAFETY: by NVML's contract in/out parameters point to initialised values, as many as the function's sizes say.
+        // SAFETY: by NVML's contract in/out parameters point to initialised values, as many as the
+        // function's sizes say.
         Ok(unsafe { self.0.add(position).read() })
     }
 
@@ -140,8 +143,8 @@ impl Out<c_char> {
     }
 }
 
-/// Hands out a list by NVML's rule: the count says how much room there is, and is answered with how much is needed; too little
-/// room is `INSUFFICIENT_SIZE`.
+/// Hands out a list by NVML's rule: the count says how much room there is, and is answered with how
+/// much is needed; too little room is `INSUFFICIENT_SIZE`.
 pub(crate) fn set_list<T>(count: Out<c_uint>, list: Out<T>, values: Vec<T>) -> Answer {
     let room = count.get()? as usize;
     count.set(values.len() as c_uint)?;
@@ -176,7 +179,8 @@ impl Text {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Handle(usize);
 
-/// Far from 0 and from small numbers, so that an index or a garbage pointer is not taken for a handle.
+/// Far from 0 and from small numbers, so that an index or a garbage pointer is not taken for a
+/// handle.
 const FIRST_HANDLE: usize = 0x7e55_e7a0_0000;
 
 impl Handle {

@@ -1,4 +1,5 @@
-//! Event sets. Events come from the control file; a set delivers each that happened after its GPU was registered, once.
+//! Event sets. Events come from the control file; a set delivers each that happened after its GPU
+//! was registered, once.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{c_uint, c_ulonglong};
@@ -64,7 +65,8 @@ struct Delivery {
     data: u64,
 }
 
-/// The oldest event that the set has not delivered. `GPU_IS_LOST` if there is none and one of its GPUs fell off the bus or hangs.
+/// The oldest event that the set has not delivered. `GPU_IS_LOST` if there is none and one of its
+/// GPUs fell off the bus or hangs.
 fn next(set: SetHandle, world: &World, control: &Control) -> Answer<Option<Delivery>> {
     with_sets(|sets| {
         let registrations = sets.get_mut(&set).ok_or(Code::InvalidArgument)?;

@@ -11,8 +11,11 @@ use crate::library::machine;
 /// Hands out the handle of the GPU that fits.
 fn find(device: Out<Handle>, fits: impl Fn(&Gpu) -> bool) -> Answer {
     let machine = machine()?;
-    let gpu =
-        machine.visible().iter().find(|&&gpu| fits(&machine.world().gpus[gpu])).ok_or(Code::NotFound)?;
+    let gpu = machine
+        .visible()
+        .iter()
+        .find(|&&gpu| fits(&machine.world().gpus[gpu]))
+        .ok_or(Code::NotFound)?;
     let handle = Handle::of(*gpu);
     handle.device()?;
     device.set(handle)
@@ -28,7 +31,8 @@ fn by_pci(bus_id: Text, device: Out<Handle>) -> Answer {
     find(device, |gpu| gpu.pci == address)
 }
 
-/// What NVML says about a PCI address. `ids` are vendor and device; a GPU's subsystem is its own device again.
+/// What NVML says about a PCI address. `ids` are vendor and device; a GPU's subsystem is its own
+/// device again.
 pub(crate) fn pci_info(address: PciAddress, ids: (u16, u16)) -> nvmlPciInfo_t {
     let (vendor, device) = ids;
     let id = u32::from(device) << 16 | u32::from(vendor);

@@ -1,9 +1,10 @@
 //! A fake `libnvidia-ml.so.1` over the fake world.
 //!
-//! It has NVIDIA's symbol names, struct layouts and error codes, so that programs written for the real library run on it
-//! unchanged. What it says comes from [`tessera_fake_world::Machine`]: the world file, the control file (read again at every
-//! call when it has changed), and what the fake CUDA's processes hold. Functions that are not modelled answer
-//! `NVML_ERROR_NOT_SUPPORTED`; NULL where a pointer must be answers `NVML_ERROR_INVALID_ARGUMENT`.
+//! It has NVIDIA's symbol names, struct layouts and error codes, so that programs written for the
+//! real library run on it unchanged. What it says comes from [`tessera_fake_world::Machine`]: the
+//! world file, the control file (read again at every call when it has changed), and what the fake
+//! CUDA's processes hold. Functions that are not modelled answer `NVML_ERROR_NOT_SUPPORTED`; NULL
+//! where a pointer must be answers `NVML_ERROR_INVALID_ARGUMENT`.
 //!
 //! | module | functions |
 //! |---|---|

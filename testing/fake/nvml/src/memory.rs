@@ -1,13 +1,14 @@
-//! Memory, and the processes that hold it. Each process is in every list there is of processes: of graphics, of MPS, of accounts,
-//! of sessions.
+//! Memory, and the processes that hold it. Each process is in every list there is of processes: of
+//! graphics, of MPS, of accounts, of sessions.
 
 use std::ffi::c_uint;
 
 use nvml_wrapper_sys::bindings::{
     nvmlAccountingStats_t, nvmlBAR1Memory_t, nvmlConfComputeMemSizeInfo_t, nvmlDeviceAttributes_t,
-    nvmlEncoderSessionInfo_t, nvmlFBCSessionInfo_t, nvmlMemory_t, nvmlMemory_v2_t, nvmlProcessDetail_v1_t,
-    nvmlProcessDetailList_t, nvmlProcessInfo_t, nvmlProcessInfo_v1_t, nvmlProcessUtilizationInfo_v1_t,
-    nvmlProcessUtilizationSample_t, nvmlProcessesUtilizationInfo_t,
+    nvmlEncoderSessionInfo_t, nvmlFBCSessionInfo_t, nvmlMemory_t, nvmlMemory_v2_t,
+    nvmlProcessDetail_v1_t, nvmlProcessDetailList_t, nvmlProcessInfo_t, nvmlProcessInfo_v1_t,
+    nvmlProcessUtilizationInfo_v1_t, nvmlProcessUtilizationSample_t,
+    nvmlProcessesUtilizationInfo_t,
 };
 
 use crate::abi::{Answer, Code, Handle, Out, export, set_list};

@@ -19,7 +19,8 @@ const CAPABILITIES: c_uint = 6;
 /// One above the last of `nvmlNvLinkErrorCounter_t`.
 const ERROR_COUNTERS: c_uint = 5;
 
-/// The link, if it is active. A GPU without NVLink supports no question about it; a number beyond its links is an error.
+/// The link, if it is active. A GPU without NVLink supports no question about it; a number beyond
+/// its links is an error.
 fn link(device: Handle, number: c_uint) -> Answer<(Device, Option<NvLink>)> {
     let device = device.device()?;
     if device.model.nvlink_version.is_none() {

@@ -4,8 +4,9 @@ use std::ffi::{c_int, c_uint, c_ulonglong};
 
 use nvml_wrapper_sys::bindings::{
     field_id::{
-        NVML_FI_DEV_ECC_DBE_AGG_TOTAL, NVML_FI_DEV_ECC_DBE_VOL_TOTAL, NVML_FI_DEV_ECC_SBE_AGG_TOTAL,
-        NVML_FI_DEV_ECC_SBE_VOL_TOTAL, NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, NVML_FI_DEV_NVLINK_LINK_COUNT,
+        NVML_FI_DEV_ECC_DBE_AGG_TOTAL, NVML_FI_DEV_ECC_DBE_VOL_TOTAL,
+        NVML_FI_DEV_ECC_SBE_AGG_TOTAL, NVML_FI_DEV_ECC_SBE_VOL_TOTAL,
+        NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, NVML_FI_DEV_NVLINK_LINK_COUNT,
     },
     nvmlFieldValue_t, nvmlProcessUtilizationSample_t, nvmlUtilization_t, nvmlValue_t,
 };
@@ -29,7 +30,8 @@ impl Device {
         self.control.gpu(&self.uuid).cloned().unwrap_or_default()
     }
 
-    /// Percent. A kernel of the fake CUDA takes modelled time only, so this is what the control file says.
+    /// Percent. A kernel of the fake CUDA takes modelled time only, so this is what the control
+    /// file says.
     fn utilization(&self) -> u32 {
         self.condition().utilization.unwrap_or(0).min(100)
     }
@@ -69,14 +71,21 @@ fn ecc_errors(device: &Device, kind: c_uint) -> Answer<u64> {
 /// Answers one field in place.
 fn field_value(device: &Device, value: &mut nvmlFieldValue_t) {
     let answer = match value.fieldId {
-        NVML_FI_DEV_ECC_SBE_VOL_TOTAL | NVML_FI_DEV_ECC_SBE_AGG_TOTAL => ecc_errors(device, ERROR_CORRECTED)
-            .map(|count| (VALUE_UNSIGNED_LONG_LONG, nvmlValue_t { ullVal: count })),
+        NVML_FI_DEV_ECC_SBE_VOL_TOTAL | NVML_FI_DEV_ECC_SBE_AGG_TOTAL => {
+            ecc_errors(device, ERROR_CORRECTED)
+                .map(|count| (VALUE_UNSIGNED_LONG_LONG, nvmlValue_t { ullVal: count }))
+        }
         NVML_FI_DEV_ECC_DBE_VOL_TOTAL | NVML_FI_DEV_ECC_DBE_AGG_TOTAL => {
             ecc_errors(device, ERROR_UNCORRECTED)
                 .map(|count| (VALUE_UNSIGNED_LONG_LONG, nvmlValue_t { ullVal: count }))
         }
-        NVML_FI_DEV_GET_GPU_RECOVERY_ACTION if device.machine.world().driver.knows_recovery_action() => {
-            Ok((VALUE_UNSIGNED_INT, nvmlValue_t { uiVal: device.condition().recovery_action as c_uint }))
+        NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
+            if device.machine.world().driver.knows_recovery_action() =>
+        {
+            Ok((
+                VALUE_UNSIGNED_INT,
+                nvmlValue_t { uiVal: device.condition().recovery_action as c_uint },
+            ))
         }
         NVML_FI_DEV_NVLINK_LINK_COUNT => {
             Ok((VALUE_UNSIGNED_INT, nvmlValue_t { uiVal: device.model.nvlinks }))

@@ -16,9 +16,11 @@ const P2P_NVLINK: c_uint = 2;
 const P2P_INDICES: c_uint = 5;
 
 fn joined_by_nvlink(world: &World, a: usize, b: usize) -> bool {
-    let switches =
-        |gpu: usize| world.gpus[gpu].links.iter().filter(|l| matches!(l.remote, NvLinkEnd::Switch(_)));
-    let one_switch = || switches(a).any(|link| switches(b).any(|other| other.remote == link.remote));
+    let switches = |gpu: usize| {
+        world.gpus[gpu].links.iter().filter(|l| matches!(l.remote, NvLinkEnd::Switch(_)))
+    };
+    let one_switch =
+        || switches(a).any(|link| switches(b).any(|other| other.remote == link.remote));
     a != b && (world.direct_links(a, b) > 0 || one_switch())
 }
 
@@ -35,12 +37,15 @@ fn cpus(list: &str) -> impl Iterator<Item = usize> {
 
 fn gpu_cpus(world: &World, node: Option<u32>) -> Vec<usize> {
     match node {
-        Some(node) => world.cpus.get(node as usize).into_iter().flat_map(|list| cpus(list)).collect(),
+        Some(node) => {
+            world.cpus.get(node as usize).into_iter().flat_map(|list| cpus(list)).collect()
+        }
         None => world.cpus.iter().flat_map(|list| cpus(list)).collect(),
     }
 }
 
-/// Hands out a set of numbers as words of bits; those beyond the caller's room are left out, as NVML does.
+/// Hands out a set of numbers as words of bits; those beyond the caller's room are left out, as
+/// NVML does.
 fn set_bits(room: c_uint, words: Out<c_ulong>, numbers: &[usize]) -> Answer {
     if room == 0 {
         return Err(Code::InvalidArgument);

@@ -20,8 +20,10 @@ const INVALID_ARGUMENT: u32 = 2;
 const NOT_SUPPORTED: u32 = 3;
 const VERSION_MISMATCH: u32 = 25;
 
-/// Any NVML function, called with more arguments than the longest takes: the C conventions allow it.
-type AnyFunction = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize, usize, usize) -> u32;
+/// Any NVML function, called with more arguments than the longest takes: the C conventions allow
+/// it.
+type AnyFunction =
+    unsafe extern "C" fn(usize, usize, usize, usize, usize, usize, usize, usize) -> u32;
 
 struct Library(*mut libc::c_void);
 
@@ -38,7 +40,8 @@ impl Library {
         let name = CString::new(name).expect("a name without zeroes");
         // SAFETY: an open library and a terminated name.
         let address = unsafe { libc::dlsym(self.0, name.as_ptr()) };
-        // SAFETY: every `nvml` symbol is a C function of integer and pointer arguments; null becomes `None`.
+        // SAFETY: every `nvml` symbol is a C function of integer and pointer arguments; null
+        // becomes `None`.
         unsafe { std::mem::transmute::<*mut libc::c_void, Option<AnyFunction>>(address) }
     }
 
@@ -62,13 +65,19 @@ fn every_function_wants_initialisation_and_survives_null() {
     let apart = ["nvmlInit", "nvmlInit_v2", "nvmlInitWithFlags", "nvmlShutdown", "nvmlErrorString"];
     for name in functions().filter(|name| !apart.contains(name)) {
         let answer = library.call_with_nothing(name);
-        assert!([UNINITIALIZED, INVALID_ARGUMENT].contains(&answer), "{name} answers {answer} uninitialised");
+        assert!(
+            [UNINITIALIZED, INVALID_ARGUMENT].contains(&answer),
+            "{name} answers {answer} uninitialised"
+        );
     }
     assert_eq!(library.call_with_nothing("nvmlShutdown"), UNINITIALIZED);
     assert_eq!(library.call_with_nothing("nvmlInit_v2"), 0);
     for name in functions().filter(|name| !apart.contains(name)) {
         let answer = library.call_with_nothing(name);
-        assert!([INVALID_ARGUMENT, NOT_SUPPORTED, 6].contains(&answer), "{name} answers {answer} to NULLs");
+        assert!(
+            [INVALID_ARGUMENT, NOT_SUPPORTED, 6].contains(&answer),
+            "{name} answers {answer} to NULLs"
+        );
     }
     assert_eq!(library.call_with_nothing("nvmlShutdown"), 0);
     assert_eq!(library.call_with_nothing("nvmlDeviceGetCount_v2"), UNINITIALIZED);
@@ -85,8 +94,9 @@ fn valid_handles_and_null_results_are_invalid_arguments() {
     assert_eq!(unsafe { get(0, &raw mut handle as usize, 0, 0, 0, 0, 0, 0) }, 0);
     // These take text, an index or a result first.
     let apart = ["GetHandleBy", "GetCount", "DrainState", "DiscoverGpus", "RemoveGpu"];
-    let takes_handle =
-        |name: &&str| name.starts_with("nvmlDevice") && !apart.iter().any(|part| name.contains(part));
+    let takes_handle = |name: &&str| {
+        name.starts_with("nvmlDevice") && !apart.iter().any(|part| name.contains(part))
+    };
     for name in functions().filter(takes_handle) {
         let function = library.function(name).unwrap();
         // SAFETY: a valid handle, and no pointer but NULL.
@@ -112,7 +122,11 @@ fn a_struct_of_another_version_is_refused() {
         assert_eq!(library.nvmlDeviceGetMemoryInfo_v2(device, &mut memory), 0);
         assert_eq!(memory.total, node.world.gpus[0].model.memory_bytes());
         let mut name = [0; 4];
-        assert_eq!(library.nvmlDeviceGetName(device, name.as_mut_ptr(), 4), 7, "the name does not fit");
+        assert_eq!(
+            library.nvmlDeviceGetName(device, name.as_mut_ptr(), 4),
+            7,
+            "the name does not fit"
+        );
         assert_eq!(library.nvmlShutdown(), 0);
     }
 }
@@ -130,11 +144,16 @@ fn field_values_are_answered_one_by_one() {
     let node = Node::new(shipped::H100_8_NVSWITCH);
     let nvml = node.nvml();
     let device = nvml.device_by_index(0).unwrap();
-    let asked =
-        [FieldId(field_id::NVML_FI_DEV_NVLINK_LINK_COUNT), FieldId(field_id::NVML_FI_DEV_POWER_INSTANT)];
+    let asked = [
+        FieldId(field_id::NVML_FI_DEV_NVLINK_LINK_COUNT),
+        FieldId(field_id::NVML_FI_DEV_POWER_INSTANT),
+    ];
     let answers = device.field_values_for(&asked).unwrap();
     assert!(matches!(answers[0].as_ref().unwrap().value, Ok(SampleValue::U32(18))), "{answers:?}");
-    assert!(matches!(answers[1].as_ref().unwrap().value, Err(NvmlError::NotSupported)), "{answers:?}");
+    assert!(
+        matches!(answers[1].as_ref().unwrap().value, Err(NvmlError::NotSupported)),
+        "{answers:?}"
+    );
 }
 
 #[test]
@@ -155,7 +174,10 @@ fn peers_are_reached_by_nvlink_or_within_a_numa_node() {
             .collect();
         let status = |one: usize, other: usize, index| {
             let mut status = 99;
-            assert_eq!(library.nvmlDeviceGetP2PStatus(handles[one], handles[other], index, &mut status), 0);
+            assert_eq!(
+                library.nvmlDeviceGetP2PStatus(handles[one], handles[other], index, &mut status),
+                0
+            );
             status
         };
         let (nvlink, read) = (

@@ -72,7 +72,8 @@ fn a_waiting_call_is_woken_by_an_event() {
     let set = registered(&nvml, &[0]);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            node.control.update(|control| control.push_event(&node.world.gpus[0].uuid, EventKind::Xid(31)))
+            node.control
+                .update(|control| control.push_event(&node.world.gpus[0].uuid, EventKind::Xid(31)))
         });
         let before = Instant::now();
         set.wait(600_000).unwrap();
@@ -103,7 +104,8 @@ fn memory_of_foreign_processes_and_of_the_worlds_own_is_used() {
     let all = device.memory_info().unwrap();
     node.control
         .update(|control| {
-            let process = ForeignProcess { pid: 4_000_000, used_mib: 2048, name: "trainer".to_owned() };
+            let process =
+                ForeignProcess { pid: 4_000_000, used_mib: 2048, name: "trainer".to_owned() };
             control.gpu_mut(&gpu.uuid).processes.push(process);
         })
         .unwrap();
@@ -116,7 +118,10 @@ fn memory_of_foreign_processes_and_of_the_worlds_own_is_used() {
     let held: Vec<_> = processes
         .iter()
         .map(|process| {
-            (process.pid, matches!(process.used_gpu_memory, UsedGpuMemory::Used(bytes) if bytes % GIB == 0))
+            (
+                process.pid,
+                matches!(process.used_gpu_memory, UsedGpuMemory::Used(bytes) if bytes % GIB == 0),
+            )
         })
         .collect();
     assert_eq!(held, [(4_000_000, true), (std::process::id(), true)]);
@@ -128,7 +133,9 @@ fn memory_of_foreign_processes_and_of_the_worlds_own_is_used() {
 fn ecc_errors_are_counted() {
     let node = Node::new(shipped::A100_4_PCIE);
     let nvml = node.nvml();
-    node.control.update(|control| control.gpu_mut(&node.world.gpus[0].uuid).ecc_uncorrected = 3).unwrap();
+    node.control
+        .update(|control| control.gpu_mut(&node.world.gpus[0].uuid).ecc_uncorrected = 3)
+        .unwrap();
     let device = nvml.device_by_index(0).unwrap();
     assert_eq!(device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile).unwrap(), 3);
 }

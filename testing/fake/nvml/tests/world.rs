@@ -1,4 +1,5 @@
-//! The real `nvml-wrapper` on the fake library: every shipped world, as NVIDIA's own tools would read it.
+//! The real `nvml-wrapper` on the fake library: every shipped world, as NVIDIA's own tools would
+//! read it.
 
 mod node;
 
@@ -29,9 +30,10 @@ fn every_shipped_world_is_read_as_it_is_written() {
             let capability = device.cuda_compute_capability().unwrap();
             assert_eq!(capability.major as u32, gpu.model.compute_capability.major);
             assert_eq!(device.pci_info().unwrap().bus_id, gpu.pci.nvml_bus_id());
-            for found in
-                [nvml.device_by_uuid(gpu.uuid.as_str()), nvml.device_by_pci_bus_id(gpu.pci.to_string())]
-            {
+            for found in [
+                nvml.device_by_uuid(gpu.uuid.as_str()),
+                nvml.device_by_pci_bus_id(gpu.pci.to_string()),
+            ] {
                 assert_eq!(found.unwrap().index().unwrap() as usize, gpu.index);
             }
         }
@@ -52,7 +54,9 @@ fn what_a_t4_is_and_does_is_what_a_t4_says() {
     assert_eq!(t4.enforced_power_limit().unwrap(), 70_000);
     assert!(t4.power_usage().unwrap() < 70_000);
     assert_eq!(t4.utilization_rates().unwrap().gpu, 0);
-    assert!(t4.temperature(nvml_wrapper::enum_wrappers::device::TemperatureSensor::Gpu).unwrap() > 20);
+    assert!(
+        t4.temperature(nvml_wrapper::enum_wrappers::device::TemperatureSensor::Gpu).unwrap() > 20
+    );
     assert!(t4.is_ecc_enabled().unwrap().currently_enabled);
     assert_eq!(t4.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile).unwrap(), 0);
     assert!(t4.running_compute_processes().unwrap().is_empty());
@@ -75,7 +79,10 @@ fn links_lead_to_the_peers_of_the_mesh() {
             let found = device.link_wrapper_for(link.index);
             assert!(found.is_active().unwrap());
             assert_eq!(found.version().unwrap(), 2);
-            assert_eq!(found.remote_pci_info().unwrap().bus_id, node.world.gpus[peer].pci.nvml_bus_id());
+            assert_eq!(
+                found.remote_pci_info().unwrap().bus_id,
+                node.world.gpus[peer].pci.nvml_bus_id()
+            );
         }
         assert!(matches!(device.link_wrapper_for(6).is_active(), Err(NvmlError::InvalidArg)));
     }
@@ -102,6 +109,8 @@ fn mig_mode_is_the_worlds_until_the_control_file_says_otherwise() {
     let (plain, mig) = (nvml.device_by_index(0).unwrap(), nvml.device_by_index(3).unwrap());
     let on = |device: &nvml_wrapper::Device<'_>| device.mig_mode().unwrap().current == 1;
     assert_eq!((on(&plain), on(&mig)), (false, true));
-    node.control.update(|control| control.gpu_mut(&node.world.gpus[3].uuid).mig = Some(false)).unwrap();
+    node.control
+        .update(|control| control.gpu_mut(&node.world.gpus[3].uuid).mig = Some(false))
+        .unwrap();
     assert!(!on(&mig));
 }

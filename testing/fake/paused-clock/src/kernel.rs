@@ -39,6 +39,7 @@ pub(crate) unsafe fn call(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> c_l
 /// `time` is writable.
 pub(crate) unsafe fn clock_gettime(clock: libc::clockid_t, time: *mut libc::timespec) -> c_int {
     // SAFETY: the caller vouches for `time`.
-    let result = unsafe { call(libc::SYS_clock_gettime, [clock as usize, time as usize, 0, 0, 0, 0]) };
+    let result =
+        unsafe { call(libc::SYS_clock_gettime, [clock as usize, time as usize, 0, 0, 0, 0]) };
     if result < 0 { crate::fails(-result as c_int) } else { 0 }
 }

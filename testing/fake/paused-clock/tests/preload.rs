@@ -16,7 +16,12 @@ fn believed() -> Duration {
         .args(["600", "env", &preload, env!("CARGO_BIN_EXE_waits-two-hours")])
         .output()
         .unwrap();
-    assert!(output.status.success(), "{}: {}", output.status, String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}: {}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
     Duration::from_nanos(String::from_utf8(output.stdout).unwrap().trim().parse().unwrap())
 }
 

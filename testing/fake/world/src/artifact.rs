@@ -1,4 +1,5 @@
-//! The built fake libraries, for tests that load them: cargo builds a `cdylib` for no tests, those of its own package included.
+//! The built fake libraries, for tests that load them: cargo builds a `cdylib` for no tests, those
+//! of its own package included.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -57,7 +58,8 @@ pub fn clock() -> Result<PathBuf, ArtifactError> {
     build("tessera-fake-clock", "libtessera_fake_clock.so")
 }
 
-/// A clock that goes only while the program waits, to be preloaded; built for the profile that this test runs in.
+/// A clock that goes only while the program waits, to be preloaded; built for the profile that this
+/// test runs in.
 ///
 /// # Errors
 /// It cannot be built.
@@ -76,20 +78,26 @@ fn build(package: &'static str, file: &str) -> Result<PathBuf, ArtifactError> {
     Ok(directory.join(&place.profile).join(file))
 }
 
-/// Builds a package of this workspace, with those options of cargo's, for the machines that `CARGO_BUILD_TARGET` names where this test is
-/// built for them. In the directory of that name below cargo's, so that builds with other options are beside it and not in its place. The
+/// Builds a package of this workspace, with those options of cargo's, for the machines that
+/// `CARGO_BUILD_TARGET` names where this test is built for them. In the directory of that name
+/// below cargo's, so that builds with other options are beside it and not in its place. The
 /// directory of the profiles.
 ///
 /// # Errors
 /// It cannot be built.
-pub fn package(directory: &str, package: &'static str, options: &[&str]) -> Result<PathBuf, ArtifactError> {
+pub fn package(
+    directory: &str,
+    package: &'static str,
+    options: &[&str],
+) -> Result<PathBuf, ArtifactError> {
     Place::of_this_program(package)?.build(directory, package, options)
 }
 
 /// Tells cargo for which machines it builds.
 const MACHINE: &str = "CARGO_BUILD_TARGET";
 
-/// Where cargo has put this program: `target/debug`, or `target/aarch64-unknown-linux-gnu/debug` where it was told for which machines.
+/// Where cargo has put this program: `target/debug`, or `target/aarch64-unknown-linux-gnu/debug`
+/// where it was told for which machines.
 struct Place {
     target: PathBuf,
     /// Below `target`; empty where nothing was told.
@@ -99,7 +107,8 @@ struct Place {
 
 impl Place {
     fn of_this_program(package: &'static str) -> Result<Self, ArtifactError> {
-        let program = env::current_exe().map_err(|source| ArtifactError::Cargo { package, source })?;
+        let program =
+            env::current_exe().map_err(|source| ArtifactError::Cargo { package, source })?;
         let machine = env::var_os(MACHINE);
         Self::of(&program, machine.as_deref()).ok_or(ArtifactError::NoTargetDirectory { program })
     }
@@ -138,7 +147,11 @@ impl Place {
             .current_dir(env!("CARGO_MANIFEST_DIR"))
             .status()
             .map_err(|source| ArtifactError::Cargo { package, source })?;
-        if status.success() { Ok(target.join(&self.machine)) } else { Err(ArtifactError::Build { package }) }
+        if status.success() {
+            Ok(target.join(&self.machine))
+        } else {
+            Err(ArtifactError::Build { package })
+        }
     }
 }
 
@@ -147,7 +160,8 @@ mod tests {
     use super::*;
 
     fn of(program: &str, machine: Option<&str>) -> [PathBuf; 3] {
-        let place = Place::of(Path::new(program), machine.map(OsStr::new)).expect("a target directory");
+        let place =
+            Place::of(Path::new(program), machine.map(OsStr::new)).expect("a target directory");
         [place.target, place.machine, place.profile.into()]
     }
 

@@ -30,7 +30,8 @@ pub struct Control {
 pub struct GpuCondition {
     /// It fell off the bus: every call on it answers `GPU_IS_LOST`.
     pub lost: bool,
-    /// It hangs: every call on it fails with `UNKNOWN`, and waiting for its events with `GPU_IS_LOST`.
+    /// It hangs: every call on it fails with `UNKNOWN`, and waiting for its events with
+    /// `GPU_IS_LOST`.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub hung: bool,
     /// What the kernel driver says has to be done before it can be used again.
@@ -142,8 +143,8 @@ pub enum EventKind {
 
 /// `control.yaml`, read again whenever it has changed.
 ///
-/// A file that is not there is an empty one. A malformed one is complained about on stderr, once, and what was read last
-/// stays in force: a typing error must not bring a lost GPU back.
+/// A file that is not there is an empty one. A malformed one is complained about on stderr, once,
+/// and what was read last stays in force: a typing error must not bring a lost GPU back.
 #[derive(Debug)]
 pub struct ControlFile {
     path: PathBuf,
@@ -189,12 +190,15 @@ impl ControlFile {
         seen.stamp = stamp;
         match self.decode() {
             Ok(control) => seen.control = Arc::new(control),
-            Err(error) => eprintln!("tessera-fake-world: {} stays as it was: {error}", self.path.display()),
+            Err(error) => {
+                eprintln!("tessera-fake-world: {} stays as it was: {error}", self.path.display())
+            }
         }
         Arc::clone(&seen.control)
     }
 
-    /// Changes the file: reads it, lets `change` edit it, and replaces it in one step. Writers wait for each other.
+    /// Changes the file: reads it, lets `change` edit it, and replaces it in one step. Writers wait
+    /// for each other.
     ///
     /// # Errors
     /// The file is malformed, or cannot be written.
@@ -247,7 +251,8 @@ impl Control {
         self.events.push(Event { id, gpu: gpu.to_owned(), kind });
     }
 
-    /// An XID after which the kernel driver asks for that action; as the real one, it announces a change of it.
+    /// An XID after which the kernel driver asks for that action; as the real one, it announces a
+    /// change of it.
     pub fn report_xid(&mut self, gpu: &str, code: u64, action: RecoveryAction) {
         self.push_event(gpu, EventKind::Xid(code));
         let condition = self.gpu_mut(gpu);
@@ -257,7 +262,8 @@ impl Control {
         }
     }
 
-    /// The GPU is reset: it answers again, nothing is to be done any more, and its error counters begin anew. No event tells.
+    /// The GPU is reset: it answers again, nothing is to be done any more, and its error counters
+    /// begin anew. No event tells.
     pub fn reset(&mut self, gpu: &str) {
         let condition = self.gpu_mut(gpu);
         condition.lost = false;

@@ -1,4 +1,5 @@
-//! The fake world: which GPUs a machine has, how they hang together, how fast they are, and what goes wrong.
+//! The fake world: which GPUs a machine has, how they hang together, how fast they are, and what
+//! goes wrong.
 //!
 //! ```text
 //!  world.yaml ----> World (immutable)  ----+
@@ -7,10 +8,12 @@
 //!                                          `--> sysfs tree, driver root (the `tessera-fake-world` program)
 //! ```
 //!
-//! - [`World`] is what the machine *is*; one YAML file, strictly decoded and validated, never changing while it is used.
-//! - [`Control`] is what *happens*: a GPU falls off the bus, an XID event, ECC errors, a foreign process's memory. The file
-//!   beside the world is re-read whenever it changes.
-//! - [`Usage`] is what processes *hold*: bytes per process and GPU in one shared file, right also after a kill -9.
+//! - [`World`] is what the machine *is*; one YAML file, strictly decoded and validated, never
+//!   changing while it is used.
+//! - [`Control`] is what *happens*: a GPU falls off the bus, an XID event, ECC errors, a foreign
+//!   process's memory. The file beside the world is re-read whenever it changes.
+//! - [`Usage`] is what processes *hold*: bytes per process and GPU in one shared file, right also
+//!   after a kill -9.
 //! - [`Machine`] joins the three; the fake libraries hold exactly one each.
 //!
 //! Nothing in here is shipped; it exists for tests and the demo.

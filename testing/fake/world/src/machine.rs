@@ -64,8 +64,8 @@ impl Machine {
         Ok(Self { world, control: ControlFile::new(&location.control), usage, visible })
     }
 
-    /// Indices of the GPUs that this process may use, in order: as with the real driver, those whose device nodes it can
-    /// see. All of them where the driver root has no nodes at all.
+    /// Indices of the GPUs that this process may use, in order: as with the real driver, those
+    /// whose device nodes it can see. All of them where the driver root has no nodes at all.
     pub fn visible(&self) -> &[usize] {
         &self.visible
     }
@@ -89,7 +89,8 @@ impl Machine {
     pub fn memory(&self, gpu: &Gpu) -> MemoryState {
         let total = gpu.model.memory_bytes();
         let reserved = gpu.model.reserved_bytes();
-        let held = self.usage.total(gpu.index).saturating_add(self.control().foreign_bytes(&gpu.uuid));
+        let held =
+            self.usage.total(gpu.index).saturating_add(self.control().foreign_bytes(&gpu.uuid));
         let used = held.min(gpu.model.usable_bytes());
         MemoryState { total, reserved, used, free: total - reserved - used }
     }
@@ -100,11 +101,14 @@ impl Machine {
         gpu.model.usable_bytes().saturating_sub(self.control().foreign_bytes(&gpu.uuid))
     }
 
-    /// Processes that hold memory on a GPU and that this process can name: foreign ones and those of the world.
+    /// Processes that hold memory on a GPU and that this process can name: foreign ones and those
+    /// of the world.
     pub fn processes(&self, gpu: &Gpu) -> Vec<ProcessUse> {
         let control = self.control();
-        let foreign =
-            control.gpu(&gpu.uuid).map(|condition| condition.processes.as_slice()).unwrap_or_default();
+        let foreign = control
+            .gpu(&gpu.uuid)
+            .map(|condition| condition.processes.as_slice())
+            .unwrap_or_default();
         let foreign = foreign.iter().map(|process| ProcessUse {
             pid: process.pid,
             name: process.name.clone(),
@@ -127,7 +131,8 @@ impl Machine {
 /// A container gets the node of the driver itself, `nvidiactl`, and of each GPU that it is given.
 fn visible(world: &World, device_nodes: Option<&Path>) -> Vec<usize> {
     let nodes = device_nodes.filter(|nodes| nodes.join("nvidiactl").exists());
-    let has_node = |gpu: &&Gpu| nodes.is_none_or(|nodes| nodes.join(format!("nvidia{}", gpu.minor)).exists());
+    let has_node =
+        |gpu: &&Gpu| nodes.is_none_or(|nodes| nodes.join(format!("nvidia{}", gpu.minor)).exists());
     world.gpus.iter().filter(has_node).map(|gpu| gpu.index).collect()
 }
 

@@ -75,7 +75,8 @@ impl TryFrom<String> for ComputeCapability {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
-        let refused = || format!("compute capability `{text}` is not `major.minor`, for example \"9.0\"");
+        let refused =
+            || format!("compute capability `{text}` is not `major.minor`, for example \"9.0\"");
         let (major, minor) = text.split_once('.').ok_or_else(refused)?;
         Ok(Self {
             major: major.parse().map_err(|_| refused())?,

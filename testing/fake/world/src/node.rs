@@ -30,8 +30,8 @@ pub enum NodeError {
 
 /// A fake node.
 ///
-/// Each has its own copy of the libraries, so several can be loaded into one process without sharing anything: the loader tells
-/// libraries apart by inode.
+/// Each has its own copy of the libraries, so several can be loaded into one process without
+/// sharing anything: the loader tells libraries apart by inode.
 #[derive(Debug)]
 pub struct FakeNode {
     /// What the node has.
@@ -49,15 +49,21 @@ impl FakeNode {
     ///
     /// # Errors
     /// The world is not possible, or a file cannot be written.
-    pub fn lay_out(world: &str, libraries: &Libraries, directory: &Path) -> Result<Self, NodeError> {
+    pub fn lay_out(
+        world: &str,
+        libraries: &Libraries,
+        directory: &Path,
+    ) -> Result<Self, NodeError> {
         let file = directory.join("world.yaml");
-        fs::write(&file, world).map_err(|source| NodeError::WorldFile { path: file.clone(), source })?;
+        fs::write(&file, world)
+            .map_err(|source| NodeError::WorldFile { path: file.clone(), source })?;
         let world = World::load(&file)?;
         let driver_root = directory.join("root");
         let sysfs_root = directory.join("sys");
         tree::write_driver_root(&file, &world, libraries, &driver_root)?;
         tree::write_sysfs(&world, &sysfs_root)?;
-        let control = ControlFile::new(driver_root.join(WORLD_IN_DRIVER_ROOT).with_file_name("control.yaml"));
+        let control =
+            ControlFile::new(driver_root.join(WORLD_IN_DRIVER_ROOT).with_file_name("control.yaml"));
         Ok(Self { world, driver_root, sysfs_root, control })
     }
 

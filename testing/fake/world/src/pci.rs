@@ -4,7 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A PCI function's address, `domain:bus:device.function`, as the kernel writes it (`0000:19:00.0`).
+/// A PCI function's address, `domain:bus:device.function`, as the kernel writes it
+/// (`0000:19:00.0`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct PciAddress {
@@ -94,7 +95,8 @@ impl From<PciDeviceId> for String {
     }
 }
 
-/// How far apart two GPUs are on PCIe: `nvmlGpuTopologyLevel_t`, and the words of `nvidia-smi topo -m`.
+/// How far apart two GPUs are on PCIe: `nvmlGpuTopologyLevel_t`, and the words of `nvidia-smi topo
+/// -m`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PcieLevel {
     /// The same board.

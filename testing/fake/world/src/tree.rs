@@ -1,4 +1,5 @@
-//! What a machine with these GPUs has on disk: its PCI devices in sysfs, and the files of the NVIDIA driver.
+//! What a machine with these GPUs has on disk: its PCI devices in sysfs, and the files of the
+//! NVIDIA driver.
 
 use std::fs;
 use std::io;
@@ -23,8 +24,8 @@ fn at<T>(path: &Path, result: io::Result<T>) -> Result<T, TreeError> {
     result.map_err(|source| TreeError { path: path.to_owned(), source })
 }
 
-/// Writes the part of `/sys` that tells where GPUs and NVSwitches are: `devices/pci.../...` and the links to it in
-/// `bus/pci/devices`. Existing files are replaced.
+/// Writes the part of `/sys` that tells where GPUs and NVSwitches are: `devices/pci.../...` and the
+/// links to it in `bus/pci/devices`. Existing files are replaced.
 ///
 /// # Errors
 /// A file cannot be written.
@@ -33,14 +34,24 @@ pub fn write_sysfs(world: &World, root: &Path) -> Result<(), TreeError> {
         let mut directory = PathBuf::from("devices").join(&gpu.pcie_root);
         for bridge in &gpu.bridges {
             directory.push(bridge.to_string());
-            let function =
-                Function { address: *bridge, vendor: 0x8086, device: 0x347a, class: 0x06_0400, gpu };
+            let function = Function {
+                address: *bridge,
+                vendor: 0x8086,
+                device: 0x347a,
+                class: 0x06_0400,
+                gpu,
+            };
             function.write(world, root, &directory)?;
         }
         directory.push(gpu.pci.to_string());
         let ids = gpu.model.pci_id;
-        let function =
-            Function { address: gpu.pci, vendor: ids.vendor, device: ids.device, class: 0x03_0200, gpu };
+        let function = Function {
+            address: gpu.pci,
+            vendor: ids.vendor,
+            device: ids.device,
+            class: 0x03_0200,
+            gpu,
+        };
         function.write(world, root, &directory)?;
     }
     Ok(())
@@ -65,7 +76,10 @@ impl Function<'_> {
             ("device", format!("0x{:04x}", self.device)),
             ("class", format!("0x{:06x}", self.class)),
             // The kernel's word for "no NUMA" is -1.
-            ("numa_node", self.gpu.numa_node.map_or_else(|| "-1".to_owned(), |node| node.to_string())),
+            (
+                "numa_node",
+                self.gpu.numa_node.map_or_else(|| "-1".to_owned(), |node| node.to_string()),
+            ),
             ("local_cpulist", cpus.cloned().unwrap_or_else(|| world.cpus.join(","))),
         ];
         for (name, content) in files {
@@ -88,11 +102,14 @@ pub struct Libraries {
 }
 
 /// Where a Debian-like driver root of this machine's architecture has its libraries.
-pub const LIBRARY_DIRECTORY: &str =
-    if cfg!(target_arch = "aarch64") { "usr/lib/aarch64-linux-gnu" } else { "usr/lib/x86_64-linux-gnu" };
+pub const LIBRARY_DIRECTORY: &str = if cfg!(target_arch = "aarch64") {
+    "usr/lib/aarch64-linux-gnu"
+} else {
+    "usr/lib/x86_64-linux-gnu"
+};
 
-/// Lays out a driver root as an installed driver has it: libraries under their versioned names with links to them, and the
-/// world where the libraries look for it. Existing files are replaced.
+/// Lays out a driver root as an installed driver has it: libraries under their versioned names with
+/// links to them, and the world where the libraries look for it. Existing files are replaced.
 ///
 /// # Errors
 /// A file cannot be read or written.
@@ -119,14 +136,17 @@ pub fn write_driver_root(
     open_up(&state, 0o1777)
 }
 
-/// Makes directories below the root that anybody reads, as an installer does: containers run as anybody, whatever the umask.
+/// Makes directories below the root that anybody reads, as an installer does: containers run as
+/// anybody, whatever the umask.
 fn make_directories(root: &Path, below: &Path) -> Result<(), TreeError> {
     at(root, fs::create_dir_all(root))?;
     let mut directory = root.to_owned();
     for name in below {
         directory.push(name);
         match fs::create_dir(&directory) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return at(&directory, Err(error)),
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                return at(&directory, Err(error));
+            }
             _ => open_up(&directory, 0o755)?,
         }
     }
@@ -138,7 +158,12 @@ fn open_up(path: &Path, mode: u32) -> Result<(), TreeError> {
 }
 
 /// `lib.so -> lib.so.1 -> lib.so.580.95.05`.
-fn install_library(directory: &Path, name: &str, source: &Path, world: &World) -> Result<(), TreeError> {
+fn install_library(
+    directory: &Path,
+    name: &str,
+    source: &Path,
+    world: &World,
+) -> Result<(), TreeError> {
     let versioned = format!("{name}.{}", world.driver.version);
     let path = directory.join(&versioned);
     remove_other_versions(directory, name, &versioned)?;
@@ -151,7 +176,8 @@ fn install_library(directory: &Path, name: &str, source: &Path, world: &World) -
     replace_link(Path::new(&format!("{name}.1")), &directory.join(name))
 }
 
-/// A driver root that was laid out before for another driver version is taken over, as an upgrade does.
+/// A driver root that was laid out before for another driver version is taken over, as an upgrade
+/// does.
 fn remove_other_versions(directory: &Path, name: &str, versioned: &str) -> Result<(), TreeError> {
     let entries = at(directory, fs::read_dir(directory))?;
     for entry in entries.flatten() {

@@ -5,9 +5,10 @@
 //!           ^ byte lock 0 held by its owner
 //! ```
 //!
-//! The sum over the slots *is* the use of a GPU: there is no second number that could drift. A slot lives as long as the lock
-//! on its byte is held, and the kernel lets go of it when the process's address space goes away, however that happens (see
-//! `Claim` in `usage/region.rs`). Whoever next needs to know what is used clears the slots of the dead.
+//! The sum over the slots *is* the use of a GPU: there is no second number that could drift. A slot
+//! lives as long as the lock on its byte is held, and the kernel lets go of it when the process's
+//! address space goes away, however that happens (see `Claim` in `usage/region.rs`). Whoever next
+//! needs to know what is used clears the slots of the dead.
 
 mod region;
 
@@ -70,12 +71,14 @@ pub struct Usage {
     slot: AtomicU64,
 }
 
-/// Worlds with other GPUs have other files, so that one can take the place of another while old processes end.
+/// Worlds with other GPUs have other files, so that one can take the place of another while old
+/// processes end.
 fn file_name(fingerprint: u64) -> String {
     format!("usage-{fingerprint:016x}")
 }
 
-/// Whether state can be shared in that directory: it exists or can be made, and files can be written in it.
+/// Whether state can be shared in that directory: it exists or can be made, and files can be
+/// written in it.
 pub(crate) fn can_share(directory: &Path) -> bool {
     make_directory(directory).is_ok() && region::is_writable(directory)
 }
@@ -101,7 +104,8 @@ impl Usage {
                 let path = directory.join(file_name(fingerprint));
                 make_directory(directory)
                     .map_err(|source| UsageError::File { path: directory.clone(), source })?;
-                Region::open(&path, fingerprint).map_err(|source| UsageError::File { path, source })?
+                Region::open(&path, fingerprint)
+                    .map_err(|source| UsageError::File { path, source })?
             }
             StatePlace::Process => Region::in_memory(fingerprint)
                 .map_err(|source| UsageError::File { path: PathBuf::from("(memory)"), source })?,
@@ -112,9 +116,10 @@ impl Usage {
         Ok(Self { region, claim: Mutex::new(None), slot: AtomicU64::new(0) })
     }
 
-    /// Charges this process with bytes of a GPU, unless all processes together would then hold more than `capacity` bytes.
-    /// Safe against other threads and processes doing the same: never more than `capacity` is granted, and a refusal in a race
-    /// for the last bytes may hit both.
+    /// Charges this process with bytes of a GPU, unless all processes together would then hold more
+    /// than `capacity` bytes. Safe against other threads and processes doing the same: never
+    /// more than `capacity` is granted, and a refusal in a race for the last bytes may hit
+    /// both.
     ///
     /// # Errors
     /// The GPU is full.
@@ -156,20 +161,22 @@ impl Usage {
         self.sum(gpu)
     }
 
-    /// Living processes that hold bytes of a GPU. One whose PID namespace cannot be seen from here is counted in
-    /// [`Usage::total`] but not listed: it has no id here.
+    /// Living processes that hold bytes of a GPU. One whose PID namespace cannot be seen from here
+    /// is counted in [`Usage::total`] but not listed: it has no id here.
     pub fn processes(&self, gpu: usize) -> Vec<ProcessUse> {
         self.clear_the_dead();
         let in_use = self.region.used_slots().iter().filter_map(|slot| {
             let bytes = slot.bytes[gpu].load(Ordering::SeqCst);
-            (bytes > 0)
-                .then(|| Some(ProcessUse { pid: slot.pid_seen_from_here()?, name: slot.name(), bytes }))?
+            (bytes > 0).then(|| {
+                Some(ProcessUse { pid: slot.pid_seen_from_here()?, name: slot.name(), bytes })
+            })?
         });
         in_use.collect()
     }
 
     fn sum(&self, gpu: usize) -> u64 {
-        let held = self.region.used_slots().iter().map(|slot| slot.bytes[gpu].load(Ordering::SeqCst));
+        let held =
+            self.region.used_slots().iter().map(|slot| slot.bytes[gpu].load(Ordering::SeqCst));
         held.fold(0, u64::saturating_add)
     }
 
@@ -238,7 +245,8 @@ impl Slot {
 
     /// The owner's id in this process's PID namespace.
     fn pid_seen_from_here(&self) -> Option<u32> {
-        let (pid, namespace) = (self.pid.load(Ordering::SeqCst), self.namespace.load(Ordering::SeqCst));
+        let (pid, namespace) =
+            (self.pid.load(Ordering::SeqCst), self.namespace.load(Ordering::SeqCst));
         if namespace == own_namespace() { Some(pid) } else { translate(pid, namespace) }
     }
 }
@@ -246,11 +254,15 @@ impl Slot {
 /// Finds the process that another PID namespace calls `pid`; works for namespaces below this one.
 fn translate(pid: u32, namespace: u64) -> Option<u32> {
     let is_it = |here: &u32| {
-        let same = fs::metadata(format!("/proc/{here}/ns/pid")).is_ok_and(|meta| meta.ino() == namespace);
+        let same =
+            fs::metadata(format!("/proc/{here}/ns/pid")).is_ok_and(|meta| meta.ino() == namespace);
         same && innermost_pid(*here) == Some(pid)
     };
     let entries = fs::read_dir("/proc").ok()?;
-    entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()).find(is_it)
+    entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok())
+        .find(is_it)
 }
 
 fn innermost_pid(here: u32) -> Option<u32> {

@@ -94,7 +94,8 @@ pub struct TimeModel {
 }
 
 impl Default for TimeModel {
-    /// Real time; 4 us a launch (what a real driver takes, within a factor of two); 10 us a wave of 16 blocks per SM.
+    /// Real time; 4 us a launch (what a real driver takes, within a factor of two); 10 us a wave of
+    /// 16 blocks per SM.
     fn default() -> Self {
         Self { scale: 1.0, launch_nanos: 4_000, wave_nanos: 10_000, blocks_per_multiprocessor: 16 }
     }
@@ -214,7 +215,8 @@ impl World {
             return if a.numa_node == b.numa_node { PcieLevel::Node } else { PcieLevel::System };
         }
         let shared = a.bridges.iter().zip(&b.bridges).take_while(|(x, y)| x == y).count();
-        // Below the shared port of a switch each side has one downstream port; more of them = more switches.
+        // Below the shared port of a switch each side has one downstream port; more of them = more
+        // switches.
         let deepest = a.bridges.len().max(b.bridges.len()) - shared;
         match (shared, deepest) {
             (0, _) => PcieLevel::HostBridge,

@@ -66,7 +66,11 @@ fn control_edits_the_file_that_the_libraries_read() {
     assert_eq!(control.foreign_bytes(&uuid), 2 << 30);
     let kinds: Vec<_> = control.events.iter().map(|event| event.kind).collect();
     assert_eq!(kinds, [EventKind::Xid(79), EventKind::EccDoubleBit]);
-    assert!(run(&[&"control", &world, &"xid", &"0", &"119", &"--recovery", &"gpu-reset"]).status.success());
+    assert!(
+        run(&[&"control", &world, &"xid", &"0", &"119", &"--recovery", &"gpu-reset"])
+            .status
+            .success()
+    );
     let first = tessera_fake_world::World::load(&world).unwrap().gpus[0].uuid.clone();
     let control = ControlFile::new(directory.path().join("control.yaml")).read();
     assert_eq!(control.gpu(&first).unwrap().recovery_action, RecoveryAction::GpuReset);

@@ -13,10 +13,11 @@ use tessera_judge::scenario::Scenario;
 
 /// Measures the allocator on benchmark scenarios, by the protocol of the oracle's own benchmark.
 ///
-/// A scenario is a JSON document with `bench: {mode, repeat, churn}` in it: a file, `-` for standard input, or, with
-/// `--oracle`, a name that `oracle scenario list` shows. With `--oracle` upstream is measured too, in turn and on the same
-/// machine, and the table has the ratios. An operation is one claim; `fresh` begins with nothing but parsed objects, as
-/// upstream does, `cold` with an indexed cluster and a claim never seen before, `warm` with one that has been seen.
+/// A scenario is a JSON document with `bench: {mode, repeat, churn}` in it: a file, `-` for
+/// standard input, or, with `--oracle`, a name that `oracle scenario list` shows. With `--oracle`
+/// upstream is measured too, in turn and on the same machine, and the table has the ratios. An
+/// operation is one claim; `fresh` begins with nothing but parsed objects, as upstream does, `cold`
+/// with an indexed cluster and a claim never seen before, `warm` with one that has been seen.
 #[derive(Parser)]
 #[command(name = "bench", version)]
 struct Args {
@@ -35,7 +36,8 @@ struct Args {
     /// With --pending: each request wants so many devices, in place of what the scenario says.
     #[arg(long, value_name = "DEVICES", requires = "pending")]
     devices: Option<u64>,
-    /// With --pending: the pods have waited for so many seconds. From 300 on a node is kept free for one that does not fit.
+    /// With --pending: the pods have waited for so many seconds. From 300 on a node is kept free
+    /// for one that does not fit.
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     waited: u32,
     /// `table`, or `json`: one object per line.
@@ -53,7 +55,9 @@ fn main() -> anyhow::Result<()> {
     let args = Args::parse();
     let names = match (&args.oracle, args.scenarios.is_empty()) {
         (Some(oracle), true) => listed(oracle)?,
-        (None, true) => bail!("no scenario: name files, or give --oracle to measure all of its scenarios"),
+        (None, true) => {
+            bail!("no scenario: name files, or give --oracle to measure all of its scenarios")
+        }
         _ => args.scenarios.clone(),
     };
     if args.output == Output::Table {
@@ -102,12 +106,18 @@ fn measure(scenario: &Scenario, mode: Mode, args: &Args, name: &str) -> anyhow::
     let expected = upstream.first().map(|(_, fits)| *fits);
     let fits = ours[1][0].fits;
     let ratio = |ours: u64| {
-        if theirs == 0 { "-".to_owned() } else { format!("{:.0}", theirs as f64 / ours.max(1) as f64) }
+        if theirs == 0 {
+            "-".to_owned()
+        } else {
+            format!("{:.0}", theirs as f64 / ours.max(1) as f64)
+        }
     };
     let times: Vec<u64> = ours.iter().map(p50).collect();
     println!(
         "| {name} | {fits}{} | {} | {} | {} | {} | {} | {} | {} | {} |",
-        expected.filter(|e| *e != fits as u64).map_or(String::new(), |e| format!(" (upstream: {e})")),
+        expected
+            .filter(|e| *e != fits as u64)
+            .map_or(String::new(), |e| format!(" (upstream: {e})")),
         if theirs == 0 { "-".to_owned() } else { time(theirs) },
         time(times[0]),
         time(times[1]),
@@ -161,7 +171,9 @@ fn read(name: &str, oracle: Option<&Path>) -> anyhow::Result<String> {
         Some(oracle) if !Path::new(name).exists() => {
             String::from_utf8(Command::new(oracle).args(["scenario", name]).output()?.stdout)?
         }
-        _ => std::fs::read_to_string(name).with_context(|| format!("cannot read scenario {name}"))?,
+        _ => {
+            std::fs::read_to_string(name).with_context(|| format!("cannot read scenario {name}"))?
+        }
     })
 }
 
@@ -181,7 +193,8 @@ fn run_oracle(oracle: &Path, name: &str) -> anyhow::Result<(u64, u64)> {
         bail!("oracle bench --scenario {name}: {}", String::from_utf8_lossy(&output.stderr));
     }
     let report: Value = serde_json::from_slice(&output.stdout)?;
-    let number = |field: &str| report[field].as_u64().with_context(|| format!("oracle bench: no `{field}`"));
+    let number =
+        |field: &str| report[field].as_u64().with_context(|| format!("oracle bench: no `{field}`"));
     Ok((number("p50_ns")?, number("fits")?))
 }
 

@@ -13,9 +13,10 @@ use tessera_judge::scenario::Scenario;
 
 /// Runs golden scenarios of upstream's allocator through ours and prints where the answers differ.
 ///
-/// A golden scenario is a JSON object on a line of its own: Kubernetes objects, and under `results` what upstream answers for
-/// every node (`oracle generate` and `oracle solve` make them). Under `first-fit` every field must be equal; under the other
-/// policies the outcome must be. The last line is `N passed, M failed`; the exit code is 1 if any failed.
+/// A golden scenario is a JSON object on a line of its own: Kubernetes objects, and under `results`
+/// what upstream answers for every node (`oracle generate` and `oracle solve` make them). Under
+/// `first-fit` every field must be equal; under the other policies the outcome must be. The last
+/// line is `N passed, M failed`; the exit code is 1 if any failed.
 ///
 /// To have the fits of another policy replayed on upstream: `--write-answers answers.jsonl`, then
 /// `oracle compare --level L1 golden.jsonl answers.jsonl`.
@@ -64,14 +65,17 @@ fn main() -> anyhow::Result<ExitCode> {
     let mut answers_out = args.write_answers.as_deref().map(std::fs::File::create).transpose()?;
     let (mut passed, mut failed) = (0u64, 0u64);
     for file in files(&args.inputs)? {
-        let text =
-            std::fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        let text = std::fs::read_to_string(&file)
+            .with_context(|| format!("cannot read {}", file.display()))?;
         let (mut in_file, mut wrong) = (0u64, 0u64);
         for (i, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
             let place = || format!("{}, line {}", file.display(), i + 1);
             let scenario = Scenario::parse(line).with_context(place)?;
             if scenario.results.is_empty() {
-                bail!("{}: no `results`: this is no golden case; `oracle solve` makes one of it", place());
+                bail!(
+                    "{}: no `results`: this is no golden case; `oracle solve` makes one of it",
+                    place()
+                );
             }
             let answers = conformance::answer(&scenario, policy);
             if let Some(out) = &mut answers_out {
@@ -115,8 +119,10 @@ fn files(inputs: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
             files.push(input.clone());
             continue;
         }
-        let entries = std::fs::read_dir(input).with_context(|| format!("cannot list {}", input.display()))?;
-        let mut own: Vec<PathBuf> = entries.map(|e| e.map(|e| e.path())).collect::<Result<_, _>>()?;
+        let entries =
+            std::fs::read_dir(input).with_context(|| format!("cannot list {}", input.display()))?;
+        let mut own: Vec<PathBuf> =
+            entries.map(|e| e.map(|e| e.path())).collect::<Result<_, _>>()?;
         own.retain(|path| path.extension().is_some_and(|e| e == "jsonl"));
         if own.is_empty() {
             bail!("{} has no .jsonl files", Path::display(input));

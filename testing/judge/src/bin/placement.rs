@@ -1,4 +1,5 @@
-//! Replays a trace of pods under a placement policy, and prints how much of the GPUs stays unallocated.
+//! Replays a trace of pods under a placement policy, and prints how much of the GPUs stays
+//! unallocated.
 //!
 //! ```text
 //! placement --data testing/data/traces/openb --trace default --policy LeastFragmentation --seeds 42..46
@@ -16,9 +17,10 @@ use tessera_judge::placement::trace::Trace;
 
 /// How much of a cluster's GPUs a placement policy leaves unused when a trace is replayed.
 ///
-/// Without --churn, the published protocol of FGD: pods arrive in the order that the trace gives for each seed, none leaves.
-/// The last line is `TRACE POLICY unallocated@130 VALUE`: the mean over the seeds of the percentage of all GPUs that is not
-/// allocated when pods for 130 % of them have arrived.
+/// Without --churn, the published protocol of FGD: pods arrive in the order that the trace gives
+/// for each seed, none leaves. The last line is `TRACE POLICY unallocated@130 VALUE`: the mean over
+/// the seeds of the percentage of all GPUs that is not allocated when pods for 130 % of them have
+/// arrived.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
@@ -31,20 +33,24 @@ struct Args {
     /// The policy.
     #[arg(long, value_enum, default_value = "LeastFragmentation")]
     policy: Policy,
-    /// The seeds, both ends included: `42..46`, or one: `42`. Without --churn the trace must have a sequence for each.
+    /// The seeds, both ends included: `42..46`, or one: `42`. Without --churn the trace must have
+    /// a sequence for each.
     #[arg(long)]
     seeds: Seeds,
-    /// Let pods leave: Poisson arrivals drawn from the trace that offer this part of all GPUs (1.0 = as many as there are),
-    /// exponential lifetimes, what does not fit is lost. Prints the mean over the second half of the events.
+    /// Let pods leave: Poisson arrivals drawn from the trace that offer this part of all GPUs (1.0
+    /// = as many as there are), exponential lifetimes, what does not fit is lost. Prints the
+    /// mean over the second half of the events.
     #[arg(long, value_name = "LOAD")]
     churn: Option<f64>,
     /// How many arrivals and departures, with --churn.
     #[arg(long, default_value_t = 120_000, requires = "churn")]
     events: u64,
-    /// Let LeastFragmentation know the whole trace in advance, in place of learning from what has arrived.
+    /// Let LeastFragmentation know the whole trace in advance, in place of learning from what has
+    /// arrived.
     #[arg(long)]
     oracle_mix: bool,
-    /// Where the allocator's policies leave pods without GPUs. FGD and BestFit place them themselves, as published.
+    /// Where the allocator's policies leave pods without GPUs. FGD and BestFit place them
+    /// themselves, as published.
     #[arg(long, value_enum, default_value = "LeastRise")]
     without_gpus: WithoutGpus,
 }
@@ -61,7 +67,8 @@ impl FromStr for Seeds {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (first, last) = text.split_once("..").unwrap_or((text, text));
-        let number = |part: &str| part.parse().map_err(|_| format!("seeds {text:?}: write 42..46, or 42"));
+        let number =
+            |part: &str| part.parse().map_err(|_| format!("seeds {text:?}: write 42..46, or 42"));
         let seeds = Self { first: number(first)?, last: number(last)? };
         if seeds.first > seeds.last {
             Err(format!("seeds {text:?}: the first is after the last"))
@@ -106,10 +113,12 @@ fn fill(args: &Args, replay: &Replay<'_>) -> anyhow::Result<()> {
     let mut seeds = 0.0;
     for seed in args.seeds.first..=args.seeds.last {
         let sequence = replay.trace.sequences.get(&seed);
-        let sequence = sequence.with_context(|| format!("{} has no sequence for seed {seed}", args.trace))?;
+        let sequence =
+            sequence.with_context(|| format!("{} has no sequence for seed {seed}", args.trace))?;
         let columns = replay.fill(sequence).with_context(|| format!("seed {seed}"))?;
-        let row =
-            PRINTED.map(|percent| columns.allocated(percent).map_or(f64::NAN, |allocated| 100.0 - allocated));
+        let row = PRINTED.map(|percent| {
+            columns.allocated(percent).map_or(f64::NAN, |allocated| 100.0 - allocated)
+        });
         println!("{seed:<4} {}", row.map(|value| format!("{value:>7.2}")).join(""));
         sums.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
         seeds += 1.0;
@@ -124,13 +133,20 @@ fn churn(args: &Args, replay: &Replay<'_>, parameters: Churn) -> anyhow::Result<
     println!("unallocated % of all GPUs, mean of the second half of {} events", parameters.events);
     let (mut sum, mut seeds) = (0.0, 0.0);
     for seed in args.seeds.first..=args.seeds.last {
-        let unallocated = 100.0 - replay.churn(parameters, seed).with_context(|| format!("seed {seed}"))?;
+        let unallocated =
+            100.0 - replay.churn(parameters, seed).with_context(|| format!("seed {seed}"))?;
         println!("{seed:<4} {unallocated:>7.2}");
         sum += unallocated;
         seeds += 1.0;
     }
     println!("mean {:>7.2}", sum / seeds);
-    println!("{} {} unallocated@churn{:?} {:.3}", args.trace, name(args), parameters.load, sum / seeds);
+    println!(
+        "{} {} unallocated@churn{:?} {:.3}",
+        args.trace,
+        name(args),
+        parameters.load,
+        sum / seeds
+    );
     Ok(())
 }
 

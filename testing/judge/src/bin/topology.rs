@@ -1,9 +1,10 @@
 //! How well sets of GPUs are chosen on machines whose link matrices are in a file.
 //!
-//! For each machine and policy one row: the sequence score (requests of random sizes until the first that does not fit, against a
-//! clairvoyant), exactly and by seeds; the score of single requests over every set of free GPUs, against the best set; the
-//! weakest pairs; the time of a decision. It closes with one line for our own policy:
-//! `tessera sequence VALUE on MACHINE (its worst), decision p99 MICROSECONDS us on MACHINE (its slowest)`.
+//! For each machine and policy one row: the sequence score (requests of random sizes until the
+//! first that does not fit, against a clairvoyant), exactly and by seeds; the score of single
+//! requests over every set of free GPUs, against the best set; the weakest pairs; the time of a
+//! decision. It closes with one line for our own policy: `tessera sequence VALUE on MACHINE (its
+//! worst), decision p99 MICROSECONDS us on MACHINE (its slowest)`.
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -56,14 +57,16 @@ fn sizes(text: &str) -> Result<Sizes, String> {
     let numbers: Vec<u64> = match text.contains("..") {
         true => range(text)?.take(65).collect(),
         false => {
-            let number = |part: &str| part.parse::<u64>().map_err(|_| format!("`{part}` is not a size"));
+            let number =
+                |part: &str| part.parse::<u64>().map_err(|_| format!("`{part}` is not a size"));
             text.split(',').map(number).collect::<Result<_, _>>()?
         }
     };
     if numbers.iter().any(|size| !(1..=64).contains(size)) {
         return Err("sizes are 1 to 64".to_owned());
     }
-    Sizes::new(numbers.into_iter().map(|size| size as usize).collect()).ok_or_else(|| "no sizes".to_owned())
+    Sizes::new(numbers.into_iter().map(|size| size as usize).collect())
+        .ok_or_else(|| "no sizes".to_owned())
 }
 
 /// What one policy did on one machine.
@@ -87,8 +90,10 @@ const ALL: [PolicyName; 7] = [
 
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
-    let mut machines = machines::read(&args.machines).with_context(|| args.machines.display().to_string())?;
-    if let Some(unknown) = args.only.iter().find(|name| machines.iter().all(|machine| machine.name != **name))
+    let mut machines =
+        machines::read(&args.machines).with_context(|| args.machines.display().to_string())?;
+    if let Some(unknown) =
+        args.only.iter().find(|name| machines.iter().all(|machine| machine.name != **name))
     {
         let names: Vec<&str> = machines.iter().map(|machine| machine.name.as_str()).collect();
         anyhow::bail!(
@@ -116,24 +121,33 @@ fn main() -> anyhow::Result<()> {
 
 fn judge(machine: &Machine, name: PolicyName, args: &Args) -> Row {
     let matrix = Arc::new(machine.matrix.clone());
-    // Those that look at every set are here for their choices; on large machines they would take hours.
+    // Those that look at every set are here for their choices; on large machines they would take
+    // hours.
     let timed = match name {
         PolicyName::BestEffort => false,
         PolicyName::Greedy => matrix.len() <= MAX_ENUMERATED,
         _ => true,
     };
     let speed = timed.then(|| speed::measure(name, &matrix, args.decisions));
-    let mut row = Row { policy: name, expected: None, sampled: Vec::new(), per_request: Vec::new(), speed };
+    let mut row =
+        Row { policy: name, expected: None, sampled: Vec::new(), per_request: Vec::new(), speed };
     let Some(mut clairvoyant) = Clairvoyant::new(Arc::clone(&matrix)) else { return row };
     let mut policy = name.on(&matrix, 7);
     let mut policy = Remembering::new(policy.as_mut());
     if policy.is_pure() {
-        row.expected = Some(sequence::expected(&matrix, &mut policy, &mut clairvoyant, &args.sizes));
+        row.expected =
+            Some(sequence::expected(&matrix, &mut policy, &mut clairvoyant, &args.sizes));
     }
     let seeds = args.seeds.clone();
     row.sampled = seeds
         .map(|seed| {
-            sequence::sampled(&matrix, &mut policy, &mut clairvoyant, &args.sizes, (seed, args.sequences))
+            sequence::sampled(
+                &matrix,
+                &mut policy,
+                &mut clairvoyant,
+                &args.sizes,
+                (seed, args.sequences),
+            )
         })
         .collect();
     row.per_request = (2..=4.min(matrix.len()))
@@ -166,8 +180,9 @@ fn header(machine: &Machine) {
 }
 
 fn print(row: &Row) {
-    let value =
-        |of: fn(&Sequences) -> f64| row.expected.as_ref().map_or("-".to_owned(), |s| format!("{:.4}", of(s)));
+    let value = |of: fn(&Sequences) -> f64| {
+        row.expected.as_ref().map_or("-".to_owned(), |s| format!("{:.4}", of(s)))
+    };
     let seeds: Vec<f64> = row.sampled.iter().map(Sequences::ratio).collect();
     let by_seeds = if seeds.is_empty() {
         "-".to_owned()
@@ -177,8 +192,9 @@ fn print(row: &Row) {
     };
     let request = |size: usize| {
         let of_size = row.per_request.iter().find(|result| result.size == size);
-        of_size
-            .map_or("-".to_owned(), |r| format!("{:.3} {:>5.1}% {:.3}", r.mean, r.optimal * 100.0, r.worst))
+        of_size.map_or("-".to_owned(), |r| {
+            format!("{:.3} {:>5.1}% {:.3}", r.mean, r.optimal * 100.0, r.worst)
+        })
     };
     let sequences = row.expected.as_ref().or(row.sampled.first());
     let weakest = sequences.map_or("-".to_owned(), |s| {
@@ -213,7 +229,8 @@ fn micros(time: std::time::Duration) -> String {
 fn spread(values: &[f64]) -> (f64, f64) {
     let count = values.len() as f64;
     let mean = values.iter().sum::<f64>() / count;
-    let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / (count - 1.0).max(1.0);
+    let variance =
+        values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / (count - 1.0).max(1.0);
     (mean, variance.sqrt())
 }
 
@@ -242,10 +259,10 @@ impl Closing {
     }
 
     fn line(&self) -> String {
-        let sequence = self
-            .sequence
-            .as_ref()
-            .map_or("sequence -".to_owned(), |(ratio, machine)| format!("sequence {ratio:.4} on {machine}"));
+        let sequence =
+            self.sequence.as_ref().map_or("sequence -".to_owned(), |(ratio, machine)| {
+                format!("sequence {ratio:.4} on {machine}")
+            });
         match &self.slowest {
             Some((time, machine)) => {
                 format!("tessera {sequence}, decision p99 {} us on {machine}", micros(*time))

@@ -1,4 +1,5 @@
-//! BestFit as FGD's authors simulated it: the node, and on it the GPU, that has the least left afterwards.
+//! BestFit as FGD's authors simulated it: the node, and on it the GPU, that has the least left
+//! afterwards.
 
 use super::cluster::{Demand, Node};
 use super::placer::Score;

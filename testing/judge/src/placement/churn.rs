@@ -1,4 +1,5 @@
-//! Pods come and go: Poisson arrivals drawn from the trace, exponential lifetimes; what does not fit on arrival is lost.
+//! Pods come and go: Poisson arrivals drawn from the trace, exponential lifetimes; what does not
+//! fit on arrival is lost.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -12,13 +13,15 @@ use super::violation::{Audit, Violation};
 /// How much comes, and for how long.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Churn {
-    /// Offered load: the GPUs that would be in use on average if nothing were ever lost, as part of all GPUs.
+    /// Offered load: the GPUs that would be in use on average if nothing were ever lost, as part
+    /// of all GPUs.
     pub load: f64,
     /// Arrivals and departures, together. The second half is averaged.
     pub events: u64,
 }
 
-/// An instant, in mean lifetimes since the beginning, as the bits of a float that is not negative: ordered as the float is.
+/// An instant, in mean lifetimes since the beginning, as the bits of a float that is not negative:
+/// ordered as the float is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Instant(u64);
 
@@ -34,15 +37,25 @@ impl Instant {
 
 /// Replays one seed, and says how much of the GPUs was allocated on average, in percent.
 ///
-/// Equal seeds give equal arrivals and lifetimes whatever the placer does, since both are drawn on arrival.
+/// Equal seeds give equal arrivals and lifetimes whatever the placer does, since both are drawn on
+/// arrival.
 ///
 /// # Errors
 /// If the placer places where nothing fits, or refuses what fits.
-#[expect(clippy::cast_precision_loss, reason = "fewer than 2^52 thousandths of a GPU, pods, events")]
-pub fn churn(trace: &Trace, churn: Churn, seed: u64, placer: &mut impl Placer) -> Result<f64, Violation> {
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "fewer than 2^52 thousandths of a GPU, pods, events"
+)]
+pub fn churn(
+    trace: &Trace,
+    churn: Churn,
+    seed: u64,
+    placer: &mut impl Placer,
+) -> Result<f64, Violation> {
     let models = Models::of(&trace.nodes);
     let demands: Vec<Demand> = trace.pods.iter().map(|pod| Demand::of(pod, &models)).collect();
-    let mean_milli = demands.iter().map(Demand::total_gpu_milli).sum::<u64>() as f64 / demands.len() as f64;
+    let mean_milli =
+        demands.iter().map(Demand::total_gpu_milli).sum::<u64>() as f64 / demands.len() as f64;
     let arrivals_per_lifetime = churn.load * trace.capacity_milli() as f64 / mean_milli;
     let mut random = Random::new(seed);
     let mut audit = Audit::new(Cluster::empty(&trace.nodes, &models), placer);
@@ -101,15 +114,25 @@ mod tests {
             gpu_spec: String::new(),
         };
         let pods = vec![pod(0, 500), pod(1, 1000)];
-        Trace { name: "tiny".into(), nodes: (0..10).map(node).collect(), pods, sequences: BTreeMap::new() }
+        Trace {
+            name: "tiny".into(),
+            nodes: (0..10).map(node).collect(),
+            pods,
+            sequences: BTreeMap::new(),
+        }
     }
 
     fn allocated(load: f64, seed: u64) -> f64 {
         let trace = trace();
         let cluster = Cluster::empty(&trace.nodes, &Models::of(&trace.nodes));
         let ranks: Vec<usize> = (0..10).collect();
-        churn(&trace, Churn { load, events: 40_000 }, seed, &mut Scoring::new(BestFit, cluster, &ranks))
-            .unwrap()
+        churn(
+            &trace,
+            Churn { load, events: 40_000 },
+            seed,
+            &mut Scoring::new(BestFit, cluster, &ranks),
+        )
+        .unwrap()
     }
 
     #[test]

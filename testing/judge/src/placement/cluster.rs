@@ -48,7 +48,8 @@ impl Models {
     /// The set of those that are named; a name that no node has adds nothing.
     #[must_use]
     pub fn set<'a>(&self, names: impl Iterator<Item = &'a str>) -> ModelSet {
-        let bit = |name: &str| self.0.iter().position(|known| known == name).map_or(0, |at| 1 << at);
+        let bit =
+            |name: &str| self.0.iter().position(|known| known == name).map_or(0, |at| 1 << at);
         ModelSet(names.fold(0, |set, name| set | bit(name)))
     }
 }
@@ -127,7 +128,8 @@ impl Node {
             && self.memory_mib >= demand.memory_mib
             && (demand.gpus == 0
                 || demand.models.meets(self.model)
-                    && self.gpus.iter().filter(|&&left| left >= demand.gpu_milli).count() >= demand.gpus)
+                    && self.gpus.iter().filter(|&&left| left >= demand.gpu_milli).count()
+                        >= demand.gpus)
     }
 
     /// All that is left of its GPUs, in thousandths.
@@ -173,7 +175,8 @@ pub struct Placement {
 /// Why a placement cannot be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Impossible {
-    /// There is no such node or GPU, or the number of GPUs is not what was asked for, or one comes twice.
+    /// There is no such node or GPU, or the number of GPUs is not what was asked for, or one comes
+    /// twice.
     #[error("no such set of GPUs")]
     NoSuchGpus,
     /// Something of it is not there.
@@ -226,14 +229,16 @@ impl Cluster {
     /// If it cannot be; then nothing is taken.
     pub fn take(&mut self, demand: &Demand, placement: &Placement) -> Result<(), Impossible> {
         let node = self.nodes.get_mut(placement.node).ok_or(Impossible::NoSuchGpus)?;
-        let is_set = placement.gpus.iter().enumerate().all(|(i, gpu)| !placement.gpus[..i].contains(gpu));
+        let is_set =
+            placement.gpus.iter().enumerate().all(|(i, gpu)| !placement.gpus[..i].contains(gpu));
         if placement.gpus.len() != demand.gpus
             || !is_set
             || placement.gpus.iter().any(|&g| g >= node.gpus.len())
         {
             return Err(Impossible::NoSuchGpus);
         }
-        if !node.fits(demand) || placement.gpus.iter().any(|&gpu| node.gpus[gpu] < demand.gpu_milli) {
+        if !node.fits(demand) || placement.gpus.iter().any(|&gpu| node.gpus[gpu] < demand.gpu_milli)
+        {
             return Err(Impossible::DoesNotFit);
         }
         node.take(demand, &placement.gpus);

@@ -1,5 +1,6 @@
-//! The allocator itself under the replay: the nodes of a trace with their GPUs published as Tessera's driver publishes them, each
-//! pod a claim for cores of so many GPUs; its CPU, memory and GPU model are demands on the node.
+//! The allocator itself under the replay: the nodes of a trace with their GPUs published as
+//! Tessera's driver publishes them, each pod a claim for cores of so many GPUs; its CPU, memory and
+//! GPU model are demands on the node.
 //!
 //! Pods without GPUs are not the allocator's: [`WithoutGpus`] says where they go.
 
@@ -9,14 +10,14 @@ use std::sync::Arc;
 use tessera_allocator::fragmentation::{Gpu, GpuMilli, GpuType, NodeView, Rise};
 use tessera_allocator::model::{
     Alternative, Attribute, Capacity, Claim, Device, DeviceClass, DeviceId, DeviceResult, Mode,
-    Node as ModelNode, NodeAffinityTerm, NodeChoice, NodeSelector, PendingPod, PodClaim, PodUid, PoolId,
-    Request, Requirement, Scheduling, Selector, SelectorOperator, Slice, Usage,
+    Node as ModelNode, NodeAffinityTerm, NodeChoice, NodeSelector, PendingPod, PodClaim, PodUid,
+    PoolId, Request, Requirement, Scheduling, Selector, SelectorOperator, Slice, Usage,
 };
 use tessera_allocator::{Features, Planner, Policy, Settings};
 use tessera_api::config::Sharing;
 use tessera_api::names::{
-    ClaimName, ClaimUid, DRIVER_NAME, DeviceClassName, DeviceName, DriverName, Namespace, NodeName, PodName,
-    PoolName, RequestName, attribute, capacity,
+    ClaimName, ClaimUid, DRIVER_NAME, DeviceClassName, DeviceName, DriverName, Namespace, NodeName,
+    PodName, PoolName, RequestName, attribute, capacity,
 };
 use tessera_api::quantity::Quantity;
 
@@ -31,7 +32,8 @@ const MODEL_LABEL: &str = "nvidia.com/gpu.product";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 #[value(rename_all = "PascalCase")]
 pub enum WithoutGpus {
-    /// Where the potential rises least by which LeastFragmentation goes, whatever the policy: as FGD, too, places all pods.
+    /// Where the potential rises least by which LeastFragmentation goes, whatever the policy: as
+    /// FGD, too, places all pods.
     LeastRise,
     /// Where the least of the GPUs is left, that is, where they take CPU from the fewest GPUs.
     FewestGpus,
@@ -58,17 +60,23 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// The nodes of a trace, with nothing on them. Of nodes that are equally good the allocator takes the first by name: they
-    /// are named by their ranks.
+    /// The nodes of a trace, with nothing on them. Of nodes that are equally good the allocator
+    /// takes the first by name: they are named by their ranks.
     ///
     /// # Panics
     /// Never: the names that are made here are valid.
     #[must_use]
-    pub fn new(policy: Policy, without_gpus: WithoutGpus, rows: &[NodeRow], node_rank: &[usize]) -> Self {
+    pub fn new(
+        policy: Policy,
+        without_gpus: WithoutGpus,
+        rows: &[NodeRow],
+        node_rank: &[usize],
+    ) -> Self {
         let models = Models::of(rows);
         let mut planner = Planner::new(Features::default());
         planner.set_class(&Arc::new(class()));
-        let nodes: Vec<_> = rows.iter().zip(node_rank).map(|(row, rank)| node(row, *rank)).collect();
+        let nodes: Vec<_> =
+            rows.iter().zip(node_rank).map(|(row, rank)| node(row, *rank)).collect();
         for (row, node) in rows.iter().zip(&nodes) {
             planner.set_slice(&Arc::new(slice(row, &node.name)));
             planner.set_node(&Arc::new(node.clone()));
@@ -97,8 +105,8 @@ impl Engine {
 
     fn place_without_gpus(&self, demand: &Demand) -> Option<Placement> {
         let fitting = self.cluster.nodes().iter().enumerate().filter(|(_, node)| node.fits(demand));
-        let best =
-            fitting.min_by_key(|(at, node)| (self.rank_without_gpus(demand, node), &self.nodes[*at].name));
+        let best = fitting
+            .min_by_key(|(at, node)| (self.rank_without_gpus(demand, node), &self.nodes[*at].name));
         best.map(|(node, _)| Placement { node, gpus: Vec::new() })
     }
 
@@ -114,13 +122,16 @@ impl Engine {
 
     fn rise(&self, demand: &Demand, node: &Node) -> Rise {
         // The planner numbers models as it meets them, and it has met them in this order.
-        let kind =
-            |at: usize| GpuType(self.kinds.iter().position(|kind| *kind == at).map_or(0, |kind| kind as u16));
+        let kind = |at: usize| {
+            GpuType(self.kinds.iter().position(|kind| *kind == at).map_or(0, |kind| kind as u16))
+        };
         let kind = node.model.positions().next().map_or(GpuType(0), kind);
-        let gpus: Vec<Gpu> = node.gpus.iter().map(|&left| Gpu { kind, left: GpuMilli::new(left) }).collect();
+        let gpus: Vec<Gpu> =
+            node.gpus.iter().map(|&left| Gpu { kind, left: GpuMilli::new(left) }).collect();
         let potential = self.planner.expected();
         let before = potential.of(&NodeView { cpu_milli: node.cpu_milli, gpus: &gpus });
-        potential.rise(before, &NodeView { cpu_milli: node.cpu_milli - demand.cpu_milli, gpus: &gpus })
+        potential
+            .rise(before, &NodeView { cpu_milli: node.cpu_milli - demand.cpu_milli, gpus: &gpus })
     }
 
     fn pod(&self, demand: &Demand) -> PendingPod {
@@ -141,8 +152,11 @@ impl Engine {
     fn scheduling(&self, demand: &Demand) -> Scheduling {
         let affinity = (demand.models != ModelSet::ANY).then(|| {
             let values = demand.models.positions().map(|at| self.models[at].clone()).collect();
-            let label = Requirement { key: MODEL_LABEL.to_owned(), operator: SelectorOperator::In, values };
-            NodeSelector { terms: vec![NodeAffinityTerm { labels: vec![label], fields: Vec::new() }] }
+            let label =
+                Requirement { key: MODEL_LABEL.to_owned(), operator: SelectorOperator::In, values };
+            NodeSelector {
+                terms: vec![NodeAffinityTerm { labels: vec![label], fields: Vec::new() }],
+            }
         });
         let requests = resources(demand.cpu_milli, demand.memory_mib);
         Scheduling { affinity, requests, ..Scheduling::default() }
@@ -183,7 +197,8 @@ impl Engine {
 impl Placer for Engine {
     fn place(&mut self, demand: &Demand) -> Option<Placement> {
         self.pods += 1;
-        let placement = if demand.gpus == 0 { self.place_without_gpus(demand) } else { self.plan(demand) }?;
+        let placement =
+            if demand.gpus == 0 { self.place_without_gpus(demand) } else { self.plan(demand) }?;
         self.cluster.take(demand, &placement).ok()?;
         self.usage.add(&self.results(demand, &placement));
         self.tell(&placement);
@@ -199,7 +214,9 @@ impl Placer for Engine {
 
 fn in_order_of_appearance(rows: &[NodeRow], models: &Models) -> Vec<usize> {
     let mut met = Vec::new();
-    for at in rows.iter().flat_map(|row| models.set(std::iter::once(row.model.as_str())).positions()) {
+    for at in
+        rows.iter().flat_map(|row| models.set(std::iter::once(row.model.as_str())).positions())
+    {
         if !met.contains(&at) {
             met.push(at);
         }
@@ -231,7 +248,9 @@ fn slice(row: &NodeRow, node: &NodeName) -> Slice {
         let amounts = cores(WHOLE).into_iter();
         Arc::new(Device {
             attributes: BTreeMap::from([(attribute::PRODUCT_NAME.to_owned(), model.clone())]),
-            capacity: amounts.map(|(name, value)| (name, Capacity { value, policy: None })).collect(),
+            capacity: amounts
+                .map(|(name, value)| (name, Capacity { value, policy: None }))
+                .collect(),
             shared: true,
             ..Device::new(device(node, gpu).device)
         })

@@ -1,5 +1,6 @@
-//! FGD ("Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient Descent", ATC'23), as its
-//! authors simulated it, down to the truncation of scores to whole numbers: with real numbers the result is another one.
+//! FGD ("Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient
+//! Descent", ATC'23), as its authors simulated it, down to the truncation of scores to whole
+//! numbers: with real numbers the result is another one.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -12,8 +13,8 @@ use super::trace::PodRow;
 /// How much of the original pods the typical ones cover at least, in percent.
 const COVERED_PERCENT: u64 = 95;
 
-/// What pods are counted by, in the order in which equally frequent ones are sorted: memory is ignored, and models count
-/// as written.
+/// What pods are counted by, in the order in which equally frequent ones are sorted: memory is
+/// ignored, and models count as written.
 type Class<'p> = (u64, u32, usize, &'p str);
 
 /// The policy.
@@ -23,8 +24,8 @@ pub struct Fgd {
     typical: Vec<(Demand, f64)>,
 }
 
-/// What of a node's GPUs is a fragment, in thousandths of a GPU, by its cause. The sums are kept apart and added in this
-/// order because the authors do: another order rounds other scores down.
+/// What of a node's GPUs is a fragment, in thousandths of a GPU, by its cause. The sums are kept
+/// apart and added in this order because the authors do: another order rounds other scores down.
 #[derive(Debug, Clone, Copy, Default)]
 struct Fragments {
     lacks_both: f64,
@@ -55,7 +56,12 @@ impl Fgd {
             is_typical
         });
         let part = |count: u64| (count as f64 / total as f64) / (covered as f64 / total as f64);
-        Self { typical: typical.into_iter().map(|(_, (demand, count))| (demand, part(count))).collect() }
+        Self {
+            typical: typical
+                .into_iter()
+                .map(|(_, (demand, count))| (demand, part(count)))
+                .collect(),
+        }
     }
 
     fn fragments(&self, node: &Node) -> f64 {

@@ -5,12 +5,14 @@ use super::placer::Placer;
 use super::trace::{Sequence, Trace};
 use super::violation::{Audit, Violation};
 
-/// What share of the GPUs is allocated, in percent, by how much has arrived, in whole percent of all GPUs.
+/// What share of the GPUs is allocated, in percent, by how much has arrived, in whole percent of
+/// all GPUs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Columns(Vec<Option<f64>>);
 
 impl Columns {
-    /// The mean over the events at which `percent` (rounded) of all GPUs had arrived, if there was one.
+    /// The mean over the events at which `percent` (rounded) of all GPUs had arrived, if there was
+    /// one.
     #[must_use]
     pub fn allocated(&self, percent: usize) -> Option<f64> {
         self.0.get(percent).copied().flatten()
@@ -33,7 +35,11 @@ impl Columns {
 ///
 /// # Errors
 /// If the placer places where nothing fits, or refuses what fits.
-pub fn fill(trace: &Trace, sequence: &Sequence, placer: &mut impl Placer) -> Result<Columns, Violation> {
+pub fn fill(
+    trace: &Trace,
+    sequence: &Sequence,
+    placer: &mut impl Placer,
+) -> Result<Columns, Violation> {
     let models = Models::of(&trace.nodes);
     let demands: Vec<Demand> = trace.pods.iter().map(|pod| Demand::of(pod, &models)).collect();
     let mut audit = Audit::new(Cluster::empty(&trace.nodes, &models), placer);
@@ -50,7 +56,11 @@ pub fn fill(trace: &Trace, sequence: &Sequence, placer: &mut impl Placer) -> Res
         sums[column].0 += audit.allocated_percent();
         sums[column].1 += 1;
     }
-    Ok(Columns(sums.into_iter().map(|(sum, events)| (events > 0).then(|| sum / f64::from(events))).collect()))
+    Ok(Columns(
+        sums.into_iter()
+            .map(|(sum, events)| (events > 0).then(|| sum / f64::from(events)))
+            .collect(),
+    ))
 }
 
 /// Halves go to the even number, as in the published columns.
@@ -66,6 +76,9 @@ mod tests {
 
     #[test]
     fn halves_of_a_percent_go_to_the_even_column() {
-        assert_eq!([4, 5, 14, 15, 16, 25].map(|part| rounded_percent(part, 1000)), [0, 0, 1, 2, 2, 2]);
+        assert_eq!(
+            [4, 5, 14, 15, 16, 25].map(|part| rounded_percent(part, 1000)),
+            [0, 0, 1, 2, 2, 2]
+        );
     }
 }

@@ -93,7 +93,8 @@ impl Score for LeastFragmentation {
     }
 }
 
-/// The sets of GPUs that are worth comparing: for a share one GPU of each size that is left, otherwise the first free ones.
+/// The sets of GPUs that are worth comparing: for a share one GPU of each size that is left,
+/// otherwise the first free ones.
 fn choices(demand: &Demand, node: &Node) -> Vec<Vec<usize>> {
     if !demand.is_share() {
         return vec![free(demand, node)];
@@ -105,7 +106,8 @@ fn choices(demand: &Demand, node: &Node) -> Vec<Vec<usize>> {
 
 fn view<T>(node: &Node, ask: impl FnOnce(&NodeView<'_>) -> T) -> T {
     let kind = types(node.model).next().unwrap_or(GpuType(u16::MAX));
-    let gpus: Vec<Gpu> = node.gpus.iter().map(|&left| Gpu { kind, left: GpuMilli::new(left) }).collect();
+    let gpus: Vec<Gpu> =
+        node.gpus.iter().map(|&left| Gpu { kind, left: GpuMilli::new(left) }).collect();
     ask(&NodeView { cpu_milli: node.cpu_milli, gpus: &gpus })
 }
 

@@ -13,12 +13,14 @@ pub trait Placer {
     fn release(&mut self, demand: &Demand, placement: &Placement);
 }
 
-/// How well a pod would sit on a node. The greatest score wins; ties go to the node of the lowest rank.
+/// How well a pod would sit on a node. The greatest score wins; ties go to the node of the lowest
+/// rank.
 pub trait Score {
     /// What nodes are compared by.
     type Value: PartialOrd + Copy;
 
-    /// A pod has arrived and is about to be placed. `true` if scores given before do not hold any more.
+    /// A pod has arrived and is about to be placed. `true` if scores given before do not hold any
+    /// more.
     fn arrival(&mut self, demand: &Demand) -> bool {
         let _ = demand;
         false
@@ -42,7 +44,8 @@ pub struct Scoring<S: Score> {
     ranked: Vec<usize>,
     /// How often each node has changed.
     generations: Vec<u64>,
-    /// What is known by demand and node, and of which generation: equal demands are scored once per state of a node.
+    /// What is known by demand and node, and of which generation: equal demands are scored once
+    /// per state of a node.
     known: HashMap<Demand, Vec<Known<S::Value>>>,
 }
 

@@ -17,7 +17,8 @@ use super::violation::Violation;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 #[value(rename_all = "PascalCase")]
 pub enum Policy {
-    /// The allocator's least rise of the potential, with a mix of requests that it learns on the way.
+    /// The allocator's least rise of the potential, with a mix of requests that it learns on the
+    /// way.
     LeastFragmentation,
     /// The same arithmetic without the allocator.
     Arithmetic,
@@ -39,9 +40,11 @@ impl Policy {
     #[must_use]
     pub fn published_name(self) -> Option<&'static str> {
         match self {
-            Self::LeastFragmentation | Self::Arithmetic | Self::Binpack | Self::Spread | Self::FirstFit => {
-                None
-            }
+            Self::LeastFragmentation
+            | Self::Arithmetic
+            | Self::Binpack
+            | Self::Spread
+            | Self::FirstFit => None,
             Self::Fgd => Some("06-FGD"),
             Self::BestFit => Some("05-BestFit"),
         }
@@ -55,9 +58,11 @@ pub struct Replay<'t> {
     pub trace: &'t Trace,
     /// The policy.
     pub policy: Policy,
-    /// Whether `LeastFragmentation` knows the whole trace in advance. FGD always does, as published.
+    /// Whether `LeastFragmentation` knows the whole trace in advance. FGD always does, as
+    /// published.
     pub oracle_mix: bool,
-    /// Where the allocator's policies leave pods without GPUs. FGD and BestFit place them themselves, as published.
+    /// Where the allocator's policies leave pods without GPUs. FGD and BestFit place them
+    /// themselves, as published.
     pub without_gpus: WithoutGpus,
 }
 
@@ -83,7 +88,8 @@ impl Replay<'_> {
         self.run(&sequence.node_rank, Fill(self.trace, sequence))
     }
 
-    /// Pods come and go; the mean of what is allocated, in percent. Ties go to the node that comes first.
+    /// Pods come and go; the mean of what is allocated, in percent. Ties go to the node that comes
+    /// first.
     ///
     /// # Errors
     /// If the policy breaks a rule.
@@ -111,10 +117,13 @@ impl Replay<'_> {
             Policy::Spread => with.with(engine(Placement::Spread)),
             Policy::FirstFit => with.with(engine(Placement::FirstFit)),
             Policy::Arithmetic if self.oracle_mix => {
-                let demands: Vec<Demand> = pods.iter().map(|pod| Demand::of(pod, &models)).collect();
+                let demands: Vec<Demand> =
+                    pods.iter().map(|pod| Demand::of(pod, &models)).collect();
                 with.with(Scoring::new(LeastFragmentation::oracle(&demands), cluster, node_rank))
             }
-            Policy::Arithmetic => with.with(Scoring::new(LeastFragmentation::learning(), cluster, node_rank)),
+            Policy::Arithmetic => {
+                with.with(Scoring::new(LeastFragmentation::learning(), cluster, node_rank))
+            }
             Policy::Fgd => with.with(Scoring::new(Fgd::new(pods, &models), cluster, node_rank)),
             Policy::BestFit => with.with(Scoring::new(BestFit, cluster, node_rank)),
         }

@@ -1,5 +1,5 @@
-//! Random numbers that a seed repeats, on any machine and for as long as tables are compared: SplitMix64 (Steele, Lea, Flood
-//! 2014).
+//! Random numbers that a seed repeats, on any machine and for as long as tables are compared:
+//! SplitMix64 (Steele, Lea, Flood 2014).
 
 /// A sequence of them.
 #[derive(Debug, Clone)]

@@ -188,7 +188,9 @@ pub fn published(directory: &Path, name: &str) -> Result<Vec<Published>, TraceEr
     let workload = format!("openb_pod_list_{name}");
     let all: Vec<(String, String, f64, u64, f64, Vec<f64>)> = rows(&path)?;
     let ours = all.into_iter().filter(|row| row.0 == workload);
-    Ok(ours.map(|(_, policy, _, seed, _, allocated)| Published { policy, seed, allocated }).collect())
+    Ok(ours
+        .map(|(_, policy, _, seed, _, allocated)| Published { policy, seed, allocated })
+        .collect())
 }
 
 fn check(pod: &PodRow) -> Result<(), String> {
@@ -196,19 +198,27 @@ fn check(pod: &PodRow) -> Result<(), String> {
         (0, 0) | (1, 1..=WHOLE) | (2.., WHOLE) => Ok(()),
         (0, milli) => Err(format!("gpu_milli {milli} with num_gpu 0: it has to be 0")),
         (_, 0) => Err("gpu_milli 0 with a GPU: it has to be from 1 to 1000".to_owned()),
-        (_, milli) => Err(format!("gpu_milli {milli}: up to 1000, and below 1000 only with num_gpu 1")),
+        (_, milli) => {
+            Err(format!("gpu_milli {milli}: up to 1000, and below 1000 only with num_gpu 1"))
+        }
     }
 }
 
 fn rows<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>, TraceError> {
     let file = open(path)?;
-    let parsed: Result<Vec<T>, csv::Error> = csv::Reader::from_reader(file).into_deserialize().collect();
+    let parsed: Result<Vec<T>, csv::Error> =
+        csv::Reader::from_reader(file).into_deserialize().collect();
     parsed.map_err(|source| TraceError::Csv { path: path.to_owned(), source })
 }
 
-fn sequences(path: &Path, nodes: usize, pods: usize) -> Result<BTreeMap<u64, Sequence>, TraceError> {
-    let sequences: BTreeMap<u64, Sequence> = serde_json::from_reader(BufReader::new(open(path)?))
-        .map_err(|source| TraceError::Json { path: path.to_owned(), source })?;
+fn sequences(
+    path: &Path,
+    nodes: usize,
+    pods: usize,
+) -> Result<BTreeMap<u64, Sequence>, TraceError> {
+    let sequences: BTreeMap<u64, Sequence> =
+        serde_json::from_reader(BufReader::new(open(path)?))
+            .map_err(|source| TraceError::Json { path: path.to_owned(), source })?;
     for (&seed, sequence) in &sequences {
         let problem = if sequence.node_rank.len() != nodes {
             format!("node_rank has {} entries for {nodes} nodes", sequence.node_rank.len())
@@ -237,7 +247,8 @@ mod tests {
 
     fn directory(pods: &str, order: &str) -> tempfile::TempDir {
         let directory = tempfile::tempdir().unwrap();
-        let write = |name: &str, text: &str| std::fs::write(directory.path().join(name), text).unwrap();
+        let write =
+            |name: &str, text: &str| std::fs::write(directory.path().join(name), text).unwrap();
         std::fs::create_dir(directory.path().join("sequences")).unwrap();
         write("openb_node_list_gpu_node.csv", NODES);
         write("openb_pod_list_tiny.csv", pods);
@@ -266,7 +277,9 @@ mod tests {
     #[test]
     fn what_does_not_fit_the_format_is_refused_with_its_place() {
         let share_of_two = "name,cpu_milli,memory_mib,num_gpu,gpu_milli\np,1,1,2,500\nq,1,1,0,0\n";
-        let error = |pods, order| Trace::read(directory(pods, order).path(), "tiny").unwrap_err().to_string();
+        let error = |pods, order| {
+            Trace::read(directory(pods, order).path(), "tiny").unwrap_err().to_string()
+        };
         assert!(error(share_of_two, ORDER).contains("pod p: gpu_milli 500"));
         let stranger = r#"{"7": {"order": [2], "node_rank": [1, 0]}}"#;
         assert!(error(PODS, stranger).contains("seed 7: order names pod 2 of 2"));

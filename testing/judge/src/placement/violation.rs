@@ -41,7 +41,11 @@ impl<'p, P: Placer> Audit<'p, P> {
     /// If that breaks a rule.
     pub fn place(&mut self, demand: &Demand) -> Result<Option<Placement>, Violation> {
         let Some(placement) = self.placer.place(demand) else {
-            return if self.cluster.fits(demand) { Err(Violation::Refused(*demand)) } else { Ok(None) };
+            return if self.cluster.fits(demand) {
+                Err(Violation::Refused(*demand))
+            } else {
+                Ok(None)
+            };
         };
         match self.cluster.take(demand, &placement) {
             Ok(()) => Ok(Some(placement)),
@@ -86,7 +90,8 @@ mod tests {
     }
 
     fn cluster() -> Cluster {
-        let node = Node { cpu_milli: 8000, memory_mib: 100, gpus: vec![1000, 1000], model: ModelSet::ANY };
+        let node =
+            Node { cpu_milli: 8000, memory_mib: 100, gpus: vec![1000, 1000], model: ModelSet::ANY };
         Cluster::new(vec![node])
     }
 

@@ -1,6 +1,7 @@
-//! The algorithm of NVIDIA's `bestEffort` policy (github.com/NVIDIA/go-gpuallocator): the free GPUs are divided into sets of
-//! the size asked for, what is left over forming one smaller set; of the division with the highest sum of scores, the best
-//! full set is taken. The first counts where several are equal, sets being formed in ascending order.
+//! The algorithm of NVIDIA's `bestEffort` policy (github.com/NVIDIA/go-gpuallocator): the free GPUs
+//! are divided into sets of the size asked for, what is left over forming one smaller set; of the
+//! division with the highest sum of scores, the best full set is taken. The first counts where
+//! several are equal, sets being formed in ascending order.
 //!
 //! It enumerates divisions; here each set of free GPUs is divided once, with the same result.
 
@@ -31,7 +32,8 @@ impl BestEffort {
         let Some(lowest) = free.iter().next() else { return (0, DeviceSet::EMPTY) };
         let lowest = DeviceSet::one(lowest);
         let mut best = None;
-        // The smaller set is padded with places that come after every GPU, so it is the last of those that begin alike.
+        // The smaller set is padded with places that come after every GPU, so it is the last of
+        // those that begin alike.
         for set in sets_with(lowest, free, size, smaller) {
             let sum = self.matrix.score(set) + self.divide(free - set, size).0;
             if best.is_none_or(|(highest, _)| sum > highest) {
@@ -44,11 +46,13 @@ impl BestEffort {
     }
 }
 
-/// The sets that the lowest GPU can be in, full ones and the smaller one, in ascending order with the padding last.
+/// The sets that the lowest GPU can be in, full ones and the smaller one, in ascending order with
+/// the padding last.
 fn sets_with(lowest: DeviceSet, free: DeviceSet, size: usize, smaller: usize) -> Vec<DeviceSet> {
     let others = free - lowest;
     let with = |count: usize| subsets(others, count - 1).into_iter().map(move |set| set | lowest);
-    let mut sets: Vec<DeviceSet> = if free.len() >= size { with(size).collect() } else { Vec::new() };
+    let mut sets: Vec<DeviceSet> =
+        if free.len() >= size { with(size).collect() } else { Vec::new() };
     if smaller > 0 {
         sets.extend(with(smaller));
         let padded = |set: &DeviceSet| {

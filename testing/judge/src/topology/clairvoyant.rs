@@ -11,7 +11,8 @@ use super::policies::subsets;
 /// Knows all requests of a machine in advance.
 pub struct Clairvoyant {
     matrix: Arc<LinkMatrix>,
-    /// By the sizes that are still to be served, largest first: the best sum of scores for each set of free GPUs, by its bits.
+    /// By the sizes that are still to be served, largest first: the best sum of scores for each
+    /// set of free GPUs, by its bits.
     sums: HashMap<Vec<usize>, Vec<Option<Score>>>,
 }
 
@@ -21,8 +22,8 @@ impl Clairvoyant {
         (matrix.len() <= MAX_ENUMERATED).then(|| Self { matrix, sums: HashMap::new() })
     }
 
-    /// The highest sum of scores that disjoint sets of these sizes can have on the free machine. The sizes together are at
-    /// most the machine.
+    /// The highest sum of scores that disjoint sets of these sizes can have on the free machine.
+    /// The sizes together are at most the machine.
     pub fn best(&mut self, sizes: &[usize]) -> Score {
         // One GPU alone scores nothing and can always take what is left.
         let mut sizes: Vec<usize> = sizes.iter().copied().filter(|size| *size > 1).collect();
@@ -41,7 +42,10 @@ impl Clairvoyant {
         let sets = subsets(free, size).into_iter();
         // Which twins are taken makes no difference.
         let different: Vec<DeviceSet> = sets.filter(|set| self.lowest_twins(*set, free)).collect();
-        let best = different.into_iter().map(|set| self.matrix.score(set) + self.sum(free - set, rest)).max();
+        let best = different
+            .into_iter()
+            .map(|set| self.matrix.score(set) + self.sum(free - set, rest))
+            .max();
         let best = best.unwrap_or(0);
         if let Some(known) = self.sums.get_mut(sizes) {
             known[free.bits() as usize] = Some(best);
@@ -51,7 +55,8 @@ impl Clairvoyant {
 
     /// The same number of twins of each group, those with the lowest positions.
     fn canonical(&self, set: DeviceSet) -> DeviceSet {
-        let lowest = |group: &DeviceSet| group.iter().take((*group & set).len()).collect::<DeviceSet>();
+        let lowest =
+            |group: &DeviceSet| group.iter().take((*group & set).len()).collect::<DeviceSet>();
         self.matrix.twins().iter().map(lowest).fold(DeviceSet::EMPTY, |all, group| all | group)
     }
 

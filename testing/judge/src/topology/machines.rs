@@ -4,8 +4,8 @@
 //! {"dgx1v": {"n": 8, "nvlink": [[0, 1, …], …], "pcie": [["X", "PIX", …], …], "numa": [0, 0, …]}}
 //! ```
 //!
-//! `nvlink` counts the links of each pair, `pcie` has the words of `nvidia-smi topo -m` (and `PSB` for one board), `numa` the
-//! NUMA node of each GPU. Other fields are for people.
+//! `nvlink` counts the links of each pair, `pcie` has the words of `nvidia-smi topo -m` (and `PSB`
+//! for one board), `numa` the NUMA node of each GPU. Other fields are for people.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -84,7 +84,8 @@ impl Described {
         if n == 0 || n > DeviceSet::MAX {
             return Err(format!("n is {n}; it must be 1 to {}", DeviceSet::MAX));
         }
-        let is_square = |lengths: &mut dyn Iterator<Item = usize>| lengths.filter(|&l| l == n).count() == n;
+        let is_square =
+            |lengths: &mut dyn Iterator<Item = usize>| lengths.filter(|&l| l == n).count() == n;
         if self.nvlink.len() != n || !is_square(&mut self.nvlink.iter().map(Vec::len)) {
             return Err(format!("nvlink is not {n} rows of {n}"));
         }
@@ -98,7 +99,9 @@ impl Described {
         let level = |a: usize, b: usize| levels[a * n + b];
         for (a, b) in (0..n).flat_map(|a| (0..a).map(move |b| (b, a))) {
             if self.nvlink[a][b] != self.nvlink[b][a] || level(a, b) != level(b, a) {
-                return Err(format!("GPUs {a} and {b} are joined differently in the two directions"));
+                return Err(format!(
+                    "GPUs {a} and {b} are joined differently in the two directions"
+                ));
             }
         }
         let places: Vec<Place> = (0..n).map(|gpu| self.place(gpu, &level)).collect();
@@ -118,9 +121,11 @@ impl Described {
         cells.map(level).collect()
     }
 
-    /// GPUs that are joined across one host bridge or closer hang on one root complex; the lowest of them numbers it.
+    /// GPUs that are joined across one host bridge or closer hang on one root complex; the lowest
+    /// of them numbers it.
     fn place(&self, gpu: usize, level: &impl Fn(usize, usize) -> PcieLevel) -> Place {
-        let root = (0..self.n).find(|&other| level(gpu, other) >= PcieLevel::HostBridge).unwrap_or(gpu);
+        let root =
+            (0..self.n).find(|&other| level(gpu, other) >= PcieLevel::HostBridge).unwrap_or(gpu);
         Place { pcie_root: Some(root as u32), numa_node: u32::try_from(self.numa[gpu]).ok() }
     }
 }

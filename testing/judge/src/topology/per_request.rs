@@ -17,7 +17,8 @@ pub struct PerRequest {
     pub worst: f64,
 }
 
-/// The policy's result over every set of free GPUs that has at least `size` of them; `None` if no pair of GPUs scores.
+/// The policy's result over every set of free GPUs that has at least `size` of them; `None` if no
+/// pair of GPUs scores.
 pub fn measure(matrix: &LinkMatrix, policy: &mut dyn SetPolicy, size: usize) -> Option<PerRequest> {
     let best = best_scores(matrix, size);
     let mut result = PerRequest { size, mean: 0.0, optimal: 0.0, worst: 1.0 };

@@ -15,13 +15,15 @@ use super::random::Random;
 pub enum PolicyName {
     /// The allocator of this project: score and residual value.
     Tessera,
-    /// The same, with residual values for the sizes that it has seen so far in place of the built-in prior.
+    /// The same, with residual values for the sizes that it has seen so far in place of the
+    /// built-in prior.
     Learning,
     /// The same with estimated residual values, which large machines get.
     Estimate,
     /// The set with the highest score, of several the first.
     Greedy,
-    /// NVIDIA's bestEffort: the best set of the best partition of all free GPUs into sets of the size asked for.
+    /// NVIDIA's bestEffort: the best set of the best partition of all free GPUs into sets of the
+    /// size asked for.
     BestEffort,
     /// The free GPUs with the lowest numbers.
     FirstFit,
@@ -57,9 +59,9 @@ impl PolicyName {
     /// The policy for one machine. `seed` is for those that draw.
     pub fn on(self, matrix: &Arc<LinkMatrix>, seed: u64) -> Box<dyn SetPolicy> {
         match self {
-            Self::Tessera => {
-                Box::new(Tessera { chooser: SetChooser::new(Arc::clone(matrix), &SizeMix::default()) })
-            }
+            Self::Tessera => Box::new(Tessera {
+                chooser: SetChooser::new(Arc::clone(matrix), &SizeMix::default()),
+            }),
             Self::Learning => Box::new(Learning::new(Arc::clone(matrix))),
             Self::Estimate => Box::new(Tessera {
                 chooser: SetChooser::with_value(Arc::clone(matrix), ResidualValue::estimated()),

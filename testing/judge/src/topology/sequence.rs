@@ -1,5 +1,6 @@
-//! Requests of random sizes, one after the other, until the first that does not fit: the sum of their scores against that of
-//! a clairvoyant. Which requests fit depends on their sizes alone, so every policy serves the same.
+//! Requests of random sizes, one after the other, until the first that does not fit: the sum of
+//! their scores against that of a clairvoyant. Which requests fit depends on their sizes alone, so
+//! every policy serves the same.
 
 use tessera_allocator::topology::{DeviceSet, LinkMatrix, Score};
 
@@ -28,7 +29,8 @@ pub struct Sequences {
 }
 
 impl Sizes {
-    /// Sizes that are drawn equally often; one that is listed twice is drawn twice as often. `None` without any, or with 0.
+    /// Sizes that are drawn equally often; one that is listed twice is drawn twice as often. `None`
+    /// without any, or with 0.
     pub fn new(drawn: Vec<usize>) -> Option<Self> {
         (!drawn.is_empty() && !drawn.contains(&0)).then_some(Self { drawn })
     }
@@ -111,7 +113,8 @@ pub fn sampled(
     sums
 }
 
-/// The expectation over all sequences, for a policy whose choice depends on nothing but the free GPUs and the size.
+/// The expectation over all sequences, for a policy whose choice depends on nothing but the free
+/// GPUs and the size.
 pub fn expected(
     matrix: &LinkMatrix,
     policy: &mut dyn SetPolicy,

@@ -1,5 +1,5 @@
-//! How long decisions take, in CPU time of the deciding thread: what else runs on the machine does not count. Reading that
-//! clock takes part of a microsecond, which is in every figure.
+//! How long decisions take, in CPU time of the deciding thread: what else runs on the machine does
+//! not count. Reading that clock takes part of a microsecond, which is in every figure.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,8 +23,8 @@ pub struct Speed {
     pub longest: Duration,
 }
 
-/// Times decisions, each request size from 1 to the whole machine equally often, the free GPUs drawn. Every fourth
-/// decision is on the free machine.
+/// Times decisions, each request size from 1 to the whole machine equally often, the free GPUs
+/// drawn. Every fourth decision is on the free machine.
 pub fn measure(name: PolicyName, matrix: &Arc<LinkMatrix>, decisions: usize) -> Speed {
     let started = cpu_time();
     let mut policy = name.on(matrix, 1);
@@ -37,7 +37,12 @@ pub fn measure(name: PolicyName, matrix: &Arc<LinkMatrix>, decisions: usize) -> 
     Speed { set_up, p50: at(50), p99: at(99), longest: at(100) }
 }
 
-fn time(policy: &mut dyn SetPolicy, matrix: &LinkMatrix, at: usize, random: &mut Random) -> Duration {
+fn time(
+    policy: &mut dyn SetPolicy,
+    matrix: &LinkMatrix,
+    at: usize,
+    random: &mut Random,
+) -> Duration {
     let size = 1 + at % matrix.len();
     let mut free = matrix.devices();
     if !at.is_multiple_of(4) {

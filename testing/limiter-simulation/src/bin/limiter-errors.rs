@@ -50,7 +50,8 @@ impl Worst {
     }
 
     fn row(&self) -> String {
-        let neighbour = self.neighbour.map_or("-".to_owned(), |part| format!("{:.1} %", part * 100.0));
+        let neighbour =
+            self.neighbour.map_or("-".to_owned(), |part| format!("{:.1} %", part * 100.0));
         let mean = self.sum / self.cells as f64;
         format!("{:.1} | {:.1} | {mean:.2} | {neighbour}", self.short, self.long)
     }
@@ -64,7 +65,9 @@ fn caps(worst: &mut Worst, workload: &Workload, limiter: Limiter, percents: &[u3
 }
 
 fn every_kernel() {
-    println!("| company | pattern | kernel | worst, short | worst, long | mean | neighbour keeps |");
+    println!(
+        "| company | pattern | kernel | worst, short | worst, long | mean | neighbour keeps |"
+    );
     println!("|---|---|---|---|---|---|---|");
     for company in [Company::Nobody, Company::Unlimited] {
         for (pattern_name, pattern) in PATTERNS {

@@ -1,7 +1,9 @@
-//! Admission policies of the chart, as Rust: who may allocate, who may write slices, who may tolerate the fence, and
-//! that an allocated claim keeps its finalizer, and what pods with claims must not mount.
+//! Admission policies of the chart, as Rust: who may allocate, who may write slices, who may
+//! tolerate the fence, and that an allocated claim keeps its finalizer, and what pods with claims
+//! must not mount.
 //!
-//! Each is the counterpart of one ValidatingAdmissionPolicy; the real ones are CEL and run on the real cluster.
+//! Each is the counterpart of one ValidatingAdmissionPolicy; the real ones are CEL and run on the
+//! real cluster.
 
 use serde_json::Value;
 
@@ -28,8 +30,8 @@ const DEALLOCATORS: &[&str] = &[
 /// Which policies are in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policies {
-    /// Only the controller turns a claim of ours from unallocated to allocated; only it and the cluster's own parts turn
-    /// it back.
+    /// Only the controller turns a claim of ours from unallocated to allocated; only it and the
+    /// cluster's own parts turn it back.
     pub allocation: bool,
     /// No claim tolerates the fence by its explicit key.
     pub fence: bool,
@@ -74,7 +76,11 @@ impl Policies {
                 .flatten()
                 .map(|said| ("tessera-allocation", said)),
             "resourceclaims" | "resourceclaimtemplates" => {
-                let fence = self.fence.then(|| fence(attempt)).flatten().map(|said| ("tessera-fence", said));
+                let fence = self
+                    .fence
+                    .then(|| fence(attempt))
+                    .flatten()
+                    .map(|said| ("tessera-fence", said));
                 fence.or_else(|| {
                     self.finalizer
                         .then(|| finalizer(attempt))
@@ -101,7 +107,8 @@ impl Policies {
 }
 
 fn ours(claim: Option<&Value>) -> bool {
-    let results = claim.and_then(|claim| claim["status"]["allocation"]["devices"]["results"].as_array());
+    let results =
+        claim.and_then(|claim| claim["status"]["allocation"]["devices"]["results"].as_array());
     results.into_iter().flatten().any(|result| result["driver"] == DRIVER)
 }
 
@@ -120,8 +127,11 @@ fn allocation(attempt: &Attempt<'_>) -> Option<&'static str> {
 
 fn fence(attempt: &Attempt<'_>) -> Option<&'static str> {
     let object = attempt.object?;
-    let spec =
-        if attempt.kind.plural == "resourceclaims" { &object["spec"] } else { &object["spec"]["spec"] };
+    let spec = if attempt.kind.plural == "resourceclaims" {
+        &object["spec"]
+    } else {
+        &object["spec"]["spec"]
+    };
     let requests = spec["devices"]["requests"].as_array()?;
     let tolerates = |request: &Value| {
         request["tolerations"].as_array().into_iter().flatten().any(|toleration| {
@@ -140,8 +150,8 @@ fn fence(attempt: &Attempt<'_>) -> Option<&'static str> {
 
 fn finalizer(attempt: &Attempt<'_>) -> Option<&'static str> {
     let (object, current) = (attempt.object?, attempt.current?);
-    let dropped =
-        meta::finalizers(current).contains(&FINALIZER) && !meta::finalizers(object).contains(&FINALIZER);
+    let dropped = meta::finalizers(current).contains(&FINALIZER)
+        && !meta::finalizers(object).contains(&FINALIZER);
     (dropped && ours(Some(object)))
         .then_some("the finalizer resource.kubernetes.io/delete-protection stays while gpu.tessera.dev devices are allocated; delete the pods that use the claim")
 }
@@ -157,7 +167,8 @@ fn slices(attempt: &Attempt<'_>) -> Option<&'static str> {
     let slice = attempt.object.or(attempt.current)?;
     let is_driver = attempt.user.name == DRIVER_ACCOUNT;
     let spec = &slice["spec"];
-    if attempt.object.is_some() && spec["driver"] == DRIVER && !is_driver && !says_the_same(attempt) {
+    if attempt.object.is_some() && spec["driver"] == DRIVER && !is_driver && !says_the_same(attempt)
+    {
         return Some("only tessera-driver publishes slices of gpu.tessera.dev");
     }
     if !is_driver {
@@ -169,7 +180,9 @@ fn slices(attempt: &Attempt<'_>) -> Option<&'static str> {
             // What somebody has forged for the node is the driver's to delete, whatever pool it names.
             && (attempt.object.is_none() || spec["pool"]["name"].as_str() == Some(node))
     });
-    (!own).then_some("tessera-driver writes only slices of gpu.tessera.dev, and only those of its own node")
+    (!own).then_some(
+        "tessera-driver writes only slices of gpu.tessera.dev, and only those of its own node",
+    )
 }
 
 fn mounts(attempt: &Attempt<'_>) -> Option<&'static str> {

@@ -12,8 +12,10 @@ pub(crate) struct Clock {
 
 impl Clock {
     pub(crate) fn now(&self) -> Timestamp {
-        let (now, ahead) =
-            (Timestamp::now(), SignedDuration::from_secs(self.ahead_seconds.load(Ordering::Relaxed)));
+        let (now, ahead) = (
+            Timestamp::now(),
+            SignedDuration::from_secs(self.ahead_seconds.load(Ordering::Relaxed)),
+        );
         now.checked_add(ahead).unwrap_or(now)
     }
 

@@ -1,6 +1,7 @@
 //! What the server fills in, as far as anybody here looks at it.
 //!
-//! The service account admission sets the account's name but mounts no token, and does not ask whether the account exists.
+//! The service account admission sets the account's name but mounts no token, and does not ask
+//! whether the account exists.
 
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
@@ -50,7 +51,8 @@ fn pod(spec: &mut Value) {
     for list in ["initContainers", "containers"] {
         for container in each(&mut spec[list]) {
             let image = container["image"].as_str().unwrap_or_default();
-            let tag = image.rsplit('/').next().and_then(|last| last.split_once(':')).map(|(_, tag)| tag);
+            let tag =
+                image.rsplit('/').next().and_then(|last| last.split_once(':')).map(|(_, tag)| tag);
             let pull = if matches!(tag, None | Some("latest")) { "Always" } else { "IfNotPresent" };
             default(container, "imagePullPolicy", pull);
             default(container, "terminationMessagePath", "/dev/termination-log");
@@ -66,11 +68,11 @@ fn pod(spec: &mut Value) {
     }
     for key in ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"] {
         let tolerated = each(&mut spec["tolerations"]).any(|toleration| {
-            toleration["key"] == key || (toleration["key"].is_null() && toleration["operator"] == "Exists")
+            toleration["key"] == key
+                || (toleration["key"].is_null() && toleration["operator"] == "Exists")
         });
         if !tolerated {
-            let toleration =
-                json!({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300});
+            let toleration = json!({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300});
             match spec["tolerations"].as_array_mut() {
                 Some(tolerations) => tolerations.push(toleration),
                 None => spec["tolerations"] = json!([toleration]),

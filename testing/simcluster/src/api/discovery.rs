@@ -1,4 +1,5 @@
-//! What the server says about itself: groups, resources, version, and as much OpenAPI as kubectl asks for.
+//! What the server says about itself: groups, resources, version, and as much OpenAPI as kubectl
+//! asks for.
 
 use serde_json::{Map, Value, json};
 
@@ -74,7 +75,8 @@ fn resources(group: &str, version: &str) -> Option<Value> {
             }));
         }
     }
-    let group_version = if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") };
+    let group_version =
+        if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") };
     (!list.is_empty()).then(|| {
         json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": list})
     })
@@ -101,8 +103,10 @@ fn openapi_index() -> Value {
     let mut paths = Map::new();
     for kind in KINDS {
         let path = root(kind);
-        paths
-            .insert(path.clone(), json!({"serverRelativeURL": format!("/openapi/v3/{path}?hash={VERSION}")}));
+        paths.insert(
+            path.clone(),
+            json!({"serverRelativeURL": format!("/openapi/v3/{path}?hash={VERSION}")}),
+        );
     }
     json!({"paths": paths})
 }

@@ -1,4 +1,5 @@
-//! The way in: a listener that can be closed and opened again on the same port, as when the server restarts.
+//! The way in: a listener that can be closed and opened again on the same port, as when the server
+//! restarts.
 
 use std::io;
 use std::net::SocketAddr;
@@ -23,7 +24,10 @@ pub(crate) struct Door {
 
 impl Door {
     /// An open door, and what moves it.
-    pub(crate) fn new(listener: TcpListener, address: SocketAddr) -> (Self, watch::Sender<Position>) {
+    pub(crate) fn new(
+        listener: TcpListener,
+        address: SocketAddr,
+    ) -> (Self, watch::Sender<Position>) {
         let (mover, position) = watch::channel(Some(CancellationToken::new()));
         (Self { address, listener: Some(listener), position }, mover)
     }

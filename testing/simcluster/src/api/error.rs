@@ -49,7 +49,8 @@ impl ApiError {
 
     /// 409 with the given explanation.
     pub fn conflict(kind: &Kind, name: &str, because: &str) -> Self {
-        let message = format!("Operation cannot be fulfilled on {} \"{name}\": {because}", kind.qualified());
+        let message =
+            format!("Operation cannot be fulfilled on {} \"{name}\": {because}", kind.qualified());
         Self::about(409, "Conflict", kind, name, message)
     }
 
@@ -72,7 +73,9 @@ impl ApiError {
     pub fn invalid(kind: &Kind, name: &str, errors: &[FieldError]) -> Self {
         let said = match errors {
             [one] => one.to_string(),
-            many => format!("[{}]", many.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")),
+            many => {
+                format!("[{}]", many.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))
+            }
         };
         let subject = if kind.group.is_empty() {
             kind.kind.to_owned()
@@ -170,7 +173,8 @@ impl ApiError {
         Self::plain(429, "TooManyRequests", message)
     }
 
-    /// 503, for faults that tests inject. Clients may retry this for minutes before they tell; 500 is told at once.
+    /// 503, for faults that tests inject. Clients may retry this for minutes before they tell; 500
+    /// is told at once.
     pub fn unavailable(message: impl Into<String>) -> Self {
         Self::plain(503, "ServiceUnavailable", message)
     }
@@ -231,7 +235,11 @@ impl FieldError {
     }
 
     /// A value that is not allowed, and why.
-    pub fn invalid(field: impl Into<String>, value: impl Into<Value>, detail: impl Into<String>) -> Self {
+    pub fn invalid(
+        field: impl Into<String>,
+        value: impl Into<Value>,
+        detail: impl Into<String>,
+    ) -> Self {
         Self::new(field, Wrong::Invalid(value.into(), detail.into()))
     }
 
@@ -246,7 +254,11 @@ impl FieldError {
     }
 
     /// A reference to something that is not there, and what would be.
-    pub fn not_found(field: impl Into<String>, value: impl Into<Value>, detail: impl Into<String>) -> Self {
+    pub fn not_found(
+        field: impl Into<String>,
+        value: impl Into<Value>,
+        detail: impl Into<String>,
+    ) -> Self {
         Self::new(field, Wrong::NotFound(value.into(), detail.into()))
     }
 
@@ -261,10 +273,17 @@ impl FieldError {
     }
 
     /// A value outside an enumeration.
-    pub fn not_supported(field: impl Into<String>, value: impl Into<Value>, supported: &[&str]) -> Self {
+    pub fn not_supported(
+        field: impl Into<String>,
+        value: impl Into<Value>,
+        supported: &[&str],
+    ) -> Self {
         Self::new(
             field,
-            Wrong::NotSupported(value.into(), supported.iter().map(|s| format!("\"{s}\"")).collect()),
+            Wrong::NotSupported(
+                value.into(),
+                supported.iter().map(|s| format!("\"{s}\"")).collect(),
+            ),
         )
     }
 
@@ -289,7 +308,9 @@ impl FieldError {
             Wrong::Forbidden(detail) => format!("Forbidden: {detail}"),
             Wrong::Duplicate(value) => format!("Duplicate value: {value}"),
             Wrong::NotFound(value, detail) => format!("Not found: {value}: {detail}"),
-            Wrong::TooMany { have, most } => format!("Too many: {have}: must have at most {most} items"),
+            Wrong::TooMany { have, most } => {
+                format!("Too many: {have}: must have at most {most} items")
+            }
             Wrong::TooLong { most } => format!("Too long: may not be more than {most} bytes"),
             Wrong::NotSupported(value, supported) => {
                 format!("Unsupported value: {value}: supported values: {}", supported.join(", "))

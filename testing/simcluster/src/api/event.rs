@@ -1,4 +1,5 @@
-//! Events are one resource with two faces: `v1` and `events.k8s.io/v1`. The store keeps the core form.
+//! Events are one resource with two faces: `v1` and `events.k8s.io/v1`. The store keeps the core
+//! form.
 
 use serde_json::{Map, Value};
 

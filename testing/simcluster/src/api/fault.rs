@@ -1,5 +1,5 @@
-//! Faults that tests inject: one hook sees every request before it is served, another every event of a watch before it is
-//! sent.
+//! Faults that tests inject: one hook sees every request before it is served, another every event
+//! of a watch before it is sent.
 
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -37,11 +37,13 @@ pub enum Fault {
     Refuse(ApiError),
     /// It is served, but the client gets this answer instead of the real one.
     LoseAnswer(ApiError),
-    /// Somebody else writes the object first, an annotation only; then it is served. What it brings of the object is stale.
+    /// Somebody else writes the object first, an annotation only; then it is served. What it brings
+    /// of the object is stale.
     Overtake,
     /// It is served once the token is cancelled, if the client is still there.
     Hold(CancellationToken),
-    /// It is served once `serve` is cancelled, and answered once `answer` is, each if the client is still there.
+    /// It is served once `serve` is cancelled, and answered once `answer` is, each if the client is
+    /// still there.
     HoldAnswer {
         /// Lets it be served.
         serve: CancellationToken,

@@ -33,7 +33,8 @@ pub struct Kind {
     pub returns_deleted: bool,
     /// Field labels a selector may use, besides metadata.name and metadata.namespace.
     pub fields: &'static [&'static str],
-    /// Which shelf of the store holds the objects. Two group-versions of one resource share a shelf.
+    /// Which shelf of the store holds the objects. Two group-versions of one resource share a
+    /// shelf.
     pub shelf: &'static str,
     /// Decodes and prunes by the Kubernetes schema.
     pub(crate) decode: typed::Decode,
@@ -66,13 +67,19 @@ impl Kind {
 
     /// `plural.group`, as messages name a resource.
     pub fn qualified(&self) -> String {
-        if self.group.is_empty() { self.plural.to_owned() } else { format!("{}.{}", self.plural, self.group) }
+        if self.group.is_empty() {
+            self.plural.to_owned()
+        } else {
+            format!("{}.{}", self.plural, self.group)
+        }
     }
 }
 
 /// Finds a served resource by the three parts of its path.
 pub(crate) fn find(group: &str, version: &str, plural: &str) -> Option<&'static Kind> {
-    KINDS.iter().find(|kind| kind.group == group && kind.version == version && kind.plural == plural)
+    KINDS
+        .iter()
+        .find(|kind| kind.group == group && kind.version == version && kind.plural == plural)
 }
 
 /// Finds a served resource by `apiVersion` and `kind`, as owner references name it.

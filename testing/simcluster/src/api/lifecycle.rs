@@ -1,4 +1,5 @@
-//! Creation, replacement and deletion: what the registry of the real server does around its storage.
+//! Creation, replacement and deletion: what the registry of the real server does around its
+//! storage.
 
 use std::sync::Arc;
 
@@ -28,7 +29,12 @@ impl Request<'_> {
         (self.namespace.to_owned(), name.to_owned())
     }
 
-    fn admit(&self, part: Part, object: Option<&Value>, current: Option<&Value>) -> Result<(), ApiError> {
+    fn admit(
+        &self,
+        part: Part,
+        object: Option<&Value>,
+        current: Option<&Value>,
+    ) -> Result<(), ApiError> {
         let status = part == Part::Status;
         self.policies.admit(&Attempt { kind: self.kind, status, user: self.user, object, current })
     }
@@ -51,7 +57,9 @@ impl Request<'_> {
             }
             let key = self.key(meta::name(&object));
             let made = self.store.transact(self.kind.shelf, &key, |state, current| match current {
-                Some(current) => Err(ApiError::already_exists(self.kind, &key.1, meta::deleting(current))),
+                Some(current) => {
+                    Err(ApiError::already_exists(self.kind, &key.1, meta::deleting(current)))
+                }
                 None => self.fresh(state, object).map(Write::Put),
             });
             attempts -= 1;
@@ -67,10 +75,14 @@ impl Request<'_> {
         let name = meta::name(&object).to_owned();
         self.check_namespace(state, &name)?;
         if !meta::resource_version(&object).is_empty() {
-            return Err(ApiError::internal("resourceVersion should not be set on objects to be created"));
+            return Err(ApiError::internal(
+                "resourceVersion should not be set on objects to be created",
+            ));
         }
         let metadata = meta::metadata_mut(&mut object);
-        for field in ["deletionTimestamp", "deletionGracePeriodSeconds", "selfLink", "managedFields"] {
+        for field in
+            ["deletionTimestamp", "deletionGracePeriodSeconds", "selfLink", "managedFields"]
+        {
             metadata.remove(field);
         }
         metadata.insert("uid".into(), meta::new_uid().into());
@@ -96,7 +108,8 @@ impl Request<'_> {
         if !self.kind.namespaced {
             return Ok(());
         }
-        let namespaces = super::kind::find("", "v1", "namespaces").expect("invariant: namespaces are served");
+        let namespaces =
+            super::kind::find("", "v1", "namespaces").expect("invariant: namespaces are served");
         let Some(namespace) = state.get("namespaces", "", self.namespace) else {
             return Err(ApiError::not_found(namespaces, self.namespace));
         };
@@ -184,13 +197,18 @@ impl Request<'_> {
         }
         let version = meta::resource_version(object);
         if version.is_empty() && self.kind.versioned_update {
-            let error = FieldError::invalid("metadata.resourceVersion", 0, "must be specified for an update");
+            let error = FieldError::invalid(
+                "metadata.resourceVersion",
+                0,
+                "must be specified for an update",
+            );
             return Err(ApiError::invalid(self.kind, name, &[error]));
         }
         let (asked, have) = (meta::uid(object), meta::uid(current));
         if !asked.is_empty() && asked != have {
-            let because =
-                format!("Precondition failed: UID in precondition: {asked}, UID in object meta: {have}");
+            let because = format!(
+                "Precondition failed: UID in precondition: {asked}, UID in object meta: {have}"
+            );
             return Err(ApiError::conflict(self.kind, name, &because));
         }
         if !version.is_empty() && version != "0" && version != meta::resource_version(current) {
@@ -295,16 +313,20 @@ fn initial_status(kind: &Kind, object: &mut Value) {
 }
 
 fn quality(spec: &Value) -> &'static str {
-    let containers =
-        || ["containers", "initContainers"].into_iter().filter_map(|l| spec[l].as_array()).flatten();
-    let amount = |container: &Value, which: &str, name: &str| container["resources"][which][name].clone();
+    let containers = || {
+        ["containers", "initContainers"].into_iter().filter_map(|l| spec[l].as_array()).flatten()
+    };
+    let amount =
+        |container: &Value, which: &str, name: &str| container["resources"][which][name].clone();
     let bare = containers().all(|c| {
-        ["requests", "limits"].iter().all(|w| ["cpu", "memory"].iter().all(|n| amount(c, w, n).is_null()))
+        ["requests", "limits"]
+            .iter()
+            .all(|w| ["cpu", "memory"].iter().all(|n| amount(c, w, n).is_null()))
     });
     let full = containers().all(|c| {
-        ["cpu", "memory"]
-            .iter()
-            .all(|n| !amount(c, "limits", n).is_null() && amount(c, "limits", n) == amount(c, "requests", n))
+        ["cpu", "memory"].iter().all(|n| {
+            !amount(c, "limits", n).is_null() && amount(c, "limits", n) == amount(c, "requests", n)
+        })
     });
     match (bare, full) {
         (true, _) => "BestEffort",
@@ -374,7 +396,8 @@ fn keep_pod_status(pod: &mut Value, current: &Value) {
 
 /// The status of a device goes with its allocation.
 fn drop_deallocated_devices(claim: &mut Value, current: &Value) {
-    let id = |device: &Value| ["driver", "pool", "device", "shareID"].map(|field| device[field].clone());
+    let id =
+        |device: &Value| ["driver", "pool", "device", "shareID"].map(|field| device[field].clone());
     let allocated = |claim: &Value| -> Vec<[Value; 4]> {
         let results = claim["status"]["allocation"]["devices"]["results"].as_array();
         results.into_iter().flatten().map(id).collect()
@@ -398,7 +421,8 @@ fn settle(kind: &Kind, mut object: Value, current: &Arc<Value>) -> Write {
         }
         return Write::Keep(current.clone());
     }
-    let bound_now = kind.plural == "pods" && object["spec"]["nodeName"] != current["spec"]["nodeName"];
+    let bound_now =
+        kind.plural == "pods" && object["spec"]["nodeName"] != current["spec"]["nodeName"];
     if kind.generation && object["spec"] != current["spec"] && !bound_now {
         bump_generation(&mut object);
     }

@@ -1,6 +1,8 @@
-//! Container output: the server asks the kubelet of the pod's node, as the real one does, but over plain HTTP.
+//! Container output: the server asks the kubelet of the pod's node, as the real one does, but over
+//! plain HTTP.
 //!
-//! The kubelet's address is the node's `InternalIP` and `status.daemonEndpoints.kubeletEndpoint.Port`.
+//! The kubelet's address is the node's `InternalIP` and
+//! `status.daemonEndpoints.kubeletEndpoint.Port`.
 
 use axum::body::Body;
 use axum::http::{Request, Response, StatusCode};
@@ -27,14 +29,15 @@ pub(crate) async fn answer(call: &Call<'_>, name: &str) -> Result<Response<Body>
         .iter()
         .filter_map(|field| call.query.text(field).map(|value| format!("{field}={value}")))
         .collect();
-    let path = format!("/containerLogs/{}/{name}/{container}?{}", meta::namespace(&pod), query.join("&"));
+    let path =
+        format!("/containerLogs/{}/{name}/{container}?{}", meta::namespace(&pod), query.join("&"));
     forward(node, kubelet, &path).await
 }
 
 fn kubelet(call: &Call<'_>, name: &str) -> Result<String, ApiError> {
     let node = call.shared.store.get("nodes", "", name);
-    let node =
-        node.ok_or_else(|| ApiError::internal(format!("node \"{name}\" of the pod does not exist")))?;
+    let node = node
+        .ok_or_else(|| ApiError::internal(format!("node \"{name}\" of the pod does not exist")))?;
     let addresses = node["status"]["addresses"].as_array();
     let address = addresses
         .into_iter()
@@ -49,14 +52,16 @@ fn kubelet(call: &Call<'_>, name: &str) -> Result<String, ApiError> {
 }
 
 async fn forward(node: &str, kubelet: String, path: &str) -> Result<Response<Body>, ApiError> {
-    let failed =
-        |error: &dyn std::fmt::Display| ApiError::internal(format!("kubelet of node \"{node}\": {error}"));
+    let failed = |error: &dyn std::fmt::Display| {
+        ApiError::internal(format!("kubelet of node \"{node}\": {error}"))
+    };
     let url = kubelet.parse().map_err(|error| failed(&error))?;
     let mut config = kube::Config::new(url);
     // A followed log is quiet for as long as the container is.
     config.read_timeout = None;
     let client = kube::Client::try_from(config).map_err(|error| failed(&error))?;
-    let request = Request::get(path).body(kube::client::Body::empty()).map_err(|error| failed(&error))?;
+    let request =
+        Request::get(path).body(kube::client::Body::empty()).map_err(|error| failed(&error))?;
     let answer = client.send(request).await.map_err(|error| failed(&error))?;
     let status = answer.status();
     let body = Body::new(answer.into_body());
@@ -76,8 +81,12 @@ fn container(call: &Call<'_>, pod: &Value) -> Result<String, ApiError> {
     let name = meta::name(pod);
     match call.query.text("container") {
         Some(asked) if names.contains(&asked) => Ok(asked.to_owned()),
-        Some(asked) => Err(ApiError::bad_request(format!("container {asked} is not valid for pod {name}"))),
-        None if pod["spec"]["containers"].as_array().map(Vec::len) == Some(1) => Ok(names[0].to_owned()),
+        Some(asked) => {
+            Err(ApiError::bad_request(format!("container {asked} is not valid for pod {name}")))
+        }
+        None if pod["spec"]["containers"].as_array().map(Vec::len) == Some(1) => {
+            Ok(names[0].to_owned())
+        }
         None => Err(ApiError::bad_request(format!(
             "a container name must be specified for pod {name}, choose one of: [{}]",
             names.join(" ")

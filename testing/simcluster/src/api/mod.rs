@@ -1,16 +1,18 @@
 //! The API server stand-in: storage, list, watch, patches, validation and admission over HTTP.
 //!
 //! What is simplified, on purpose:
-//! - no TLS and no authorization: a bearer token names a user, no token is the administrator; only the admission
-//!   policies of [`Policies`] look at users;
+//! - no TLS and no authorization: a bearer token names a user, no token is the administrator; only
+//!   the admission policies of [`Policies`] look at users;
 //! - server-side apply knows no conflicts between managers; `managedFields` are never shown;
 //! - validation covers what the parts of this workspace can get wrong, not the whole of Kubernetes;
-//! - no taint is put on new nodes for their conditions: the scheduler stand-in looks at the conditions itself;
+//! - no taint is put on new nodes for their conditions: the scheduler stand-in looks at the
+//!   conditions itself;
 //! - CEL expressions are not compiled;
 //! - everything is in memory, and gone with the process.
 //!
-//! What is not: resource versions, conflicts, watches with bookmarks and 410, status subresources, finalizers and graceful
-//! deletion, immutable fields, `Status` errors, the pruning of unknown fields.
+//! What is not: resource versions, conflicts, watches with bookmarks and 410, status subresources,
+//! finalizers and graceful deletion, immutable fields, `Status` errors, the pruning of unknown
+//! fields.
 
 mod admission;
 mod clock;
@@ -132,10 +134,11 @@ impl ApiServer {
     /// # Errors
     /// [`StartError`] when no port is free or a namespace of the options is invalid.
     pub async fn start(options: ApiOptions) -> Result<Self, StartError> {
-        // Its clients need one, TLS or not; with several linked in (a test of the workspace may), rustls does not choose. An
-        // error means that the process has chosen already.
+        // Its clients need one, TLS or not; with several linked in (a test of the workspace may),
+        // rustls does not choose. An error means that the process has chosen already.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.map_err(StartError::Listen)?;
+        let listener =
+            TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.map_err(StartError::Listen)?;
         let address = listener.local_addr().map_err(StartError::Listen)?;
         let back = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.map_err(StartError::Listen)?;
         let observers = back.local_addr().map_err(StartError::Listen)?;
@@ -164,7 +167,8 @@ impl ApiServer {
         let unharmed = router.clone().layer(axum::Extension(server::Observer));
         let (door, mover) = door::Door::new(listener, address);
         let serving = tokio::spawn(async move {
-            let front = axum::serve(door, router).with_graceful_shutdown(stop.clone().cancelled_owned());
+            let front =
+                axum::serve(door, router).with_graceful_shutdown(stop.clone().cancelled_owned());
             let back = axum::serve(back, unharmed).with_graceful_shutdown(stop.cancelled_owned());
             if let Err(error) = tokio::try_join!(front.into_future(), back.into_future()) {
                 tracing::error!(%error, "the API server stand-in ended");
@@ -184,8 +188,8 @@ impl ApiServer {
         format!("http://{}", self.address)
     }
 
-    /// A kubeconfig (YAML) whose token stands for this user. kubectl sends no token over plain HTTP and is the
-    /// administrator unless it is called with `--as`.
+    /// A kubeconfig (YAML) whose token stands for this user. kubectl sends no token over plain HTTP
+    /// and is the administrator unless it is called with `--as`.
     pub fn kubeconfig(&self, user: &User) -> String {
         self.kubeconfig_by(self.address, user)
     }
@@ -246,20 +250,22 @@ impl ApiServer {
         self.shared.faults.set_for_watches(hook);
     }
 
-    /// Sets the clock by which objects are stamped so many seconds ahead of the machine's, or behind it.
+    /// Sets the clock by which objects are stamped so many seconds ahead of the machine's, or
+    /// behind it.
     pub fn set_clock_ahead(&self, seconds: i64) {
         self.shared.clock.set_ahead(seconds);
     }
 
-    /// Goes away as a crash would: nobody listens any more, and every connection breaks at once. Objects stay. A request under
-    /// way may or may not be served; nobody hears of it.
+    /// Goes away as a crash would: nobody listens any more, and every connection breaks at once.
+    /// Objects stay. A request under way may or may not be served; nobody hears of it.
     pub fn go_down(&self) {
         if let Some(open) = self.door.send_replace(None) {
             open.cancel();
         }
     }
 
-    /// Comes back after [`Self::go_down`], on the same port, with the objects and versions of before.
+    /// Comes back after [`Self::go_down`], on the same port, with the objects and versions of
+    /// before.
     pub fn come_back(&self, cache: WatchCache) {
         if cache == WatchCache::Fresh {
             self.forget_past();
@@ -288,7 +294,8 @@ impl ApiServer {
         self.shared.store.compact();
     }
 
-    /// Makes every resource version so far too old: running watches get 410 and end, and none can be continued.
+    /// Makes every resource version so far too old: running watches get 410 and end, and none can
+    /// be continued.
     pub fn expire_watches(&self) {
         self.shared.store.expire();
     }
@@ -313,7 +320,8 @@ impl ApiServer {
         self.cancel();
         let serving = self.serving.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(mut serving) = serving {
-            // Idle keep-alive connections of clients would hold a graceful end up for as long as the clients live.
+            // Idle keep-alive connections of clients would hold a graceful end up for as long as
+            // the clients live.
             if tokio::time::timeout(Duration::from_secs(1), &mut serving).await.is_err() {
                 serving.abort();
             }
@@ -331,7 +339,8 @@ fn first_namespace(shared: &Shared, name: &str) -> Result<(), StartError> {
         policies: Policies::none(),
         now: shared.clock.now(),
     };
-    let namespace = serde_json::json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
+    let namespace =
+        serde_json::json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
     match request.create(namespace) {
         Ok(_) => Ok(()),
         Err(source) => Err(StartError::Namespace { name: name.to_owned(), source }),

@@ -1,8 +1,9 @@
 //! Patches: merge, JSON, strategic merge, and server-side apply as far as it is used.
 //!
-//! Lists are merged by the keys below, which are those of the Kubernetes API for the kinds served here. Apply remembers what
-//! each manager applied last and removes what it no longer names; it knows no conflicts between managers, as if `force`
-//! were always given, and owners of fields by other writes than apply are not known.
+//! Lists are merged by the keys below, which are those of the Kubernetes API for the kinds served
+//! here. Apply remembers what each manager applied last and removes what it no longer names; it
+//! knows no conflicts between managers, as if `force` were always given, and owners of fields by
+//! other writes than apply are not known.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -26,7 +27,8 @@ impl Patch {
     /// 415 for another media type, 400 for a body that does not parse.
     pub(crate) fn parse(media_type: &str, body: &[u8]) -> Result<Self, ApiError> {
         let value = || {
-            serde_json::from_slice::<Value>(body).map_err(|error| ApiError::bad_request(error.to_string()))
+            serde_json::from_slice::<Value>(body)
+                .map_err(|error| ApiError::bad_request(error.to_string()))
         };
         match media_type {
             "application/json-patch+json" => serde_json::from_slice(body)
@@ -64,7 +66,8 @@ pub(crate) fn yaml(body: &[u8]) -> Result<Value, ApiError> {
     if let Ok(value) = serde_json::from_slice(body) {
         return Ok(value);
     }
-    let text = std::str::from_utf8(body).map_err(|error| ApiError::bad_request(error.to_string()))?;
+    let text =
+        std::str::from_utf8(body).map_err(|error| ApiError::bad_request(error.to_string()))?;
     serde_saphyr::from_str(text)
         .map_err(|error| ApiError::bad_request(format!("error decoding YAML: {error}")))
 }
@@ -95,7 +98,8 @@ fn merge_keys(list: &str, style: Style) -> Option<&'static [&'static str]> {
         "ownerReferences" | "reservedFor" => &["uid"],
         "hostAliases" | "podIPs" | "hostIPs" => &["ip"],
         "topologySpreadConstraints" => &["topologyKey"],
-        // `status.devices` of a claim; `spec.devices` of a claim is an object and of a slice atomic.
+        // `status.devices` of a claim; `spec.devices` of a claim is an object and of a slice
+        // atomic.
         "devices" if style == Style::Apply => &["driver", "device", "pool", "shareID"],
         _ => return None,
     };
@@ -161,13 +165,19 @@ fn merge_field(map: &mut Map<String, Value>, key: &str, value: &Value, style: St
     }
 }
 
-/// Whether the items carry the first key, or are directives for the whole list. A list of another kind may share the name
-/// (`spec.devices` of a slice has no `driver`).
+/// Whether the items carry the first key, or are directives for the whole list. A list of another
+/// kind may share the name (`spec.devices` of a slice has no `driver`).
 fn mergeable(items: &[Value], keys: &[&str]) -> bool {
     items.iter().all(|item| item.get(keys[0]).is_some() || item.get("$patch").is_some())
 }
 
-fn merge_list(map: &mut Map<String, Value>, key: &str, items: &[Value], keys: &[&str], style: Style) {
+fn merge_list(
+    map: &mut Map<String, Value>,
+    key: &str,
+    items: &[Value],
+    keys: &[&str],
+    style: Style,
+) {
     let list = map.entry(key).or_insert_with(|| Value::Array(Vec::new()));
     if !list.is_array() {
         *list = Value::Array(Vec::new());
@@ -210,16 +220,19 @@ fn remove_items(list: Option<&mut Value>, gone: &Value) {
     }
 }
 
-/// Puts a merged list into the order that the strategic merge defines: the patch's items in the patch's order, the others
-/// as they were, and where the server knew both, its order between them.
+/// Puts a merged list into the order that the strategic merge defines: the patch's items in the
+/// patch's order, the others as they were, and where the server knew both, its order between them.
 fn reorder(map: &mut Map<String, Value>, before: &Map<String, Value>, list: &str, order: &Value) {
     let keys = merge_keys(list, Style::Strategic).unwrap_or_default();
     if keys.is_empty() && !PRIMITIVE_SETS.contains(&list) {
         return;
     }
-    let (Some(Value::Array(merged)), Value::Array(order)) = (map.get_mut(list), order) else { return };
+    let (Some(Value::Array(merged)), Value::Array(order)) = (map.get_mut(list), order) else {
+        return;
+    };
     let server = before.get(list).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
-    let place = |list: &[Value], item: &Value| list.iter().position(|other| same(other, item, keys));
+    let place =
+        |list: &[Value], item: &Value| list.iter().position(|other| same(other, item, keys));
     let (mut patched, mut others): (Vec<Value>, Vec<Value>) =
         std::mem::take(merged).into_iter().partition(|item| place(order, item).is_some());
     patched.sort_by_key(|item| place(order, item));
@@ -251,12 +264,16 @@ pub(crate) struct Applied {
 }
 
 impl Applied {
-    /// Takes out of an object what this manager applied before and does not name any more, unless another one applies it.
+    /// Takes out of an object what this manager applied before and does not name any more, unless
+    /// another one applies it.
     pub(crate) fn prune(&self, object: &mut Value, uid: &str, manager: &str, patch: &Value) {
         let Some(managers) = self.by_object.get(uid) else { return };
         let Some(before) = managers.get(manager) else { return };
-        let others: Vec<&Value> =
-            managers.iter().filter(|(name, _)| *name != manager).map(|(_, applied)| applied).collect();
+        let others: Vec<&Value> = managers
+            .iter()
+            .filter(|(name, _)| *name != manager)
+            .map(|(_, applied)| applied)
+            .collect();
         prune(object, before, patch, &others);
     }
 
@@ -277,7 +294,9 @@ fn prune(target: &mut Value, before: &Value, now: &Value, others: &[&Value]) {
         }
         let keys = merge_keys(key, Style::Apply).unwrap_or_default();
         match map.get_mut(key) {
-            Some(Value::Array(list)) if !keys.is_empty() || PRIMITIVE_SETS.contains(&key.as_str()) => {
+            Some(Value::Array(list))
+                if !keys.is_empty() || PRIMITIVE_SETS.contains(&key.as_str()) =>
+            {
                 prune_list(list, old, new, &kept, keys);
             }
             Some(inner) => prune(inner, old, new, &kept),
@@ -286,9 +305,16 @@ fn prune(target: &mut Value, before: &Value, now: &Value, others: &[&Value]) {
     }
 }
 
-fn prune_list(list: &mut Vec<Value>, before: &Value, now: &Value, others: &[&Value], keys: &[&str]) {
+fn prune_list(
+    list: &mut Vec<Value>,
+    before: &Value,
+    now: &Value,
+    others: &[&Value],
+    keys: &[&str],
+) {
     list.retain(|item| {
-        let still = || std::iter::once(&now).chain(others).any(|list| find(list, item, keys).is_some());
+        let still =
+            || std::iter::once(&now).chain(others).any(|list| find(list, item, keys).is_some());
         find(before, item, keys).is_none() || still()
     });
     for item in list {
@@ -305,5 +331,9 @@ fn find<'a>(list: &'a Value, item: &Value, keys: &[&str]) -> Option<&'a Value> {
 
 /// Whether two items of a list are the same one: by their keys, or as a whole where there are none.
 fn same(one: &Value, other: &Value, keys: &[&str]) -> bool {
-    if keys.is_empty() { one == other } else { keys.iter().all(|key| one.get(key) == other.get(key)) }
+    if keys.is_empty() {
+        one == other
+    } else {
+        keys.iter().all(|key| one.get(key) == other.get(key))
+    }
 }

@@ -1,6 +1,7 @@
 //! Quantities, as far as the server and the scheduler compare them: exact, in billionths.
 //!
-//! Written apart from `tessera-api` on purpose: what judges the product's objects does not share its parser.
+//! Written apart from `tessera-api` on purpose: what judges the product's objects does not share
+//! its parser.
 
 /// A quantity in units of 10^-9.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -8,7 +9,8 @@ pub struct Nano(pub i128);
 
 const NANO: i128 = 1_000_000_000;
 
-/// Reads a quantity of the Kubernetes grammar. Amounts finer than 10^-9 are rounded up, as upstream does.
+/// Reads a quantity of the Kubernetes grammar. Amounts finer than 10^-9 are rounded up, as upstream
+/// does.
 pub fn parse(text: &str) -> Option<Nano> {
     let (sign, rest) = match text.as_bytes().first()? {
         b'-' => (-1, &text[1..]),

@@ -151,7 +151,8 @@ fn parse_label(part: &str) -> Result<Requirement, ApiError> {
     if let Some(head) = part.strip_suffix(')') {
         let (head, values) = head.split_once('(').ok_or_else(|| unparsable(part))?;
         let values = values.split(',').map(|value| value.trim().to_owned()).collect();
-        let (key, operator) = head.trim().rsplit_once(char::is_whitespace).ok_or_else(|| unparsable(part))?;
+        let (key, operator) =
+            head.trim().rsplit_once(char::is_whitespace).ok_or_else(|| unparsable(part))?;
         return match operator {
             "in" => requirement(key, Test::In(values)),
             "notin" => requirement(key, Test::NotIn(values)),

@@ -71,7 +71,10 @@ pub(crate) struct Call<'a> {
 }
 
 /// Answers every request.
-pub(crate) async fn handle(State(shared): State<Arc<Shared>>, request: HttpRequest<Body>) -> Response<Body> {
+pub(crate) async fn handle(
+    State(shared): State<Arc<Shared>>,
+    request: HttpRequest<Body>,
+) -> Response<Body> {
     answer(&shared, request).await.unwrap_or_else(|error| failure(&error))
 }
 
@@ -93,8 +96,11 @@ async fn answer(shared: &Shared, request: HttpRequest<Body>) -> Result<Response<
     let body = axum::body::to_bytes(body, BODY_LIMIT)
         .await
         .map_err(|error| ApiError::bad_request(format!("cannot read the body: {error}")))?;
-    let media_type =
-        text_header(&parts.headers, CONTENT_TYPE.as_str()).split(';').next().unwrap_or_default().trim();
+    let media_type = text_header(&parts.headers, CONTENT_TYPE.as_str())
+        .split(';')
+        .next()
+        .unwrap_or_default()
+        .trim();
     let call = Call {
         spared: parts.extensions.get::<Observer>().is_some(),
         shared,
@@ -152,15 +158,17 @@ impl Call<'_> {
         }
     }
 
-    /// Writes the object as somebody else would who has nothing to do with what this request is about.
+    /// Writes the object as somebody else would who has nothing to do with what this request is
+    /// about.
     fn overtake(&self, name: &str) -> Result<(), ApiError> {
         let kind = self.route.kind;
         let key = (self.route.in_namespace().to_owned(), name.to_owned());
         self.shared.store.transact(kind.shelf, &key, |_, current| {
             let current = current.ok_or_else(|| ApiError::not_found(kind, name))?;
             let mut object = Value::clone(current);
-            let annotations =
-                meta::metadata_mut(&mut object).entry("annotations").or_insert_with(|| serde_json::json!({}));
+            let annotations = meta::metadata_mut(&mut object)
+                .entry("annotations")
+                .or_insert_with(|| serde_json::json!({}));
             annotations[OVERTAKEN] = meta::resource_version(current).into();
             Ok(Write::Put(object))
         })?;
@@ -179,7 +187,9 @@ impl Call<'_> {
             ("PUT", Some(name), None) => self.replace(name, Part::Main),
             ("PATCH", Some(name), None) => self.patch(name, Part::Main),
             ("DELETE", Some(name), None) => self.delete(name),
-            (_, Some(name), Some(subresource)) => subresource::run(self, method, name, subresource).await,
+            (_, Some(name), Some(subresource)) => {
+                subresource::run(self, method, name, subresource).await
+            }
             _ => Err(ApiError::method_not_allowed()),
         }
     }
@@ -244,7 +254,8 @@ impl Call<'_> {
             }
             None => store.list(kind.shelf, namespace),
         };
-        let key = |object: &Value| (meta::namespace(object).to_owned(), meta::name(object).to_owned());
+        let key =
+            |object: &Value| (meta::namespace(object).to_owned(), meta::name(object).to_owned());
         let mut objects: Vec<&Value> = listed
             .objects
             .iter()
@@ -253,13 +264,16 @@ impl Call<'_> {
             .filter(|object| continued.as_ref().is_none_or(|from| key(object) > from.after))
             .collect();
         let mut metadata = view::list_metadata(listed.revision);
-        let limit = self.query.number::<usize>("limit").filter(|limit| *limit > 0).unwrap_or(usize::MAX);
+        let limit =
+            self.query.number::<usize>("limit").filter(|limit| *limit > 0).unwrap_or(usize::MAX);
         if objects.len() > limit {
             metadata.insert("remainingItemCount".into(), (objects.len() - limit).into());
             objects.truncate(limit);
             let after = objects.last().map(|last| key(last)).unwrap_or_default();
-            metadata
-                .insert("continue".into(), Continue { revision: listed.revision, after }.to_string().into());
+            metadata.insert(
+                "continue".into(),
+                Continue { revision: listed.revision, after }.to_string().into(),
+            );
         }
         let body = self.view.list(kind, objects.into_iter(), metadata)?;
         respond(StatusCode::OK, "application/json", body)
@@ -269,7 +283,9 @@ impl Call<'_> {
         let initial = self.query.text("sendInitialEvents").map(|text| text == "true");
         if initial.is_some() && self.query.text("resourceVersionMatch") != Some("NotOlderThan") {
             let said = "resourceVersionMatch: Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan";
-            return Err(ApiError::unprocessable(format!("ListOptions.meta.k8s.io \"\" is invalid: {said}")));
+            return Err(ApiError::unprocessable(format!(
+                "ListOptions.meta.k8s.io \"\" is invalid: {said}"
+            )));
         }
         let timeout = self.query.number("timeoutSeconds").map(Duration::from_secs);
         let wanted = watch::Wanted {
@@ -354,7 +370,8 @@ impl Call<'_> {
         let mut options: DeleteOptions = if self.body.is_empty() {
             DeleteOptions::default()
         } else {
-            serde_json::from_slice(&self.body).map_err(|error| ApiError::bad_request(error.to_string()))?
+            serde_json::from_slice(&self.body)
+                .map_err(|error| ApiError::bad_request(error.to_string()))?
         };
         options.grace_period_seconds =
             options.grace_period_seconds.or(self.query.number("gracePeriodSeconds"));
@@ -378,8 +395,12 @@ impl Call<'_> {
     fn delete_all(&self) -> Result<Response<Body>, ApiError> {
         let (kind, selector, options) = (self.route.kind, self.selector()?, self.delete_options()?);
         let listed = self.shared.store.list(kind.shelf, selector.namespace.as_deref());
-        let chosen: Vec<&Value> =
-            listed.objects.iter().map(AsRef::as_ref).filter(|object| selector.matches(object)).collect();
+        let chosen: Vec<&Value> = listed
+            .objects
+            .iter()
+            .map(AsRef::as_ref)
+            .filter(|object| selector.matches(object))
+            .collect();
         for object in &chosen {
             let request = Request { namespace: meta::namespace(object), ..self.request() };
             match request.delete(meta::name(object), &options) {
@@ -388,7 +409,11 @@ impl Call<'_> {
             }
         }
         let metadata = view::list_metadata(self.shared.store.revision());
-        respond(StatusCode::OK, "application/json", self.view.list(kind, chosen.into_iter(), metadata)?)
+        respond(
+            StatusCode::OK,
+            "application/json",
+            self.view.list(kind, chosen.into_iter(), metadata)?,
+        )
     }
 
     pub(crate) fn written(&self, written: &Written) -> Result<Response<Body>, ApiError> {
@@ -425,7 +450,10 @@ fn decode(kind: &Kind, mut raw: Value, strict: bool) -> Result<Value, ApiError> 
     if strict && !decoded.unknown.is_empty() {
         let unknown: Vec<String> =
             decoded.unknown.iter().map(|path| format!("unknown field \"{path}\"")).collect();
-        return Err(ApiError::bad_request(format!("strict decoding error: {}", unknown.join(", "))));
+        return Err(ApiError::bad_request(format!(
+            "strict decoding error: {}",
+            unknown.join(", ")
+        )));
     }
     Ok(match kind.store {
         Some(store) => store(decoded.object),
@@ -478,7 +506,10 @@ pub(crate) fn respond(
 
 fn failure(error: &ApiError) -> Response<Body> {
     let mut response = Response::new(Body::from(error.status().to_string()));
-    *response.status_mut() = StatusCode::from_u16(error.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    response.headers_mut().insert(CONTENT_TYPE, axum::http::HeaderValue::from_static("application/json"));
+    *response.status_mut() =
+        StatusCode::from_u16(error.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    response
+        .headers_mut()
+        .insert(CONTENT_TYPE, axum::http::HeaderValue::from_static("application/json"));
     response
 }

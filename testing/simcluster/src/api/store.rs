@@ -1,7 +1,8 @@
 //! The one owner of objects: current state, and the changes that led to it.
 //!
-//! Every write takes the next revision. Readers get shared pointers; nothing stored is ever changed in place. The log of
-//! each shelf is bounded, as etcd's is by compaction: who asks for what is gone gets 410 and lists anew.
+//! Every write takes the next revision. Readers get shared pointers; nothing stored is ever changed
+//! in place. The log of each shelf is bounded, as etcd's is by compaction: who asks for what is
+//! gone gets 410 and lists anew.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -31,7 +32,8 @@ pub(crate) struct Change {
     pub(crate) at: Instant,
     pub(crate) what: ChangeType,
     pub(crate) key: Key,
-    /// The object after the change; for a deletion its last state, with the revision of the deletion.
+    /// The object after the change; for a deletion its last state, with the revision of the
+    /// deletion.
     pub(crate) object: Arc<Value>,
     /// The object before the change.
     pub(crate) previous: Option<Arc<Value>>,
@@ -97,7 +99,8 @@ impl Store {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic inside a transaction leaves the state as it was: writes happen after the closure returned.
+        // A panic inside a transaction leaves the state as it was: writes happen after the closure
+        // returned.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -117,8 +120,11 @@ impl Store {
     /// Everything on a shelf now, in the order of namespace and name.
     pub(crate) fn list(&self, shelf: &str, namespace: Option<&str>) -> Listed {
         let state = self.lock();
-        let objects =
-            state.shelves.get(shelf).map(|shelf| select(&shelf.objects, namespace)).unwrap_or_default();
+        let objects = state
+            .shelves
+            .get(shelf)
+            .map(|shelf| select(&shelf.objects, namespace))
+            .unwrap_or_default();
         Listed { objects, revision: state.revision }
     }
 
@@ -174,8 +180,8 @@ impl Store {
         Ok((changes, revision.max(state.revision)))
     }
 
-    /// Forgets all changes so far: who continues from before a shelf's last change gets 410. Watches that have seen
-    /// everything go on.
+    /// Forgets all changes so far: who continues from before a shelf's last change gets 410.
+    /// Watches that have seen everything go on.
     pub(crate) fn compact(&self) {
         for shelf in self.lock().shelves.values_mut() {
             shelf.compacted = shelf.changes.back().map_or(shelf.compacted, |last| last.revision);
@@ -183,7 +189,8 @@ impl Store {
         }
     }
 
-    /// Forgets all changes and makes every revision handed out so far too old: running watches end with 410 as well.
+    /// Forgets all changes and makes every revision handed out so far too old: running watches end
+    /// with 410 as well.
     pub(crate) fn expire(&self) {
         let mut state = self.lock();
         state.revision += 1;
@@ -246,7 +253,8 @@ impl Store {
         };
         shelf.changes.push_back(Arc::new(change));
         while shelf.changes.len() > self.kept_changes {
-            shelf.compacted = shelf.changes.pop_front().map_or(shelf.compacted, |gone| gone.revision);
+            shelf.compacted =
+                shelf.changes.pop_front().map_or(shelf.compacted, |gone| gone.revision);
         }
         drop(state);
         // Two writers may get here in either order; the revision must not go back.

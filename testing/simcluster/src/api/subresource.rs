@@ -27,7 +27,9 @@ pub(crate) async fn run(
         ("POST", "pods", "binding") => bind(call, name),
         ("POST", "pods", "eviction") => evict(call, name),
         ("GET", "pods", "log") => log::answer(call, name).await,
-        (_, _, "status") | (_, "pods", "binding" | "eviction" | "log") => Err(ApiError::method_not_allowed()),
+        (_, _, "status") | (_, "pods", "binding" | "eviction" | "log") => {
+            Err(ApiError::method_not_allowed())
+        }
         _ => Err(ApiError::no_such_path()),
     }
 }
@@ -37,8 +39,7 @@ fn parsed(call: &Call<'_>) -> Result<Value, ApiError> {
 }
 
 fn success() -> Result<Response<Body>, ApiError> {
-    let status =
-        json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201});
+    let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201});
     json(StatusCode::CREATED, &status)
 }
 
@@ -61,7 +62,8 @@ fn bind(call: &Call<'_>, name: &str) -> Result<Response<Body>, ApiError> {
 
 fn bound(kind: &Kind, pod: &Value, binding: &Value, node: &str) -> Result<Value, ApiError> {
     let name = meta::name(pod);
-    let refuse = |because: String| Err(ApiError::conflict(kind, &format!("{name}/binding"), &because));
+    let refuse =
+        |because: String| Err(ApiError::conflict(kind, &format!("{name}/binding"), &because));
     let uid = meta::uid(binding);
     if !uid.is_empty() && uid != meta::uid(pod) {
         return refuse(format!(
@@ -93,8 +95,7 @@ fn bound(kind: &Kind, pod: &Value, binding: &Value, node: &str) -> Result<Value,
 }
 
 fn set_scheduled(pod: &mut Value, now: String) {
-    let scheduled =
-        json!({"type": "PodScheduled", "status": "True", "lastTransitionTime": now, "lastProbeTime": null});
+    let scheduled = json!({"type": "PodScheduled", "status": "True", "lastTransitionTime": now, "lastProbeTime": null});
     match pod["status"]["conditions"].as_array_mut() {
         Some(conditions) => {
             conditions.retain(|condition| condition["type"] != "PodScheduled");

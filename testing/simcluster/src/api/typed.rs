@@ -1,6 +1,6 @@
-//! Objects pass through the generated types of the current Kubernetes schema, as they do in the real server: a field of
-//! the wrong type is refused, an unknown one is dropped (or refused, where the client asks for strict validation), and a
-//! number where a quantity belongs becomes a string.
+//! Objects pass through the generated types of the current Kubernetes schema, as they do in the
+//! real server: a field of the wrong type is refused, an unknown one is dropped (or refused, where
+//! the client asks for strict validation), and a number where a quantity belongs becomes a string.
 
 use k8s_openapi::serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
@@ -31,8 +31,16 @@ pub(crate) fn decode<T: DeserializeOwned + Serialize>(mut raw: Value) -> Result<
 }
 
 /// Maps whose values are quantities, and single fields that are one.
-const QUANTITY_MAPS: &[&str] =
-    &["requests", "limits", "capacity", "allocatable", "consumedCapacity", "hard", "counters", "overhead"];
+const QUANTITY_MAPS: &[&str] = &[
+    "requests",
+    "limits",
+    "capacity",
+    "allocatable",
+    "consumedCapacity",
+    "hard",
+    "counters",
+    "overhead",
+];
 const QUANTITY_FIELDS: &[&str] = &["min", "max", "step", "default", "sizeLimit"];
 
 fn quantities_to_strings(value: &mut Value) {
@@ -83,7 +91,8 @@ fn check_quantities(value: &Value) -> Result<(), String> {
     };
     match value {
         Value::Object(map) => {
-            for (key, inner) in map.iter().filter(|(key, _)| *key != "parameters" && *key != "data") {
+            for (key, inner) in map.iter().filter(|(key, _)| *key != "parameters" && *key != "data")
+            {
                 let amounts = inner.as_object().filter(|_| QUANTITY_MAPS.contains(&key.as_str()));
                 for amount in amounts.into_iter().flat_map(Map::values) {
                     check(amount)?;
@@ -119,7 +128,8 @@ fn collect_unknown(path: &str, raw: &Value, known: &Value, unknown: &mut Vec<Str
     }
 }
 
-/// Maps that the server omits when they are empty. Other empty objects say something (`emptyDir: {}`).
+/// Maps that the server omits when they are empty. Other empty objects say something (`emptyDir:
+/// {}`).
 const OMITTED_WHEN_EMPTY: &[&str] =
     &["labels", "annotations", "nodeSelector", "attributes", "capacity", "consumedCapacity"];
 
@@ -130,7 +140,9 @@ fn drop_empty(value: &mut Value) {
             map.retain(|key, inner| match inner {
                 Value::Null => false,
                 Value::Array(items) => !items.is_empty(),
-                Value::Object(inner) => !(inner.is_empty() && OMITTED_WHEN_EMPTY.contains(&key.as_str())),
+                Value::Object(inner) => {
+                    !(inner.is_empty() && OMITTED_WHEN_EMPTY.contains(&key.as_str()))
+                }
                 _ => true,
             });
             for (key, inner) in map.iter_mut() {

@@ -1,4 +1,5 @@
-//! Who speaks: bearer tokens stand for users. There is no authorization; admission policies look at the user.
+//! Who speaks: bearer tokens stand for users. There is no authorization; admission policies look at
+//! the user.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, PoisonError};
@@ -72,7 +73,8 @@ impl Tokens {
         token
     }
 
-    /// The user of a request: its token's, or whom it impersonates, or the administrator without a token.
+    /// The user of a request: its token's, or whom it impersonates, or the administrator without a
+    /// token.
     ///
     /// # Errors
     /// 401 for a token that was never issued.
@@ -91,8 +93,11 @@ impl Tokens {
 fn impersonated(name: &str, headers: &HeaderMap) -> User {
     let mut user = User::named(name);
     for (header, value) in headers {
-        if let (Some(key), Ok(value)) = (header.as_str().strip_prefix("impersonate-extra-"), value.to_str()) {
-            // client-go percent-encodes the slash, the only character of the keys in use that a header name lacks.
+        if let (Some(key), Ok(value)) =
+            (header.as_str().strip_prefix("impersonate-extra-"), value.to_str())
+        {
+            // client-go percent-encodes the slash, the only character of the keys in use that a
+            // header name lacks.
             let key = key.replace("%2f", "/").replace("%2F", "/");
             user.extra.entry(key).or_default().push(value.to_owned());
         }

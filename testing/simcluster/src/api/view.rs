@@ -57,7 +57,12 @@ impl View {
                 );
             }
             Self::Full => {
-                return self.written(&format!("{}List", kind.kind), &kind.api_version(), metadata, objects);
+                return self.written(
+                    &format!("{}List", kind.kind),
+                    &kind.api_version(),
+                    metadata,
+                    objects,
+                );
             }
             Self::Metadata => {
                 let items: Vec<Value> = objects.map(|object| self.object(kind, object)).collect();
@@ -85,14 +90,14 @@ impl View {
 
     /// A bookmark: nothing but a resource version.
     pub(crate) fn bookmark(self, kind: &Kind, revision: u64, end_of_initial: bool) -> Value {
-        let mut metadata = json!({"resourceVersion": revision.to_string(), "creationTimestamp": null});
+        let mut metadata =
+            json!({"resourceVersion": revision.to_string(), "creationTimestamp": null});
         if end_of_initial {
             metadata["annotations"] = json!({"k8s.io/initial-events-end": "true"});
         }
         match self {
             Self::Full => {
-                let mut bookmark =
-                    json!({"kind": kind.kind, "apiVersion": kind.api_version(), "metadata": metadata});
+                let mut bookmark = json!({"kind": kind.kind, "apiVersion": kind.api_version(), "metadata": metadata});
                 // Typed clients decode bookmarks too, and a pod without containers is none.
                 match kind.plural {
                     "pods" => bookmark["spec"] = json!({"containers": null}),
@@ -150,7 +155,8 @@ pub(crate) fn list_metadata(revision: u64) -> Map<String, Value> {
 
 /// The `Status` that answers a deletion.
 pub(crate) fn deleted(kind: &Kind, object: &Value) -> Value {
-    let mut details = json!({"name": meta::name(object), "kind": kind.plural, "uid": meta::uid(object)});
+    let mut details =
+        json!({"name": meta::name(object), "kind": kind.plural, "uid": meta::uid(object)});
     if !kind.group.is_empty() {
         details["group"] = kind.group.into();
     }

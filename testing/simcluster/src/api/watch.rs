@@ -28,7 +28,8 @@ pub(crate) struct Signals {
     pub(crate) bookmark: watch::Sender<u64>,
     /// The server stops.
     pub(crate) stop: CancellationToken,
-    /// The watch cache knows nothing of what happened up to this revision: who continues from before it gets 410.
+    /// The watch cache knows nothing of what happened up to this revision: who continues from
+    /// before it gets 410.
     pub(crate) forgotten: AtomicU64,
     /// How many watches could not be continued for that reason.
     pub(crate) expired: AtomicU64,
@@ -50,10 +51,15 @@ pub(crate) struct Wanted {
 }
 
 /// Starts a watch; its lines arrive on the receiver until either side goes away.
-pub(crate) fn start(store: Arc<Store>, signals: &Arc<Signals>, wanted: Wanted) -> mpsc::Receiver<Bytes> {
+pub(crate) fn start(
+    store: Arc<Store>,
+    signals: &Arc<Signals>,
+    wanted: Wanted,
+) -> mpsc::Receiver<Bytes> {
     let (lines, receiver) = mpsc::channel(WAITING_LINES);
     let forgotten = signals.forgotten.load(Ordering::Relaxed);
-    let watcher = Watcher { lines, position: 0, store, wanted, forgotten, signals: signals.clone() };
+    let watcher =
+        Watcher { lines, position: 0, store, wanted, forgotten, signals: signals.clone() };
     let mut close = signals.close.subscribe();
     let bookmark = signals.bookmark.subscribe();
     let stop = signals.stop.clone();
@@ -113,12 +119,14 @@ impl Watcher {
             self.position = self.wanted.resource_version.unwrap_or_default();
             if self.wanted.faults.is_some() && self.position < self.forgotten {
                 self.signals.expired.fetch_add(1, Ordering::Relaxed);
-                self.send("ERROR", &ApiError::expired(self.position, self.forgotten).status()).await?;
+                self.send("ERROR", &ApiError::expired(self.position, self.forgotten).status())
+                    .await?;
                 return Ok(false);
             }
             return Ok(true);
         }
-        let listed = self.store.list(self.wanted.kind.shelf, self.wanted.selector.namespace.as_deref());
+        let listed =
+            self.store.list(self.wanted.kind.shelf, self.wanted.selector.namespace.as_deref());
         for object in listed.objects.iter().filter(|object| self.wanted.selector.matches(object)) {
             let object = self.wanted.view.object(self.wanted.kind, object);
             self.send("ADDED", &object).await?;
@@ -142,8 +150,11 @@ impl Watcher {
                         WatchFault::Delay(lag) => tokio::time::sleep_until(change.at + lag).await,
                         WatchFault::Break => return Err(Gone),
                         WatchFault::Expire => {
-                            self.send("ERROR", &ApiError::expired(self.position, change.revision).status())
-                                .await?;
+                            self.send(
+                                "ERROR",
+                                &ApiError::expired(self.position, change.revision).status(),
+                            )
+                            .await?;
                             return Ok(false);
                         }
                     }
@@ -165,8 +176,8 @@ impl Watcher {
         faults.map_or(WatchFault::None, |(faults, request)| faults.decide_event(request))
     }
 
-    /// How a change looks through the selector: an object that stops matching is deleted for this client, one that
-    /// starts to match is added.
+    /// How a change looks through the selector: an object that stops matching is deleted for this
+    /// client, one that starts to match is added.
     fn visible<'a>(&self, change: &'a Change) -> Option<(&'static str, &'a Value)> {
         let selector = &self.wanted.selector;
         let before = change.previous.as_ref().is_some_and(|previous| selector.matches(previous));
@@ -188,8 +199,10 @@ impl Watcher {
     }
 
     async fn send(&self, what: &str, object: &Value) -> Result<(), Gone> {
-        let mut line = serde_json::to_vec(&json!({"type": what, "object": object}))
-            .unwrap_or_else(|error| ApiError::internal(error.to_string()).status().to_string().into_bytes());
+        let mut line =
+            serde_json::to_vec(&json!({"type": what, "object": object})).unwrap_or_else(|error| {
+                ApiError::internal(error.to_string()).status().to_string().into_bytes()
+            });
         line.push(b'\n');
         self.lines.send(line.into()).await.map_err(|_| Gone)
     }

@@ -44,14 +44,17 @@ impl Injector {
         let state: Arc<Mutex<State>> = Arc::default();
         let (requests, events) = (state.clone(), state.clone());
         let (request_plan, event_plan) = (plan.clone(), plan.clone());
-        api.set_fault_hook(Some(Arc::new(move |request| locked(&requests).decide(&request_plan, request))));
+        api.set_fault_hook(Some(Arc::new(move |request| {
+            locked(&requests).decide(&request_plan, request)
+        })));
         api.set_watch_fault_hook(Some(Arc::new(move |watch| {
             locked(&events).decide_event(&event_plan, watch)
         })));
         Self { api, plan, clocks, state }
     }
 
-    /// Goes through the plan; afterwards everything is as it was, but for what the faults have done.
+    /// Goes through the plan; afterwards everything is as it was, but for what the faults have
+    /// done.
     ///
     /// # Errors
     /// A clock cannot be set.
@@ -124,7 +127,8 @@ impl Injector {
 /// Begins and ends, in order of time.
 fn moments(episodes: &[Episode]) -> Vec<(Duration, bool, &What)> {
     let begins = episodes.iter().map(|episode| (episode.begins, true, &episode.what));
-    let ends = episodes.iter().map(|episode| (episode.begins + episode.lasts, false, &episode.what));
+    let ends =
+        episodes.iter().map(|episode| (episode.begins + episode.lasts, false, &episode.what));
     let mut moments: Vec<_> = begins.chain(ends).collect();
     moments.sort_by_key(|(at, ..)| *at);
     moments
@@ -153,7 +157,8 @@ impl State {
             What::Storm { resource, every } => Some((*resource, *every)),
             _ => None,
         });
-        let is_stormy = storms.into_iter().any(|(of, every)| of == request.resource && number % every == 0);
+        let is_stormy =
+            storms.into_iter().any(|(of, every)| of == request.resource && number % every == 0);
         let is_update = matches!(request.verb, "update" | "patch");
         if is_update && is_stormy {
             self.count(match request.resource {
@@ -164,12 +169,17 @@ impl State {
             return Fault::Overtake;
         }
         match self.trouble() {
-            // A lease that is not renewed ends the leader: only some of its renewals get into trouble.
+            // A lease that is not renewed ends the leader: only some of its renewals get into
+            // trouble.
             Some(every) if draw % every == 0 && is_write => {
                 let error = refusal(draw / every);
                 let kind = self.rarer(Kind::LostAnswer, Kind::Refusal);
                 self.count(kind);
-                if kind == Kind::LostAnswer { Fault::LoseAnswer(error) } else { Fault::Refuse(error) }
+                if kind == Kind::LostAnswer {
+                    Fault::LoseAnswer(error)
+                } else {
+                    Fault::Refuse(error)
+                }
             }
             _ => Fault::None,
         }
@@ -179,7 +189,8 @@ impl State {
         if !watch.user.name.starts_with(VICTIMS) || self.running.is_empty() {
             return WatchFault::None;
         }
-        let (_, draw) = self.draw(plan, format!("{} events of {}", watch.user.name, watch.resource));
+        let (_, draw) =
+            self.draw(plan, format!("{} events of {}", watch.user.name, watch.resource));
         if let Some(every) = self.trouble()
             && draw % (2 * every) == 0
         {
@@ -193,7 +204,9 @@ impl State {
         });
         let Some(most) = lag else { return WatchFault::None };
         self.count(Kind::LateEvent);
-        WatchFault::Delay(most.mul_f64(f64::from(u16::try_from(draw % 1000).unwrap_or_default()) / 1000.0))
+        WatchFault::Delay(
+            most.mul_f64(f64::from(u16::try_from(draw % 1000).unwrap_or_default()) / 1000.0),
+        )
     }
 
     /// Of two kinds that which has happened less: both have to happen in a short run too.

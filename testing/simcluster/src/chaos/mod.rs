@@ -5,8 +5,9 @@
 //!      -> injector.rs: does it to an API server, and counts what has really happened
 //! ```
 //!
-//! A seed replays the plan: the episodes, their times and lengths, and what becomes of the n-th request or event of each
-//! stream (one user, one verb, one resource). It does not replay how fast the programs run, so a failure may need a few tries.
+//! A seed replays the plan: the episodes, their times and lengths, and what becomes of the n-th
+//! request or event of each stream (one user, one verb, one resource). It does not replay how fast
+//! the programs run, so a failure may need a few tries.
 
 mod injector;
 mod plan;

@@ -49,7 +49,8 @@ impl Kind {
     ];
 }
 
-/// A time during which something happens, or a moment at which it does (then `lasts` is how long it takes to be over).
+/// A time during which something happens, or a moment at which it does (then `lasts` is how long it
+/// takes to be over).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Episode {
     /// When it begins, from the start of the plan.
@@ -105,9 +106,10 @@ pub enum What {
 
 const HOUR: i64 = 3600;
 
-/// A leader gives up after ten seconds without a renewal. Neither of these alone lasts that long, or the run would be about
-/// nothing else: that the leader ends then is what `e2e/tests/faults` shows. The storm on the Lease outlasts an outage and a
-/// pause between two renewals (2 s), so that it meets one.
+/// A leader gives up after ten seconds without a renewal. Neither of these alone lasts that long,
+/// or the run would be about nothing else: that the leader ends then is what `e2e/tests/faults`
+/// shows. The storm on the Lease outlasts an outage and a pause between two renewals (2 s), so that
+/// it meets one.
 const LONGEST_OUTAGE: Duration = Duration::from_millis(2300);
 const LEASE_STORM: Duration = Duration::from_millis(4500);
 
@@ -123,7 +125,8 @@ pub struct FaultPlan {
 }
 
 impl FaultPlan {
-    /// Draws a plan. Every kind of episode is in every plan; what differs is order, length and strength.
+    /// Draws a plan. Every kind of episode is in every plan; what differs is order, length and
+    /// strength.
     pub fn from_seed(seed: u64, length: Duration) -> Self {
         let mut draw = Draw(mix(seed));
         let every = |draw: &mut Draw| 3 + draw.below(4);
@@ -173,7 +176,8 @@ impl FaultPlan {
     }
 }
 
-/// SplitMix64's finalizer (Steele, Lea, Flood 2014): all that is needed is that equal seeds give equal plans.
+/// SplitMix64's finalizer (Steele, Lea, Flood 2014): all that is needed is that equal seeds give
+/// equal plans.
 fn mix(value: u64) -> u64 {
     let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -215,7 +219,10 @@ mod tests {
     #[test]
     fn a_seed_replays_and_another_one_differs() {
         assert_eq!(FaultPlan::from_seed(7, LENGTH), FaultPlan::from_seed(7, LENGTH));
-        assert_ne!(FaultPlan::from_seed(7, LENGTH).episodes, FaultPlan::from_seed(8, LENGTH).episodes);
+        assert_ne!(
+            FaultPlan::from_seed(7, LENGTH).episodes,
+            FaultPlan::from_seed(8, LENGTH).episodes
+        );
         let (a, b) = (FaultPlan::from_seed(7, LENGTH), FaultPlan::from_seed(8, LENGTH));
         assert_eq!(a.draw("stream", 3), a.draw("stream", 3));
         assert_ne!(a.draw("stream", 3), a.draw("stream", 4));

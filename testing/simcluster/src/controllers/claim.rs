@@ -1,11 +1,14 @@
 //! Claims from templates, consumers that are gone, allocations that nobody uses.
 //!
-//! Read from pkg/controller/resourceclaim of Kubernetes 1.37.1. Left out: pod groups, extended resources.
+//! Read from pkg/controller/resourceclaim of Kubernetes 1.37.1. Left out: pod groups, extended
+//! resources.
 
 use std::collections::{BTreeMap, HashMap};
 
 use k8s_openapi::api::core::v1::{ObjectReference, Pod, PodResourceClaim};
-use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimConsumerReference, ResourceClaimTemplate};
+use k8s_openapi::api::resource::v1::{
+    ResourceClaim, ResourceClaimConsumerReference, ResourceClaimTemplate,
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{Api, DeleteParams, ObjectMeta, Patch, PatchParams, PostParams, Preconditions};
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
@@ -31,7 +34,9 @@ enum Work {
 /// Why a piece of work has to be done again.
 #[derive(Debug, thiserror::Error)]
 enum SyncError {
-    #[error("resource claim template \"{0}\": resourceclaimtemplate.resource.k8s.io \"{0}\" not found")]
+    #[error(
+        "resource claim template \"{0}\": resourceclaimtemplate.resource.k8s.io \"{0}\" not found"
+    )]
     NoTemplate(String),
     #[error("the API server refused")]
     Api(#[from] kube::Error),
@@ -149,8 +154,9 @@ impl Controller {
                 .collect();
             let patch = json!({"status": {"resourceClaimStatuses": statuses}});
             let pods: Api<Pod> = Api::namespaced(self.client.clone(), &key.0);
-            let patched =
-                pods.patch_status(&key.1, &PatchParams::default(), &Patch::Strategic(patch)).await?;
+            let patched = pods
+                .patch_status(&key.1, &PatchParams::default(), &Patch::Strategic(patch))
+                .await?;
             self.pods.assume(patched);
         }
         if pod_claim::node_name(&pod).is_some() {
@@ -160,7 +166,11 @@ impl Controller {
     }
 
     /// The name of a claim that the pod's status does not tell yet; made now if it does not exist.
-    async fn claim_for(&mut self, pod: &Pod, entry: &PodResourceClaim) -> Result<Option<String>, SyncError> {
+    async fn claim_for(
+        &mut self,
+        pod: &Pod,
+        entry: &PodResourceClaim,
+    ) -> Result<Option<String>, SyncError> {
         let namespace = pod.namespace().unwrap_or_default();
         match PodClaim::of(pod, entry) {
             PodClaim::Named(_) | PodClaim::NotNeeded => return Ok(None),
@@ -190,7 +200,11 @@ impl Controller {
     }
 
     /// A claim that was made for this entry before, but is not in the pod's status.
-    async fn orphan(&self, pod: &Pod, entry: &PodResourceClaim) -> Result<Option<String>, SyncError> {
+    async fn orphan(
+        &self,
+        pod: &Pod,
+        entry: &PodResourceClaim,
+    ) -> Result<Option<String>, SyncError> {
         let belongs = |claim: &ResourceClaim| {
             claim.namespace() == pod.namespace()
                 && claim.annotations().get(POD_CLAIM_NAME) == Some(&entry.name)
@@ -234,7 +248,8 @@ impl Controller {
         let protected = claim.finalizers().iter().any(|finalizer| finalizer == FINALIZER);
         if remaining.len() < before.len() {
             let mut status = json!({"reservedFor": remaining});
-            // On the way from "used" to "not used" only: a claim that was never reserved stays allocated.
+            // On the way from "used" to "not used" only: a claim that was never reserved stays
+            // allocated.
             if remaining.is_empty() && protected {
                 status = json!({"reservedFor": null, "allocation": null});
             }
@@ -260,7 +275,8 @@ impl Controller {
         namespace: &str,
         consumer: &ResourceClaimConsumerReference,
     ) -> Result<bool, SyncError> {
-        if consumer.api_group.as_deref().is_some_and(|group| !group.is_empty()) || consumer.resource != "pods"
+        if consumer.api_group.as_deref().is_some_and(|group| !group.is_empty())
+            || consumer.resource != "pods"
         {
             // Consumers of other kinds are somebody else's to check.
             return Ok(true);
@@ -269,23 +285,32 @@ impl Controller {
         if let Some(pod) = self.pods.get(&(namespace.to_owned(), consumer.name.clone())) {
             return Ok(pod.metadata.uid.as_ref() == uid && !pod_claim::is_done(pod));
         }
-        // The watch may be behind the scheduler, and removing a pod that is being bound would be bad.
+        // The watch may be behind the scheduler, and removing a pod that is being bound would be
+        // bad.
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
         Ok(pods.get_opt(&consumer.name).await?.is_some_and(|pod| pod.metadata.uid.as_ref() == uid))
     }
 
-    async fn write_status(&self, claim: &ResourceClaim, status: Value) -> Result<ResourceClaim, SyncError> {
+    async fn write_status(
+        &self,
+        claim: &ResourceClaim,
+        status: Value,
+    ) -> Result<ResourceClaim, SyncError> {
         // With the version that was looked at: any change meanwhile makes this fail.
-        let patch = json!({"metadata": {"resourceVersion": claim.resource_version()}, "status": status});
+        let patch =
+            json!({"metadata": {"resourceVersion": claim.resource_version()}, "status": status});
         let claims: Api<ResourceClaim> =
             Api::namespaced(self.client.clone(), &claim.namespace().unwrap_or_default());
-        Ok(claims.patch_status(&claim.name_any(), &PatchParams::default(), &Patch::Merge(patch)).await?)
+        Ok(claims
+            .patch_status(&claim.name_any(), &PatchParams::default(), &Patch::Merge(patch))
+            .await?)
     }
 
     async fn unprotect(&self, claim: &ResourceClaim) -> Result<(), SyncError> {
         let left: Vec<&String> =
             claim.finalizers().iter().filter(|finalizer| *finalizer != FINALIZER).collect();
-        let patch = json!({"metadata": {"resourceVersion": claim.resource_version(), "finalizers": left}});
+        let patch =
+            json!({"metadata": {"resourceVersion": claim.resource_version(), "finalizers": left}});
         let claims: Api<ResourceClaim> =
             Api::namespaced(self.client.clone(), &claim.namespace().unwrap_or_default());
         claims.patch(&claim.name_any(), &PatchParams::default(), &Patch::Merge(patch)).await?;
@@ -294,20 +319,22 @@ impl Controller {
 
     async fn delete_if_unneeded(&self, claim: &ResourceClaim) -> Result<(), SyncError> {
         let namespace = claim.namespace().unwrap_or_default();
-        let owner = claim
-            .owner_references()
-            .iter()
-            .find(|owner| owner.controller == Some(true) && owner.api_version == "v1" && owner.kind == "Pod");
+        let owner = claim.owner_references().iter().find(|owner| {
+            owner.controller == Some(true) && owner.api_version == "v1" && owner.kind == "Pod"
+        });
         let Some(owner) = owner else { return Ok(()) };
-        // A pod that is not known may be not known yet; if it is gone, the garbage collector finds that out.
-        let Some(pod) = self.pods.get(&(namespace.clone(), owner.name.clone())) else { return Ok(()) };
+        // A pod that is not known may be not known yet; if it is gone, the garbage collector finds
+        // that out.
+        let Some(pod) = self.pods.get(&(namespace.clone(), owner.name.clone())) else {
+            return Ok(());
+        };
         let replaced = pod.metadata.uid.as_ref() != Some(&owner.uid);
         if !(replaced || pod_claim::is_done(pod)) || claim.metadata.deletion_timestamp.is_some() {
             return Ok(());
         }
         let claims: Api<ResourceClaim> = Api::namespaced(self.client.clone(), &namespace);
-        let params =
-            DeleteParams::default().preconditions(Preconditions { uid: claim.uid(), resource_version: None });
+        let params = DeleteParams::default()
+            .preconditions(Preconditions { uid: claim.uid(), resource_version: None });
         match claims.delete(&claim.name_any(), &params).await {
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
             Err(error) => Err(error.into()),
@@ -336,10 +363,16 @@ impl Controller {
 
 fn uses(pod: &Pod, claim: &Key) -> bool {
     pod.namespace().as_ref() == Some(&claim.0)
-        && pod_claim::entries(pod).iter().any(|entry| PodClaim::of(pod, entry).name() == Some(&claim.1))
+        && pod_claim::entries(pod)
+            .iter()
+            .any(|entry| PodClaim::of(pod, entry).name() == Some(&claim.1))
 }
 
-fn generated(pod: &Pod, entry: &PodResourceClaim, template: &ResourceClaimTemplate) -> ResourceClaim {
+fn generated(
+    pod: &Pod,
+    entry: &PodResourceClaim,
+    template: &ResourceClaimTemplate,
+) -> ResourceClaim {
     let template = template.spec.clone().unwrap_or_default();
     let metadata = template.metadata.unwrap_or_default();
     let mut annotations = metadata.annotations.unwrap_or_default();

@@ -1,7 +1,9 @@
 //! The garbage collector: what is left without an owner goes; foreground and orphan deletion.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, Preconditions, PropagationPolicy};
+use kube::api::{
+    Api, DeleteParams, DynamicObject, Patch, PatchParams, Preconditions, PropagationPolicy,
+};
 use kube::runtime::watcher::Event;
 use kube::{Client, ResourceExt};
 use serde_json::json;
@@ -30,7 +32,8 @@ enum Work {
 /// Why a piece of work has to be done again.
 #[derive(Debug, thiserror::Error)]
 enum SyncError {
-    /// Its owner may go before a watch shows it; no event would tell that it went (kubernetes/kubernetes#56121).
+    /// Its owner may go before a watch shows it; no event would tell that it went
+    /// (kubernetes/kubernetes#56121).
     #[error("the owner {0} is there, but no watch has shown it yet")]
     OwnerNotWatched(String),
     #[error(transparent)]
@@ -75,8 +78,10 @@ impl Controller {
     fn watch(&self) -> mpsc::Receiver<(usize, Event<DynamicObject>)> {
         let (sender, receiver) = mpsc::channel(1);
         for (index, kind) in self.kinds.iter().enumerate() {
-            let mut events =
-                informer::watch(Api::<DynamicObject>::all_with(self.client.clone(), &resource(kind)));
+            let mut events = informer::watch(Api::<DynamicObject>::all_with(
+                self.client.clone(),
+                &resource(kind),
+            ));
             let sender = sender.clone();
             tokio::spawn(async move {
                 while let Some(event) = events.recv().await {
@@ -100,7 +105,8 @@ impl Controller {
             }
         }
         // After a list, in the place of what is gone there may be another of that name.
-        let stays = |old: &DynamicObject| change.new.as_ref().is_some_and(|new| new.uid() == old.uid());
+        let stays =
+            |old: &DynamicObject| change.new.as_ref().is_some_and(|new| new.uid() == old.uid());
         if let Some(gone) = change.old.as_ref().filter(|old| !stays(old)) {
             for dependent in self.dependents(&gone.uid().unwrap_or_default()) {
                 self.work.add(Work::Dependent(dependent));
@@ -121,7 +127,8 @@ impl Controller {
     }
 
     fn dependents(&self, uid: &str) -> Vec<Place> {
-        let owned = |object: &DynamicObject| object.owner_references().iter().any(|owner| owner.uid == uid);
+        let owned =
+            |object: &DynamicObject| object.owner_references().iter().any(|owner| owner.uid == uid);
         let places = self.caches.iter().enumerate().flat_map(|(kind, cache)| {
             cache
                 .values()
@@ -157,18 +164,23 @@ impl Controller {
             // A kind that is not served here cannot be looked up; its objects count as present.
             let Some(served) = find_by_kind(&owner.api_version, &owner.kind) else { return Ok(()) };
             let found = self.api(served, &key.0).get_opt(&owner.name).await?;
-            let waits =
-                |found: &DynamicObject| has(found, FOREGROUND) && owner.block_owner_deletion == Some(true);
-            if found.is_some_and(|found| found.uid().as_ref() == Some(&owner.uid) && !waits(&found)) {
+            let waits = |found: &DynamicObject| {
+                has(found, FOREGROUND) && owner.block_owner_deletion == Some(true)
+            };
+            if found.is_some_and(|found| found.uid().as_ref() == Some(&owner.uid) && !waits(&found))
+            {
                 let watched = self.is_watched(served, &key.0, owner);
-                return watched.then_some(()).ok_or_else(|| SyncError::OwnerNotWatched(owner.name.clone()));
+                return watched
+                    .then_some(())
+                    .ok_or_else(|| SyncError::OwnerNotWatched(owner.name.clone()));
             }
         }
         Ok(self.delete(place, object).await?)
     }
 
     fn is_watched(&self, kind: &Kind, namespace: &str, owner: &OwnerReference) -> bool {
-        // No watch will ever show an owner of a kind that is not watched: to ask again would never end.
+        // No watch will ever show an owner of a kind that is not watched: to ask again would never
+        // end.
         let Some(index) = self.kinds.iter().position(|watched| std::ptr::eq(*watched, kind)) else {
             return true;
         };
@@ -182,13 +194,16 @@ impl Controller {
             propagation_policy: Some(PropagationPolicy::Background),
             ..DeleteParams::default()
         };
-        let params = params.preconditions(Preconditions { uid: object.uid(), resource_version: None });
-        found(self.api(self.kinds[place.0], &place.1.0).delete(&place.1.1, &params).await).map(|_| ())
+        let params =
+            params.preconditions(Preconditions { uid: object.uid(), resource_version: None });
+        found(self.api(self.kinds[place.0], &place.1.0).delete(&place.1.1, &params).await)
+            .map(|_| ())
     }
 
     async fn sync_owner(&self, place: &Place) -> Result<(), kube::Error> {
         let (kind, key) = place;
-        let Some(owner) = self.caches[*kind].get(key).filter(|owner| waits_for_dependents(owner)) else {
+        let Some(owner) = self.caches[*kind].get(key).filter(|owner| waits_for_dependents(owner))
+        else {
             return Ok(());
         };
         let uid = owner.uid().unwrap_or_default();
@@ -208,17 +223,25 @@ impl Controller {
         }
         let left: Vec<&String> =
             owner.finalizers().iter().filter(|f| *f != FOREGROUND && *f != ORPHAN).collect();
-        let patch = json!({"metadata": {"resourceVersion": owner.resource_version(), "finalizers": left}});
+        let patch =
+            json!({"metadata": {"resourceVersion": owner.resource_version(), "finalizers": left}});
         let api = self.api(self.kinds[*kind], &key.0);
         found(api.patch(&key.1, &PatchParams::default(), &Patch::Merge(patch)).await).map(|_| ())
     }
 
     /// Takes the owner out of a dependent.
-    async fn release(&self, place: &Place, object: &DynamicObject, uid: &str) -> Result<(), kube::Error> {
-        let left: Vec<_> = object.owner_references().iter().filter(|owner| owner.uid != uid).collect();
+    async fn release(
+        &self,
+        place: &Place,
+        object: &DynamicObject,
+        uid: &str,
+    ) -> Result<(), kube::Error> {
+        let left: Vec<_> =
+            object.owner_references().iter().filter(|owner| owner.uid != uid).collect();
         let patch = json!({"metadata": {"uid": object.uid(), "ownerReferences": left}});
         let api = self.api(self.kinds[place.0], &place.1.0);
-        found(api.patch(&place.1.1, &PatchParams::default(), &Patch::Merge(patch)).await).map(|_| ())
+        found(api.patch(&place.1.1, &PatchParams::default(), &Patch::Merge(patch)).await)
+            .map(|_| ())
     }
 }
 

@@ -27,7 +27,11 @@ pub(super) struct Controller {
 
 impl Controller {
     pub(super) fn new(client: Client) -> Self {
-        Self { namespaces: Informer::start(Api::all(client.clone())), client, work: WorkQueue::new() }
+        Self {
+            namespaces: Informer::start(Api::all(client.clone())),
+            client,
+            work: WorkQueue::new(),
+        }
     }
 
     pub(super) async fn run(mut self, stop: CancellationToken) {
@@ -57,7 +61,8 @@ impl Controller {
     async fn empty(&self, name: &str) -> Result<(), EmptyError> {
         let key = (String::new(), name.to_owned());
         let Some(namespace) = self.namespaces.get(&key) else { return Ok(()) };
-        // Pods go first, and nothing else while one of them is left: what they use must outlive them.
+        // Pods go first, and nothing else while one of them is left: what they use must outlive
+        // them.
         let (pods, others): (Vec<&Kind>, Vec<&Kind>) = KINDS
             .iter()
             .filter(|kind| kind.namespaced && (kind.group.is_empty() || kind.plural != "events"))

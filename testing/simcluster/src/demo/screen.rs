@@ -58,12 +58,14 @@ impl Screen {
     /// Columns as wide as their widest cell.
     pub(crate) fn table(&self, header: &[&str], rows: &[Vec<String>]) {
         let width = |column: usize| {
-            let cells = rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
+            let cells =
+                rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
             cells.chain([header[column].chars().count()]).max().unwrap_or(0)
         };
         let widths: Vec<_> = (0..header.len()).map(width).collect();
         let line = |cells: &mut dyn Iterator<Item = &str>| {
-            let cells: Vec<_> = cells.zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+            let cells: Vec<_> =
+                cells.zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
             cells.join("  ").trim_end().to_owned()
         };
         print(&format!("\n     {}", self.paint("1", &line(&mut header.iter().copied()))));
@@ -74,7 +76,8 @@ impl Screen {
     }
 }
 
-/// Prints a line. A reader that has seen enough (`demo | head`) is no reason to stop half-way and leave things running.
+/// Prints a line. A reader that has seen enough (`demo | head`) is no reason to stop half-way and
+/// leave things running.
 fn print(line: &str) {
     let _ = writeln!(std::io::stdout().lock(), "{line}");
 }

@@ -37,7 +37,10 @@ pub(super) fn keep(screen: &Screen, kubeconfig: &Path, directory: &Path) {
         "export KUBECONFIG={}\nkubectl get pods,resourceclaims,resourceslices",
         kubeconfig.display()
     ));
-    screen.say(&format!("Logs of controller and drivers: {}. Ctrl-C ends everything.", directory.display()));
+    screen.say(&format!(
+        "Logs of controller and drivers: {}. Ctrl-C ends everything.",
+        directory.display()
+    ));
 }
 
 pub(super) fn end(screen: &Screen) {
@@ -88,7 +91,8 @@ async fn packed(screen: &Screen, client: &Client) -> anyhow::Result<()> {
     for name in ["pod-1", "pod-2", "pod-3", "pod-4"] {
         let pod = running(client, name).await?;
         let claim = claim_of(client, &pod).await?;
-        let [node, gpu, memory, cores] = tables::allocation(&claim).context("a running pod has a GPU")?;
+        let [node, gpu, memory, cores] =
+            tables::allocation(&claim).context("a running pod has a GPU")?;
         rows.push(vec![name.to_owned(), claim.name_any(), node, gpu, memory, format!("{cores} %")]);
     }
     screen.table(&["POD", "CLAIM", "NODE", "GPU", "MEMORY", "COMPUTE"], &rows);
@@ -103,15 +107,21 @@ async fn held(screen: &Screen, client: &Client) -> anyhow::Result<()> {
     let filled = line(client, "pod-1", "filled").await?;
     let devices = see["devices"].as_array().map(Vec::as_slice).unwrap_or_default();
     let device = devices.first().context("the container sees no GPU")?;
-    screen.good(&format!("it sees {} GPU: {}", devices.len(), device["name"].as_str().unwrap_or_default()));
+    screen.good(&format!(
+        "it sees {} GPU: {}",
+        devices.len(),
+        device["name"].as_str().unwrap_or_default()
+    ));
     screen.good(&format!(
         "with {} in all by cuMemGetInfo, {} by nvmlDeviceGetMemoryInfo (the GPU has 79.65 GiB)",
         tables::gib(&device["cudaTotalBytes"]),
         tables::gib(&device["nvmlTotalBytes"])
     ));
     let refused = filled["refusedWith"].as_str().context("the container was not refused")?;
-    screen
-        .good(&format!("it took {}, and then cuMemAlloc said {refused}", tables::gib(&filled["takenBytes"])));
+    screen.good(&format!(
+        "it took {}, and then cuMemAlloc said {refused}",
+        tables::gib(&filled["takenBytes"])
+    ));
     screen.say(
         "Its 25 % of compute count for placement; it is held to them where its claim has a compute.policy.",
     );
@@ -145,7 +155,8 @@ async fn refused(screen: &Screen, client: &Client) -> anyhow::Result<()> {
             }
         }
     };
-    let event = tokio::time::timeout(PATIENCE, told).await.context("nobody told pod-5 why it waits")??;
+    let event =
+        tokio::time::timeout(PATIENCE, told).await.context("nobody told pod-5 why it waits")??;
     let message = event.message.unwrap_or_default();
     screen.quote(&message.replacen("wait: ", "wait:\n  ", 1).replace("; ", "\n  "));
     Ok(())
@@ -182,8 +193,12 @@ async fn room(screen: &Screen, client: &Client) -> anyhow::Result<()> {
             }
         }
     };
-    let took = tokio::time::timeout(PATIENCE, measured).await.context("pod-5 did not get the room")??;
-    screen.good(&format!("room appeared -> allocation written: {:.1} ms", took.as_secs_f64() * 1000.0));
+    let took =
+        tokio::time::timeout(PATIENCE, measured).await.context("pod-5 did not get the room")??;
+    screen.good(&format!(
+        "room appeared -> allocation written: {:.1} ms",
+        took.as_secs_f64() * 1000.0
+    ));
     running(client, "pod-5").await?;
     let see = line(client, "pod-5", "filled").await?;
     screen.good(&format!("pod-5 runs and took {}", tables::gib(&see["takenBytes"])));
@@ -193,12 +208,14 @@ async fn room(screen: &Screen, client: &Client) -> anyhow::Result<()> {
 async fn running(client: &Client, name: &str) -> anyhow::Result<Pod> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), "default");
     let runs = |pod: Option<&Pod>| {
-        let phase = pod.and_then(|pod| pod.status.as_ref()).and_then(|status| status.phase.as_deref());
+        let phase =
+            pod.and_then(|pod| pod.status.as_ref()).and_then(|status| status.phase.as_deref());
         matches!(phase, Some("Running" | "Failed"))
     };
     let pod = tokio::time::timeout(PATIENCE, await_condition(pods, name, runs)).await;
-    let pod =
-        pod.with_context(|| format!("{name} does not run"))??.with_context(|| format!("{name} is gone"))?;
+    let pod = pod
+        .with_context(|| format!("{name} does not run"))??
+        .with_context(|| format!("{name} is gone"))?;
     let status = serde_json::to_value(&pod.status)?;
     anyhow::ensure!(status["phase"] == "Running", "{name} failed: {}", status["containerStatuses"]);
     Ok(pod)
@@ -206,7 +223,8 @@ async fn running(client: &Client, name: &str) -> anyhow::Result<Pod> {
 
 async fn claim_of(client: &Client, pod: &Pod) -> anyhow::Result<ResourceClaim> {
     let claims: Api<ResourceClaim> = Api::namespaced(client.clone(), "default");
-    let statuses = pod.status.iter().flat_map(|status| status.resource_claim_statuses.iter().flatten());
+    let statuses =
+        pod.status.iter().flat_map(|status| status.resource_claim_statuses.iter().flatten());
     let name = statuses.into_iter().find_map(|status| status.resource_claim_name.clone());
     Ok(claims.get(&name.with_context(|| format!("{} has no claim", pod.name_any()))?).await?)
 }
@@ -226,5 +244,7 @@ async fn line(client: &Client, pod: &str, event: &str) -> anyhow::Result<Value> 
         }
         anyhow::bail!("{pod} ended without saying `{event}`; it said: {}", said.join(" | "))
     };
-    tokio::time::timeout(PATIENCE, read).await.with_context(|| format!("{pod} does not say `{event}`"))?
+    tokio::time::timeout(PATIENCE, read)
+        .await
+        .with_context(|| format!("{pod} does not say `{event}`"))?
 }

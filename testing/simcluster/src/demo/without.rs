@@ -1,4 +1,5 @@
-//! The demo where namespaces are not allowed: the driver's view of the GPUs, and a probe that nobody limits.
+//! The demo where namespaces are not allowed: the driver's view of the GPUs, and a probe that
+//! nobody limits.
 
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
@@ -13,7 +14,11 @@ use crate::serve::NODE_WORLD;
 use crate::stage::programs::Programs;
 
 /// Shows what can be shown. No container can be made, so nothing is limited, and it says so.
-pub(crate) fn run(screen: &Screen, worlds: &Path, reason: &std::io::Error) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(
+    screen: &Screen,
+    worlds: &Path,
+    reason: &std::io::Error,
+) -> anyhow::Result<ExitCode> {
     screen.title("Tessera: one GPU, many pods, each held to its share");
     screen.say(&format!("This machine allows no user namespaces ({reason})."));
     screen.say(
@@ -25,7 +30,12 @@ pub(crate) fn run(screen: &Screen, worlds: &Path, reason: &std::io::Error) -> an
     let world = worlds.join(format!("{NODE_WORLD}.yaml"));
     let files = [&world, &programs.fake_nvml, &programs.fake_cuda, &root];
     output(Command::new(&programs.fake_world).arg("driver-root").args(files))?;
-    output(Command::new(&programs.fake_world).arg("sysfs").arg(&world).arg(directory.path().join("sys")))?;
+    output(
+        Command::new(&programs.fake_world)
+            .arg("sysfs")
+            .arg(&world)
+            .arg(directory.path().join("sys")),
+    )?;
     published(screen, &programs, &root, &directory.path().join("sys"))?;
     probed(screen, &programs, &root)?;
     screen.gap();
@@ -36,7 +46,12 @@ pub(crate) fn run(screen: &Screen, worlds: &Path, reason: &std::io::Error) -> an
     Ok(ExitCode::SUCCESS)
 }
 
-fn published(screen: &Screen, programs: &Programs, root: &Path, sysfs: &Path) -> anyhow::Result<()> {
+fn published(
+    screen: &Screen,
+    programs: &Programs,
+    root: &Path,
+    sysfs: &Path,
+) -> anyhow::Result<()> {
     screen.step("What tessera-driver finds through NVML, as it would publish it");
     let slices = output(
         Command::new(&programs.driver)
@@ -66,7 +81,8 @@ fn probed(screen: &Screen, programs: &Programs, root: &Path) -> anyhow::Result<(
             .arg("--nvml")
             .arg(libraries.join("libnvidia-ml.so.1")),
     )?;
-    let lines: Vec<Value> = said.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let lines: Vec<Value> =
+        said.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
     let find = |event: &str| lines.iter().find(|line| line["event"] == event);
     let (see, filled) = find("see").zip(find("filled")).context("the probe said nothing")?;
     let device = &see["devices"][0];
@@ -81,7 +97,8 @@ fn probed(screen: &Screen, programs: &Programs, root: &Path) -> anyhow::Result<(
 
 fn output(command: &mut Command) -> anyhow::Result<String> {
     let name = command.get_program().display().to_string();
-    let output = command.stdin(Stdio::null()).output().with_context(|| format!("failed to run `{name}`"))?;
+    let output =
+        command.stdin(Stdio::null()).output().with_context(|| format!("failed to run `{name}`"))?;
     let said = String::from_utf8_lossy(&output.stderr);
     anyhow::ensure!(output.status.success(), "`{name}`: {}", said.trim());
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())

@@ -1,7 +1,8 @@
 //! Namespaces for processes, with and without root.
 //!
-//! Entering them is done by thread and, for user namespaces, only while a process has a single one. So whoever wants
-//! them runs this crate's own program again with a subcommand, which calls [`enter`] first thing.
+//! Entering them is done by thread and, for user namespaces, only while a process has a single one.
+//! So whoever wants them runs this crate's own program again with a subcommand, which calls
+//! [`enter`] first thing.
 
 use std::fs;
 use std::io;
@@ -15,8 +16,8 @@ use rustix::thread::UnshareFlags;
 /// The subcommand that runs [`try_out`].
 pub const TRY_OUT: &str = "namespaces-try-out";
 
-/// Leaves the current mount namespace, and enters what else `flags` name. Without root, in a user namespace in which
-/// the caller is root. Mounts made from here on are seen by nobody outside.
+/// Leaves the current mount namespace, and enters what else `flags` name. Without root, in a user
+/// namespace in which the caller is root. Mounts made from here on are seen by nobody outside.
 ///
 /// # Errors
 /// The kernel, or a policy on top of it, does not allow that.
@@ -61,7 +62,8 @@ pub fn allowed(program: &Path) -> io::Result<()> {
     Err(io::Error::other(reason.to_owned()))
 }
 
-/// Enters all namespaces that are needed and mounts a tmpfs in them; for a process that does nothing else.
+/// Enters all namespaces that are needed and mounts a tmpfs in them; for a process that does
+/// nothing else.
 ///
 /// # Errors
 /// The first step that is not allowed.

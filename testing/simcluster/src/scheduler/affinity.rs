@@ -1,18 +1,20 @@
 //! Node selectors: of pods, and of allocated claims.
 
-use k8s_openapi::api::core::v1::{Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Pod};
+use k8s_openapi::api::core::v1::{
+    Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Pod,
+};
 use kube::ResourceExt;
 
 /// Whether the node matches the pod's `nodeSelector` and required node affinity.
 pub(super) fn pod_allows(pod: &Pod, node: &Node) -> bool {
     let Some(spec) = &pod.spec else { return true };
     let labels = node.labels();
-    let simple = spec.node_selector.iter().flatten().all(|(key, value)| labels.get(key) == Some(value));
-    let required = spec
-        .affinity
-        .as_ref()
-        .and_then(|affinity| affinity.node_affinity.as_ref())
-        .and_then(|affinity| affinity.required_during_scheduling_ignored_during_execution.as_ref());
+    let simple =
+        spec.node_selector.iter().flatten().all(|(key, value)| labels.get(key) == Some(value));
+    let required =
+        spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref()).and_then(
+            |affinity| affinity.required_during_scheduling_ignored_during_execution.as_ref(),
+        );
     simple && required.is_none_or(|selector| matches(selector, node))
 }
 
@@ -26,9 +28,9 @@ fn term_matches(term: &NodeSelectorTerm, node: &Node) -> bool {
     let fields = term.match_fields.as_deref().unwrap_or_default();
     // A term without any requirement matches nothing.
     (!expressions.is_empty() || !fields.is_empty())
-        && expressions
-            .iter()
-            .all(|requirement| holds(requirement, node.labels().get(&requirement.key).map(String::as_str)))
+        && expressions.iter().all(|requirement| {
+            holds(requirement, node.labels().get(&requirement.key).map(String::as_str))
+        })
         && fields.iter().all(|requirement| {
             requirement.key == "metadata.name" && holds(requirement, node.metadata.name.as_deref())
         })

@@ -1,11 +1,13 @@
-//! The scheduler's own allocator of devices: structured parameters, first fit, from the scheduler's own view.
+//! The scheduler's own allocator of devices: structured parameters, first fit, from the scheduler's
+//! own view.
 //!
-//! It knows nothing of who else allocates from a pool, no more than the real one does. What keeps it off our devices is the
-//! fence alone, a taint like any other here, and the admission policy when it writes all the same.
+//! It knows nothing of who else allocates from a pool, no more than the real one does. What keeps
+//! it off our devices is the fence alone, a taint like any other here, and the admission policy
+//! when it writes all the same.
 //!
-//! The search is `tessera-allocator` with its policy `FirstFit`, which upstream's own results hold to upstream
-//! (`index/tests/conformance.rs`). Configurations are taken out first: they are opaque to kube-scheduler. DeviceTaintRules
-//! are not looked at: this API server does not serve them.
+//! The search is `tessera-allocator` with its policy `FirstFit`, which upstream's own results hold
+//! to upstream (`index/tests/conformance.rs`). Configurations are taken out first: they are opaque
+//! to kube-scheduler. DeviceTaintRules are not looked at: this API server does not serve them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -93,7 +95,8 @@ impl<'a> Allocator<'a> {
         claims: &'a [Arc<ResourceClaim>],
         all: impl Iterator<Item = &'c Arc<ResourceClaim>>,
     ) -> Result<Option<Self>, ConvertError> {
-        let unallocated = claims.iter().enumerate().filter(|(_, claim)| !pod_claim::is_allocated(claim));
+        let unallocated =
+            claims.iter().enumerate().filter(|(_, claim)| !pod_claim::is_allocated(claim));
         let wanted: Vec<_> = unallocated
             .map(|(index, claim)| {
                 Ok((index, Arc::new(Claim { configs: Vec::new(), ..convert::claim(claim)? })))
@@ -106,7 +109,9 @@ impl<'a> Allocator<'a> {
         let snapshot = Snapshot {
             slices: devices.slices.clone(),
             classes: classes
-                .filter_map(|(name, (class, _))| Some((DeviceClassName::new(name).ok()?, class.clone())))
+                .filter_map(|(name, (class, _))| {
+                    Some((DeviceClassName::new(name).ok()?, class.clone()))
+                })
                 .collect(),
             usage: usage(all)?,
             ..Snapshot::default()
@@ -145,9 +150,12 @@ impl<'a> Allocator<'a> {
         let classes = self.devices.objects();
         let mut allocations = Allocations::new();
         for (index, claim) in &self.wanted {
-            if let Some(allotment) = decision.claims.iter().find(|allotment| allotment.claim == claim.uid) {
+            if let Some(allotment) =
+                decision.claims.iter().find(|allotment| allotment.claim == claim.uid)
+            {
                 let object = &self.claims[*index];
-                let allocation = convert::allocation(allotment, object, &classes, now(), fresh_share);
+                let allocation =
+                    convert::allocation(allotment, object, &classes, now(), fresh_share);
                 allocations.insert(*index, allocation);
             }
         }
@@ -159,7 +167,9 @@ impl<'a> Allocator<'a> {
 fn usage<'c>(claims: impl Iterator<Item = &'c Arc<ResourceClaim>>) -> Result<Usage, ConvertError> {
     let mut usage = Usage::default();
     for claim in claims {
-        if let Some(allocation) = claim.status.as_ref().and_then(|status| status.allocation.as_ref()) {
+        if let Some(allocation) =
+            claim.status.as_ref().and_then(|status| status.allocation.as_ref())
+        {
             usage.add(&convert::allocated(&claim.name_any(), allocation)?.results);
         }
     }
@@ -173,5 +183,6 @@ fn now() -> Time {
 }
 
 fn fresh_share() -> ShareId {
-    ShareId::new(uuid::Uuid::new_v4().to_string()).expect("invariant: a UUID prints as a lowercase UUID")
+    ShareId::new(uuid::Uuid::new_v4().to_string())
+        .expect("invariant: a UUID prints as a lowercase UUID")
 }

@@ -35,14 +35,19 @@ pub(super) enum BindError {
 
 impl BindError {
     fn is_conflict(&self) -> bool {
-        let (Self::Reserve { source, .. } | Self::Protect { source, .. }) = self else { return false };
+        let (Self::Reserve { source, .. } | Self::Protect { source, .. }) = self else {
+            return false;
+        };
         matches!(source, kube::Error::Api(status) if status.is_conflict())
     }
 
     /// The message for the pod's condition, source included, as it stands on a real cluster.
     pub(super) fn said(&self) -> String {
-        let plugin =
-            if matches!(self, Self::Bind(_)) { "" } else { "running PreBind plugin \"DynamicResources\": " };
+        let plugin = if matches!(self, Self::Bind(_)) {
+            ""
+        } else {
+            "running PreBind plugin \"DynamicResources\": "
+        };
         match std::error::Error::source(self) {
             Some(source) => format!("{plugin}{self}: {source}"),
             None => format!("{plugin}{self}"),
@@ -86,7 +91,8 @@ impl Binder {
         node: &str,
     ) -> Result<Bound, BindError> {
         if !claims.is_empty() {
-            // Tells others where the pod is about to go, as 1.35 and newer do. It does not matter if it fails.
+            // Tells others where the pod is about to go, as 1.35 and newer do. It does not matter
+            // if it fails.
             let nominate = json!({"status": {"nominatedNodeName": node}});
             let name = pod.name_any();
             drop(
@@ -149,8 +155,9 @@ impl Binder {
         self.client.request::<Value>(request).await.map(drop).map_err(BindError::Bind)
     }
 
-    /// Appends the pod to the claim's consumers, with the allocation where the scheduler itself has made one. As upstream, a
-    /// conflict is answered by looking again, and an allocation that has become another one meanwhile is not noticed.
+    /// Appends the pod to the claim's consumers, with the allocation where the scheduler itself has
+    /// made one. As upstream, a conflict is answered by looking again, and an allocation that
+    /// has become another one meanwhile is not noticed.
     async fn reserve(
         &self,
         pod: &Pod,
@@ -191,7 +198,9 @@ impl Binder {
         let (claims, name) = (self.claims(claim), claim.name_any());
         let key = format!("{}/{name}", claim.namespace().unwrap_or_default());
         let mut version = claim.resource_version();
-        if allocation.is_some() && !claim.finalizers().iter().any(|finalizer| finalizer == FINALIZER) {
+        if allocation.is_some()
+            && !claim.finalizers().iter().any(|finalizer| finalizer == FINALIZER)
+        {
             let finalizers: Vec<_> =
                 claim.finalizers().iter().map(String::as_str).chain([FINALIZER]).collect();
             let patch = json!({"metadata": {"resourceVersion": version, "finalizers": finalizers}});
@@ -218,7 +227,10 @@ impl Binder {
     }
 
     /// Clears allocation, device status and consumers of a claim, as it was seen.
-    pub(super) async fn deallocate(&self, claim: &ResourceClaim) -> Result<ResourceClaim, kube::Error> {
+    pub(super) async fn deallocate(
+        &self,
+        claim: &ResourceClaim,
+    ) -> Result<ResourceClaim, kube::Error> {
         let patch = json!({
             "metadata": {"resourceVersion": claim.resource_version()},
             "status": {"allocation": null, "devices": null, "reservedFor": null},
@@ -229,12 +241,20 @@ impl Binder {
     }
 
     /// Tells that no node fits.
-    pub(super) async fn unschedulable(&self, pod: &Pod, message: &str) -> Result<Option<Pod>, kube::Error> {
+    pub(super) async fn unschedulable(
+        &self,
+        pod: &Pod,
+        message: &str,
+    ) -> Result<Option<Pod>, kube::Error> {
         self.tell(pod, "Unschedulable", message).await
     }
 
     /// Tells that the attempt ended with an error.
-    pub(super) async fn failed(&self, pod: &Pod, message: &str) -> Result<Option<Pod>, kube::Error> {
+    pub(super) async fn failed(
+        &self,
+        pod: &Pod,
+        message: &str,
+    ) -> Result<Option<Pod>, kube::Error> {
         self.tell(pod, "SchedulerError", message).await
     }
 
@@ -254,7 +274,12 @@ impl Binder {
         }
     }
 
-    async fn tell(&self, pod: &Pod, reason: &str, message: &str) -> Result<Option<Pod>, kube::Error> {
+    async fn tell(
+        &self,
+        pod: &Pod,
+        reason: &str,
+        message: &str,
+    ) -> Result<Option<Pod>, kube::Error> {
         self.publish(pod, EventType::Warning, "FailedScheduling", "Scheduling", message).await;
         let Some(patch) = condition(pod, reason, message) else { return Ok(None) };
         let patched = self
@@ -277,7 +302,8 @@ fn reservation(
     let mut consumers = pod_claim::reserved_for(claim).to_vec();
     consumers.push(pod_claim::consumer(pod));
     let mut status = json!({"reservedFor": consumers});
-    // The real scheduler sets the time where an allocator forgot it, and the server then refuses the whole update.
+    // The real scheduler sets the time where an allocator forgot it, and the server then refuses
+    // the whole update.
     let present = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
     if let Some(allocation) = allocation {
         status["allocation"] = json!(allocation);
@@ -291,12 +317,13 @@ fn seconds(time: Timestamp) -> String {
     time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
-/// The patch that sets PodScheduled to False and clears the nomination; nothing where both are so already.
+/// The patch that sets PodScheduled to False and clears the nomination; nothing where both are so
+/// already.
 fn condition(pod: &Pod, reason: &str, message: &str) -> Option<Value> {
     let status = pod.status.as_ref();
-    let before = status
-        .and_then(|status| status.conditions.as_ref())
-        .and_then(|conditions| conditions.iter().find(|condition| condition.type_ == "PodScheduled"));
+    let before = status.and_then(|status| status.conditions.as_ref()).and_then(|conditions| {
+        conditions.iter().find(|condition| condition.type_ == "PodScheduled")
+    });
     let nominated = status.is_some_and(|status| status.nominated_node_name.is_some());
     let same = before.is_some_and(|before| {
         before.status == "False"

@@ -84,8 +84,13 @@ pub(super) fn decide(pod: &Pod, claims: &[Arc<ResourceClaim>], world: &World<'_>
         Ok(allocator) => allocator,
         Err(error) => return Verdict::Error(error.to_string()),
     };
-    let mut filtering =
-        Filtering { pod, claims, allocator, unavailable: BTreeSet::new(), allocations: BTreeMap::new() };
+    let mut filtering = Filtering {
+        pod,
+        claims,
+        allocator,
+        unavailable: BTreeSet::new(),
+        allocations: BTreeMap::new(),
+    };
     let nominated = pod.status.as_ref().and_then(|status| status.nominated_node_name.as_deref());
     let mut fitting = Vec::new();
     let mut rejected = Vec::new();
@@ -106,8 +111,10 @@ pub(super) fn decide(pod: &Pod, claims: &[Arc<ResourceClaim>], world: &World<'_>
     if let Some((_, node)) = fitting.into_iter().next() {
         return filtering.fits(node);
     }
-    let helped =
-        rejected.iter().filter(|reasons| reasons.iter().any(|reason| reason.preemption_helps)).count();
+    let helped = rejected
+        .iter()
+        .filter(|reasons| reasons.iter().any(|reason| reason.preemption_helps))
+        .count();
     Verdict::NoFit(Failure {
         message: message(total, &rejected),
         preemption: preemption(total, helped),
@@ -144,7 +151,12 @@ impl Filtering<'_> {
         if let Some(allocator) = &self.allocator {
             match allocator.allocate(node) {
                 Some(allocations) => drop(self.allocations.insert(node.name_any(), allocations)),
-                None => return vec![Reason::new(Plugin::DynamicResources, "cannot allocate all claims")],
+                None => {
+                    return vec![Reason::new(
+                        Plugin::DynamicResources,
+                        "cannot allocate all claims",
+                    )];
+                }
             }
         }
         if elsewhere.is_empty() {
@@ -155,12 +167,14 @@ impl Filtering<'_> {
     }
 
     fn available(&self, index: usize, node: &Node) -> bool {
-        let allocation = self.claims[index].status.as_ref().and_then(|status| status.allocation.as_ref());
+        let allocation =
+            self.claims[index].status.as_ref().and_then(|status| status.allocation.as_ref());
         let selector = allocation.and_then(|allocation| allocation.node_selector.as_ref());
         selector.is_none_or(|selector| affinity::matches(selector, node))
     }
 
-    /// The first claim that was unavailable somewhere and that nobody but this pod uses. The real scheduler draws lots.
+    /// The first claim that was unavailable somewhere and that nobody but this pod uses. The real
+    /// scheduler draws lots.
     fn deallocatable(&self) -> Option<usize> {
         let uid = self.pod.metadata.uid.as_deref().unwrap_or_default();
         self.unavailable.iter().copied().find(|index| {
@@ -171,14 +185,17 @@ impl Filtering<'_> {
 
 fn missing_class(claims: &[Arc<ResourceClaim>], devices: &Devices) -> Option<String> {
     let unallocated = claims.iter().filter(|claim| !pod_claim::is_allocated(claim));
-    let requests =
-        unallocated.filter_map(|claim| claim.spec.as_ref()?.devices.as_ref()?.requests.as_ref()).flatten();
+    let requests = unallocated
+        .filter_map(|claim| claim.spec.as_ref()?.devices.as_ref()?.requests.as_ref())
+        .flatten();
     for request in requests {
-        let exactly =
-            request.exactly.iter().map(|exactly| (request.name.clone(), &exactly.device_class_name));
+        let exactly = request
+            .exactly
+            .iter()
+            .map(|exactly| (request.name.clone(), &exactly.device_class_name));
         let alternatives = request.first_available.iter().flatten();
-        let alternatives =
-            alternatives.map(|sub| (format!("{}/{}", request.name, sub.name), &sub.device_class_name));
+        let alternatives = alternatives
+            .map(|sub| (format!("{}/{}", request.name, sub.name), &sub.device_class_name));
         for (name, class) in exactly.chain(alternatives) {
             if !devices.has_class(class) {
                 return Some(format!("request {name}: device class {class} does not exist"));
@@ -202,9 +219,11 @@ fn usage(pod: &Pod, world: &World<'_>) -> BTreeMap<String, Usage> {
 /// Mean share of cpu and memory in use with the pod, in millionths.
 fn load(pod: &Pod, node: &Node, used: &Usage) -> i128 {
     let (allocatable, wanted) = (filter::allocatable(node), filter::requests(pod));
-    let amount = |amounts: &filter::Amounts, name: &str| amounts.get(name).copied().unwrap_or_default();
+    let amount =
+        |amounts: &filter::Amounts, name: &str| amounts.get(name).copied().unwrap_or_default();
     let share = |name: &str| {
-        let (have, need) = (amount(&allocatable, name), amount(&used.amounts, name) + amount(&wanted, name));
+        let (have, need) =
+            (amount(&allocatable, name), amount(&used.amounts, name) + amount(&wanted, name));
         if have == 0 { 0 } else { need * 1_000_000 / have }
     };
     (share("cpu") + share("memory")) / 2
@@ -216,7 +235,8 @@ fn message(total: usize, rejected: &[Vec<Reason>]) -> String {
     for reason in rejected.iter().flatten() {
         *counts.entry(&reason.text).or_default() += 1;
     }
-    let mut parts: Vec<String> = counts.into_iter().map(|(text, count)| format!("{count} {text}")).collect();
+    let mut parts: Vec<String> =
+        counts.into_iter().map(|(text, count)| format!("{count} {text}")).collect();
     parts.sort();
     format!("0/{total} nodes are available: {}.", parts.join(", "))
 }

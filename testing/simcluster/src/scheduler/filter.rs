@@ -28,10 +28,11 @@ impl Reason {
 /// Amounts by resource name, in billionths.
 pub(super) type Amounts = BTreeMap<String, i128>;
 
-/// What the filters before the claims' say; empty where the node passes. As upstream, the first filter that rejects ends
-/// it, and a node short of several resources says all of them.
+/// What the filters before the claims' say; empty where the node passes. As upstream, the first
+/// filter that rejects ends it, and a node short of several resources says all of them.
 pub(super) fn check(pod: &Pod, node: &Node, used: &Usage) -> Vec<Reason> {
-    let tolerations = pod.spec.as_ref().and_then(|spec| spec.tolerations.as_deref()).unwrap_or_default();
+    let tolerations =
+        pod.spec.as_ref().and_then(|spec| spec.tolerations.as_deref()).unwrap_or_default();
     let spec = node.spec.as_ref();
     if spec.is_some_and(|spec| spec.unschedulable == Some(true)) {
         let cordon = taint("node.kubernetes.io/unschedulable");
@@ -49,7 +50,10 @@ pub(super) fn check(pod: &Pod, node: &Node, used: &Usage) -> Vec<Reason> {
         return vec![Reason::new(Plugin::TaintToleration, "node(s) had untolerated taint(s)")];
     }
     if !affinity::pod_allows(pod, node) {
-        return vec![Reason::new(Plugin::NodeAffinity, "node(s) didn't match Pod's node affinity/selector")];
+        return vec![Reason::new(
+            Plugin::NodeAffinity,
+            "node(s) didn't match Pod's node affinity/selector",
+        )];
     }
     resources(pod, node, used)
 }
@@ -61,7 +65,10 @@ fn taint(key: &str) -> Taint {
 /// Whether the kubelet reports the node ready.
 pub(super) fn is_ready(node: &Node) -> bool {
     let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
-    conditions.into_iter().flatten().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+    conditions
+        .into_iter()
+        .flatten()
+        .any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
 fn tolerated(taint: &Taint, tolerations: &[Toleration]) -> bool {
@@ -119,12 +126,13 @@ pub(super) fn allocatable(node: &Node) -> Amounts {
 }
 
 fn amounts(list: Option<&BTreeMap<String, Quantity>>) -> Amounts {
-    let parsed = |quantity: &Quantity| quantity::parse(&quantity.0).map_or(0, |Nano(amount)| amount);
+    let parsed =
+        |quantity: &Quantity| quantity::parse(&quantity.0).map_or(0, |Nano(amount)| amount);
     list.into_iter().flatten().map(|(name, quantity)| (name.clone(), parsed(quantity))).collect()
 }
 
-/// What a pod needs: its containers together with those init containers that keep running, or the largest init container
-/// on its way there, plus overhead.
+/// What a pod needs: its containers together with those init containers that keep running, or the
+/// largest init container on its way there, plus overhead.
 pub(super) fn requests(pod: &Pod) -> Amounts {
     let Some(spec) = &pod.spec else { return Amounts::new() };
     let of = |container: &Container| {

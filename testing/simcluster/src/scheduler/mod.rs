@@ -6,13 +6,15 @@
 //!                 +------------- events that may help <-----------------+-> condition, event, deallocation
 //! ```
 //!
-//! Read from pkg/scheduler of Kubernetes 1.37.1, its default features: filters in the default order, the first that
-//! rejects a node speaks for it; claims are reserved in PreBind by updates that are tried again after conflicts;
-//! PostFilter clears a claim that was not available on some node. One pod at a time, binding included.
+//! Read from pkg/scheduler of Kubernetes 1.37.1, its default features: filters in the default
+//! order, the first that rejects a node speaks for it; claims are reserved in PreBind by updates
+//! that are tried again after conflicts; PostFilter clears a claim that was not available on some
+//! node. One pod at a time, binding included.
 //!
-//! It allocates claims by itself where their devices' taints let it, as the real one does: `allocation`. Left out:
-//! preemption, ports, volumes, pod affinity, spreading, extended resources backed by devices. Of several fitting nodes it
-//! takes the least requested one, then the first by name, where the real one draws lots.
+//! It allocates claims by itself where their devices' taints let it, as the real one does:
+//! `allocation`. Left out: preemption, ports, volumes, pod affinity, spreading, extended resources
+//! backed by devices. Of several fitting nodes it takes the least requested one, then the first by
+//! name, where the real one draws lots.
 
 mod affinity;
 mod allocation;
@@ -46,7 +48,8 @@ pub struct SchedulerOptions {
     pub first_backoff: Duration,
     /// The longest such delay.
     pub longest_backoff: Duration,
-    /// Whether pods that back off are tried early while nothing else waits, as 1.33 and newer do by default.
+    /// Whether pods that back off are tried early while nothing else waits, as 1.33 and newer do
+    /// by default.
     pub pop_from_backoff: bool,
     /// How long a pod waits for an event before it is tried again anyway.
     pub longest_wait: Duration,
@@ -174,7 +177,9 @@ impl Loop {
             (
                 node.spec.clone(),
                 node.metadata.labels.clone(),
-                node.status.as_ref().map(|status| (status.allocatable.clone(), filter::is_ready(node))),
+                node.status
+                    .as_ref()
+                    .map(|status| (status.allocatable.clone(), filter::is_ready(node))),
             )
         };
         let same = match (&change.old, &change.new) {
@@ -195,7 +200,8 @@ impl Loop {
             (Some(old), Some(new)) => old.status != new.status,
             (old, new) => old.is_some() != new.is_some(),
         };
-        let users: Vec<Arc<Pod>> = self.pods.values().filter(|pod| uses(pod, &change.key)).cloned().collect();
+        let users: Vec<Arc<Pod>> =
+            self.pods.values().filter(|pod| uses(pod, &change.key)).cloned().collect();
         for pod in users {
             // The gate looks at more than the status: creation, deletion, owner.
             self.admit(&pod);
@@ -225,8 +231,14 @@ impl Loop {
         }
         // What the scheduler itself writes (conditions, nomination) is no news.
         let news = |pod: &Pod| {
-            let claims = pod.status.as_ref().and_then(|status| status.resource_claim_statuses.clone());
-            (pod.spec.clone(), pod.metadata.labels.clone(), claims, pod.metadata.deletion_timestamp.clone())
+            let claims =
+                pod.status.as_ref().and_then(|status| status.resource_claim_statuses.clone());
+            (
+                pod.spec.clone(),
+                pod.metadata.labels.clone(),
+                claims,
+                pod.metadata.deletion_timestamp.clone(),
+            )
         };
         if change.old.as_ref().is_none_or(|old| replaced || news(old) != news(pod)) {
             self.admit(pod);
@@ -238,7 +250,8 @@ impl Loop {
     fn admit(&mut self, pod: &Pod) {
         let key = crate::informer::key(pod);
         let spec = pod.spec.as_ref();
-        let ours = spec.is_some_and(|spec| spec.scheduler_name.as_deref() == Some(&self.options.name));
+        let ours =
+            spec.is_some_and(|spec| spec.scheduler_name.as_deref() == Some(&self.options.name));
         let wanted = ours
             && pod_claim::node_name(pod).is_none()
             && pod.metadata.deletion_timestamp.is_none()
@@ -247,8 +260,9 @@ impl Loop {
             self.queue.remove(&key);
             return;
         }
-        let gates =
-            spec.and_then(|spec| spec.scheduling_gates.as_ref()).is_some_and(|gates| !gates.is_empty());
+        let gates = spec
+            .and_then(|spec| spec.scheduling_gates.as_ref())
+            .is_some_and(|gates| !gates.is_empty());
         if gates || self.claims_of(pod).is_none() {
             self.queue.gate(&key);
             return;
@@ -269,7 +283,8 @@ impl Loop {
                 PodClaim::Named(name) | PodClaim::Generated(name) => name,
             };
             let claim = self.claims.get(&(namespace.clone(), name.clone()))?;
-            let foreign = matches!(found, PodClaim::Generated(_)) && !pod_claim::is_for_pod(pod, claim);
+            let foreign =
+                matches!(found, PodClaim::Generated(_)) && !pod_claim::is_for_pod(pod, claim);
             if foreign || claim.metadata.deletion_timestamp.is_some() {
                 return None;
             }
@@ -289,7 +304,11 @@ impl Loop {
             let nodes: Vec<&Node> = self.nodes.values().map(AsRef::as_ref).collect();
             let pods: Vec<&Pod> = self.pods.values().map(AsRef::as_ref).collect();
             let all = self.claims.values().collect();
-            cycle::decide(&pod, &claims, &World { nodes, pods, claims: all, devices: &self.devices })
+            cycle::decide(
+                &pod,
+                &claims,
+                &World { nodes, pods, claims: all, devices: &self.devices },
+            )
         };
         match verdict {
             Verdict::Fits { node, allocations } => {
@@ -308,7 +327,10 @@ impl Loop {
                             notes.push("deallocation of ResourceClaim completed".to_owned());
                         }
                         Err(error) => {
-                            tracing::debug!(error = &error as &dyn std::error::Error, "deallocation failed")
+                            tracing::debug!(
+                                error = &error as &dyn std::error::Error,
+                                "deallocation failed"
+                            )
                         }
                     }
                 }
@@ -335,7 +357,11 @@ impl Loop {
                 self.queue.remove(key);
             }
             Err(error) => {
-                tracing::debug!(pod = key.1, error = &error as &dyn std::error::Error, "binding failed");
+                tracing::debug!(
+                    pod = key.1,
+                    error = &error as &dyn std::error::Error,
+                    "binding failed"
+                );
                 self.queue.failed(key);
                 self.told(self.binder.failed(pod, &error.said()).await);
             }
@@ -346,12 +372,16 @@ impl Loop {
         match written {
             Ok(Some(pod)) => self.pods.assume(pod),
             Ok(None) => {}
-            Err(error) => tracing::debug!(error = &error as &dyn std::error::Error, "condition not written"),
+            Err(error) => {
+                tracing::debug!(error = &error as &dyn std::error::Error, "condition not written")
+            }
         }
     }
 }
 
 fn uses(pod: &Pod, claim: &Key) -> bool {
     pod.namespace().as_ref() == Some(&claim.0)
-        && pod_claim::entries(pod).iter().any(|entry| PodClaim::of(pod, entry).name() == Some(&claim.1))
+        && pod_claim::entries(pod)
+            .iter()
+            .any(|entry| PodClaim::of(pod, entry).name() == Some(&claim.1))
 }

@@ -103,7 +103,8 @@ impl PodQueue {
         self.choose().is_some()
     }
 
-    /// Highest priority first, then the longest waiting; pods that back off only while no other waits.
+    /// Highest priority first, then the longest waiting; pods that back off only while no other
+    /// waits.
     fn choose(&self) -> Option<&Key> {
         let active = self
             .entries
@@ -133,14 +134,19 @@ impl PodQueue {
     }
 
     fn backoff(&self, failures: u32) -> Duration {
-        self.first_backoff.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(self.longest_backoff)
+        self.first_backoff
+            .saturating_mul(1 << failures.saturating_sub(1).min(16))
+            .min(self.longest_backoff)
     }
 
     /// The attempt found no node.
     pub(super) fn reject(&mut self, rejection: Rejection) {
         let order = self.next_order();
         let now = Instant::now();
-        let Some(failures) = self.entries.get(&rejection.key).map(|entry| entry.failures + 1) else { return };
+        let Some(failures) = self.entries.get(&rejection.key).map(|entry| entry.failures + 1)
+        else {
+            return;
+        };
         let backoff_until = now + self.backoff(failures);
         let flush_at = now + self.longest_wait;
         let Some(entry) = self.entries.get_mut(&rejection.key) else { return };
@@ -182,7 +188,8 @@ impl PodQueue {
                     };
                 }
                 State::InFlight { news } => {
-                    // Who will reject it is not known yet; upstream replays the events, here any counts.
+                    // Who will reject it is not known yet; upstream replays the events, here any
+                    // counts.
                     let any = Rejection { key: key.clone(), plugins: Plugin::ALL.into() };
                     *news = *news || helps(&any);
                 }
@@ -205,7 +212,9 @@ impl PodQueue {
         for entry in self.entries.values_mut() {
             match entry.state {
                 State::Backoff { until, .. } if until <= now => entry.state = State::Active,
-                State::Unschedulable { flush_at, .. } if flush_at <= now => entry.state = State::Active,
+                State::Unschedulable { flush_at, .. } if flush_at <= now => {
+                    entry.state = State::Active
+                }
                 _ => {}
             }
         }

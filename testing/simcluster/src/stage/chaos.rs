@@ -40,7 +40,8 @@ impl Stage {
     pub(crate) fn begin_chaos(&mut self, seed: u64, seconds: u64) -> anyhow::Result<()> {
         anyhow::ensure!(self.chaos.is_none(), "another plan is at work; `chaos end` ends it");
         let clocks = self.machines.iter().map(|machine| format!("{}/driver.clock", machine.name()));
-        let clocks = clocks.chain(["controller.clock".to_owned()]).map(|file| self.directory.join(file));
+        let clocks =
+            clocks.chain(["controller.clock".to_owned()]).map(|file| self.directory.join(file));
         let clocks: Vec<_> = clocks.filter(|file| file.is_file()).collect();
         anyhow::ensure!(!clocks.is_empty(), "no clock can be set: serve with --clocks");
         let plan = FaultPlan::from_seed(seed, Duration::from_secs(seconds));
@@ -54,7 +55,8 @@ impl Stage {
         Ok(())
     }
 
-    /// One line for each kind of fault, with how often it has happened; nothing while the plan is at work.
+    /// One line for each kind of fault, with how often it has happened; nothing while the plan is
+    /// at work.
     pub(crate) fn chaos_report(&self) -> anyhow::Result<String> {
         let chaos = self.chaos.as_ref().context("no plan was begun")?;
         let report = chaos.report.borrow();
@@ -62,7 +64,8 @@ impl Stage {
             anyhow::ensure!(!chaos.task.is_finished(), "the plan ended early");
             return Ok(String::new());
         };
-        let line = |kind: &Kind| format!("{kind:?} {}\n", report.get(kind).copied().unwrap_or_default());
+        let line =
+            |kind: &Kind| format!("{kind:?} {}\n", report.get(kind).copied().unwrap_or_default());
         Ok(Kind::ALL.iter().map(line).collect())
     }
 

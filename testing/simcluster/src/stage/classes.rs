@@ -29,13 +29,16 @@ pub(crate) async fn create(client: &Client) -> anyhow::Result<()> {
     let api: Api<DeviceClass> = Api::all(client.clone());
     for class in all()? {
         let object: DeviceClass = serde_json::from_value(class)?;
-        api.create(&PostParams::default(), &object).await.context("failed to create a DeviceClass")?;
+        api.create(&PostParams::default(), &object)
+            .await
+            .context("failed to create a DeviceClass")?;
     }
     Ok(())
 }
 
 fn all() -> anyhow::Result<Vec<Value>> {
-    let values: Values = serde_saphyr::from_str(VALUES).context("the chart's values are not understood")?;
+    let values: Values =
+        serde_saphyr::from_str(VALUES).context("the chart's values are not understood")?;
     let mut classes = vec![class(DRIVER, &[])];
     for (name, Class { product_name }) in values.device_classes {
         let selector = format!(

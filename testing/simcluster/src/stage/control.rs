@@ -1,6 +1,7 @@
 //! Acting on a stage from outside: the counterpart of `e2e/cluster/node.sh`, with the same words.
 //!
-//! `tessera-simcluster serve` listens on a unix socket; `tessera-simcluster node ACTION NODE ...` asks it.
+//! `tessera-simcluster serve` listens on a unix socket; `tessera-simcluster node ACTION NODE ...`
+//! asks it.
 
 use std::path::Path;
 
@@ -11,8 +12,8 @@ use tokio::net::{UnixListener, UnixStream};
 
 use super::Stage;
 
-/// Programs that end by themselves are started again, as Kubernetes would: on a machine that is busy enough a leader loses its
-/// lease without any fault.
+/// Programs that end by themselves are started again, as Kubernetes would: on a machine that is
+/// busy enough a leader loses its lease without any fault.
 const REVIVE_EVERY: std::time::Duration = std::time::Duration::from_millis(500);
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -61,7 +62,8 @@ pub(crate) async fn ask(socket: &Path, words: &[String]) -> anyhow::Result<()> {
     stream.write_all(&text).await?;
     let mut line = String::new();
     BufReader::new(stream).read_line(&mut line).await?;
-    let answer: Answer = serde_json::from_str(&line).context("the stage ended before it answered")?;
+    let answer: Answer =
+        serde_json::from_str(&line).context("the stage ended before it answered")?;
     if !answer.ok {
         bail!(answer.text);
     }
@@ -79,7 +81,9 @@ async fn act(words: &[String], stage: &mut Stage) -> anyhow::Result<String> {
         ["stop", node, component] => stop(stage, node, component, false).await?,
         ["kill", node, component] => stop(stage, node, component, true).await?,
         ["start", node, component] => start(stage, node, component).await?,
-        ["policies", "control-plane", state @ ("on" | "off")] => stage.switch_policies(state == "on"),
+        ["policies", "control-plane", state @ ("on" | "off")] => {
+            stage.switch_policies(state == "on")
+        }
         ["residue", node] => return stage.machine(node)?.residue(),
         ["gpu", node, ..] => {
             let happening: Vec<String> = words[2..].iter().map(|word| (*word).to_owned()).collect();
@@ -88,8 +92,12 @@ async fn act(words: &[String], stage: &mut Stage) -> anyhow::Result<String> {
         ["chaos", "begin", seed, seconds] => stage.begin_chaos(seed.parse()?, seconds.parse()?)?,
         ["chaos", "report"] => return stage.chaos_report(),
         ["chaos", "end"] => stage.end_chaos()?,
-        ["clock", "control-plane", seconds] => stage.set_clock("controller.clock", seconds.parse()?)?,
-        ["clock", node, seconds] => stage.set_clock(&format!("{node}/driver.clock"), seconds.parse()?)?,
+        ["clock", "control-plane", seconds] => {
+            stage.set_clock("controller.clock", seconds.parse()?)?
+        }
+        ["clock", node, seconds] => {
+            stage.set_clock(&format!("{node}/driver.clock"), seconds.parse()?)?
+        }
         _ => bail!("not understood: {}", words.join(" ")),
     }
     Ok(String::new())

@@ -26,7 +26,8 @@ const PROBE_IMAGE: &str = "tessera/probe:e2e";
 /// The same, for trials of thousands of pods: everything but the processes.
 const UNSTARTED_IMAGE: &str = "tessera/probe-unstarted:e2e";
 
-/// From start to registered a driver needs a fraction of a second; a debug build on a busy machine, some more.
+/// From start to registered a driver needs a fraction of a second; a debug build on a busy machine,
+/// some more.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Where a driver that has gone leaves its slices: as in production.
@@ -65,11 +66,18 @@ impl Machine {
         std::fs::create_dir_all(directory.join("run"))?;
         std::fs::create_dir_all(directory.join("cdi"))?;
         // As on a machine: what does not outlive a reboot is on a tmpfs.
-        mount("tmpfs", directory.join("run"), "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, None)
-            .context("failed to mount a tmpfs for the driver's state")?;
+        mount(
+            "tmpfs",
+            directory.join("run"),
+            "tmpfs",
+            MountFlags::NOSUID | MountFlags::NODEV,
+            None,
+        )
+        .context("failed to mount a tmpfs for the driver's state")?;
         lay_out_gpus(programs, world, &directory).await?;
         let mut images = ImageStore::default();
-        let probe = Image::of_programs(&[installed(&programs.probe, &directory.join("image")).await?])?;
+        let probe =
+            Image::of_programs(&[installed(&programs.probe, &directory.join("image")).await?])?;
         images.insert(UNSTARTED_IMAGE, probe.clone().unstarted());
         images.insert(PROBE_IMAGE, probe);
         let runtime = Runtime::new(RuntimeOptions {
@@ -101,7 +109,15 @@ impl Machine {
         }
         let driver = Process::start(driver).await?;
         let programs = programs.clone();
-        Ok(Self { name, directory, programs, runtime, kubelet_options, kubelet: Some(kubelet), driver })
+        Ok(Self {
+            name,
+            directory,
+            programs,
+            runtime,
+            kubelet_options,
+            kubelet: Some(kubelet),
+            driver,
+        })
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -156,7 +172,10 @@ impl Machine {
         let ledgers = self.directory.join("run/ledgers").display().to_string();
         let mounts = std::fs::read_to_string("/proc/self/mounts")?;
         lines.extend(
-            mounts.lines().filter(|line| line.contains(&ledgers)).map(|line| format!("mount {line}")),
+            mounts
+                .lines()
+                .filter(|line| line.contains(&ledgers))
+                .map(|line| format!("mount {line}")),
         );
         lines.extend(self.journal()?.iter().map(|claim| format!("journal entry {claim}")));
         Ok(lines.into_iter().map(|line| line + "\n").collect())
@@ -170,11 +189,13 @@ impl Machine {
             Err(error) => return Err(error.into()),
         };
         let journal: serde_json::Value = serde_json::from_str(&text)?;
-        let claims = journal["claims"].as_object().context("the driver's journal has no `claims`")?;
+        let claims =
+            journal["claims"].as_object().context("the driver's journal has no `claims`")?;
         Ok(claims.keys().cloned().collect())
     }
 
-    /// Makes something happen to the node's GPUs; the arguments are those of `tessera-fake-world control`.
+    /// Makes something happen to the node's GPUs; the arguments are those of `tessera-fake-world
+    /// control`.
     pub(crate) async fn gpu(&self, happening: &[String]) -> anyhow::Result<String> {
         let world = self.directory.join("driver-root/usr/share/nvidia/tessera-fake/world.yaml");
         let mut command = Command::new(&self.programs.fake_world);
@@ -192,9 +213,13 @@ impl Machine {
 
 fn files(directory: &Path) -> anyhow::Result<Vec<String>> {
     match std::fs::read_dir(directory) {
-        Ok(entries) => entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect(),
+        Ok(entries) => {
+            entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
+        }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => Err(error).with_context(|| format!("failed to read `{}`", directory.display())),
+        Err(error) => {
+            Err(error).with_context(|| format!("failed to read `{}`", directory.display()))
+        }
     }
 }
 
@@ -212,20 +237,23 @@ async fn lay_out_gpus(programs: &Programs, world: &Path, directory: &Path) -> an
     make_device_nodes(world, &directory.join("driver-root/dev"))
 }
 
-/// The device nodes of the driver and of each GPU. Nobody but root makes nodes, so they are bind mounts of `/dev/null`: a
-/// character device like the real ones, and nothing of these GPUs is behind a node anyway.
+/// The device nodes of the driver and of each GPU. Nobody but root makes nodes, so they are bind
+/// mounts of `/dev/null`: a character device like the real ones, and nothing of these GPUs is
+/// behind a node anyway.
 fn make_device_nodes(world: &Path, directory: &Path) -> anyhow::Result<()> {
-    let text =
-        std::fs::read_to_string(world).with_context(|| format!("failed to read `{}`", world.display()))?;
+    let text = std::fs::read_to_string(world)
+        .with_context(|| format!("failed to read `{}`", world.display()))?;
     let world: serde_json::Value = serde_saphyr::from_str(&text)?;
     let gpus = world["gpus"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let minors = gpus.iter().enumerate().map(|(index, gpu)| gpu["minor"].as_u64().unwrap_or(index as u64));
+    let minors =
+        gpus.iter().enumerate().map(|(index, gpu)| gpu["minor"].as_u64().unwrap_or(index as u64));
     let names = minors.map(|minor| format!("nvidia{minor}"));
     std::fs::create_dir_all(directory)?;
     for name in names.chain(["nvidiactl", "nvidia-uvm"].map(str::to_owned)) {
         let node = directory.join(name);
         std::fs::write(&node, "")?;
-        mount_bind("/dev/null", &node).with_context(|| format!("failed to make `{}`", node.display()))?;
+        mount_bind("/dev/null", &node)
+            .with_context(|| format!("failed to make `{}`", node.display()))?;
     }
     Ok(())
 }
@@ -246,7 +274,12 @@ async fn output_of(mut command: Command) -> anyhow::Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-fn driver_spec(programs: &Programs, kubeconfig: &Path, node: &str, directory: &Path) -> ProcessSpec {
+fn driver_spec(
+    programs: &Programs,
+    kubeconfig: &Path,
+    node: &str,
+    directory: &Path,
+) -> ProcessSpec {
     ProcessSpec::new(&programs.driver, directory.join("driver.log"))
         .argument("--node-name", node)
         .argument("--kubeconfig", kubeconfig)

@@ -37,7 +37,8 @@ use self::programs::Programs;
 const NAMESPACE: &str = "tessera-system";
 
 /// Node names and the worlds that they have.
-pub(crate) const NODES: [(&str, &str); 2] = [("node-a", "h100-8-nvswitch"), ("node-b", "a100-4-pcie")];
+pub(crate) const NODES: [(&str, &str); 2] =
+    [("node-a", "h100-8-nvswitch"), ("node-b", "a100-4-pcie")];
 
 /// Where things are, and what they are made of.
 #[derive(Clone, Debug)]
@@ -73,7 +74,8 @@ impl Stage {
         let kubeconfig = cluster.kubeconfig_for(&user)?;
         let mut controller = controller_spec(&programs, &kubeconfig, &directory);
         if clocks {
-            controller = chaos::with_clock(controller, &programs, &directory.join("controller.clock"))?;
+            controller =
+                chaos::with_clock(controller, &programs, &directory.join("controller.clock"))?;
         }
         let controller = Process::start(controller).await?;
         let common = Common { programs: &programs, base: &directory, sync_period, clocks };
@@ -151,11 +153,13 @@ impl Stage {
 async fn start_cluster(directory: &std::path::Path) -> anyhow::Result<SimCluster> {
     let mut api = ApiOptions { policies: Policies::all(), ..ApiOptions::default() };
     api.namespaces.push(NAMESPACE.to_owned());
-    let options = ClusterOptions { api, directory: Some(directory.to_owned()), ..ClusterOptions::default() };
+    let options =
+        ClusterOptions { api, directory: Some(directory.to_owned()), ..ClusterOptions::default() };
     SimCluster::start(options).await.context("the cluster of stand-ins did not start")
 }
 
-/// Creates a Lease that a leader before has given back: where there is none, a controller waits 14 seconds.
+/// Creates a Lease that a leader before has given back: where there is none, a controller waits 14
+/// seconds.
 async fn create_lease(client: &Client) -> anyhow::Result<()> {
     let metadata = ObjectMeta { name: Some(CONTROLLER_LEASE.to_owned()), ..ObjectMeta::default() };
     let leases: Api<Lease> = Api::namespaced(client.clone(), NAMESPACE);

@@ -1,7 +1,7 @@
 //! A place of its own for the stage: mount and pid namespaces, without root also a user namespace.
 //!
-//! Whatever runs in it is gone when its first process is, however that ends, and so are its mounts: nothing has to be
-//! cleaned up but one directory, by the process outside.
+//! Whatever runs in it is gone when its first process is, however that ends, and so are its mounts:
+//! nothing has to be cleaned up but one directory, by the process outside.
 
 use std::path::Path;
 use std::process::{ExitCode, ExitStatus, Stdio};
@@ -24,16 +24,21 @@ pub(crate) fn directory() -> Option<std::path::PathBuf> {
     std::env::var_os(INSIDE).map(Into::into)
 }
 
-/// Runs this program again, with the same arguments, as the first process of new namespaces; ends with it.
+/// Runs this program again, with the same arguments, as the first process of new namespaces; ends
+/// with it.
 ///
 /// Must be called before the process has any other thread.
 pub(crate) fn run_inside() -> anyhow::Result<ExitCode> {
-    let directory = TempDir::with_prefix("tsim-").context("no temporary directory; is TMPDIR writable?")?;
+    let directory =
+        TempDir::with_prefix("tsim-").context("no temporary directory; is TMPDIR writable?")?;
     namespaces::enter(UnshareFlags::NEWPID).context("failed to enter new namespaces")?;
     let reactor = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let status = reactor.block_on(accompany(directory.path()))?;
     directory.close().context("failed to remove the temporary directory")?;
-    Ok(status.code().and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from))
+    Ok(status
+        .code()
+        .and_then(|code| u8::try_from(code).ok())
+        .map_or(ExitCode::FAILURE, ExitCode::from))
 }
 
 async fn accompany(directory: &Path) -> anyhow::Result<ExitStatus> {
@@ -61,13 +66,15 @@ fn pass_on(child: &Child, signal: Signal) {
     }
 }
 
-/// What the first process inside does before anything else: it dies with the one outside, has its mounts to itself (the
-/// one outside could not remove the directory with them in it), and sees its own processes.
+/// What the first process inside does before anything else: it dies with the one outside, has its
+/// mounts to itself (the one outside could not remove the directory with them in it), and sees its
+/// own processes.
 pub(crate) fn settle() -> anyhow::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     namespaces::enter(UnshareFlags::empty()).context("failed to enter a mount namespace")?;
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    // Where parts of /proc are masked, a new one is refused. The old one does: nobody here looks for other processes.
+    // Where parts of /proc are masked, a new one is refused. The old one does: nobody here looks
+    // for other processes.
     let _ = mount("proc", "/proc", "proc", flags, None);
     Ok(())
 }

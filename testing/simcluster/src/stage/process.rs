@@ -81,8 +81,9 @@ impl Process {
         if std::env::var_os("RUST_LOG").is_none() {
             command.env("RUST_LOG", "info");
         }
-        self.child =
-            Some(command.spawn().with_context(|| format!("failed to start `{}`", program.display()))?);
+        self.child = Some(
+            command.spawn().with_context(|| format!("failed to start `{}`", program.display()))?,
+        );
         Ok(())
     }
 
@@ -98,18 +99,22 @@ impl Process {
 
     async fn end(&mut self, signal: Signal) -> anyhow::Result<()> {
         let Some(mut child) = self.child.take() else { return Ok(()) };
-        if let Some(pid) = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw) {
+        if let Some(pid) = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw)
+        {
             // It may have ended by itself just now.
             let _ = kill_process(pid, signal);
         }
         let name = self.spec.program.display();
         let ended = tokio::time::timeout(PATIENCE, child.wait()).await;
         // Dropping the child kills it where it did not listen.
-        ended.with_context(|| format!("`{name}` did not end within {PATIENCE:?} after {signal:?}"))??;
+        ended.with_context(|| {
+            format!("`{name}` did not end within {PATIENCE:?} after {signal:?}")
+        })??;
         Ok(())
     }
 
-    /// Starts it again if it has ended by itself, as Kubernetes would; a program that was stopped stays so.
+    /// Starts it again if it has ended by itself, as Kubernetes would; a program that was stopped
+    /// stays so.
     pub(crate) fn revive(&mut self) -> anyhow::Result<()> {
         let Some(child) = &mut self.child else { return Ok(()) };
         if let Some(status) = child.try_wait()? {
@@ -131,7 +136,8 @@ impl Process {
         lines[lines.len().saturating_sub(TAIL)..].iter().map(|line| format!("{line}\n")).collect()
     }
 
-    /// Resolves when it has ended by itself, which none of ours should; never for one that was stopped.
+    /// Resolves when it has ended by itself, which none of ours should; never for one that was
+    /// stopped.
     pub(crate) async fn died(&mut self) -> anyhow::Error {
         let Some(child) = &mut self.child else { return std::future::pending().await };
         let status = child.wait().await;

@@ -17,8 +17,8 @@ pub(crate) struct Programs {
 }
 
 impl Programs {
-    /// The files beside this program, where cargo puts all of them; but the interceptor as it ships, from the directory of
-    /// its own profile.
+    /// The files beside this program, where cargo puts all of them; but the interceptor as it
+    /// ships, from the directory of its own profile.
     pub(crate) fn beside_this() -> anyhow::Result<Self> {
         let simcluster = std::env::current_exe()?;
         let directory = simcluster.parent().unwrap_or(Path::new("/")).to_owned();
@@ -37,7 +37,10 @@ impl Programs {
             fake_world: find("tessera-fake-world", "tessera-fake-world"),
             fake_nvml: find("libnvidia_ml.so", "tessera-fake-nvml"),
             fake_cuda: find("libcuda.so", "tessera-fake-cuda"),
-            intercept: find("../intercept/libtessera_intercept.so", "tessera-intercept --profile intercept"),
+            intercept: find(
+                "../intercept/libtessera_intercept.so",
+                "tessera-intercept --profile intercept",
+            ),
             fake_clock: find("libtessera_fake_clock.so", "tessera-fake-clock"),
             simcluster,
         };

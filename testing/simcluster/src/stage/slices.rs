@@ -15,7 +15,8 @@ use super::machine::DRIVER;
 /// A driver publishes within a second of its start; a debug build on a busy machine needs more.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Waits until each of the nodes has all slices of a pool with devices. Drivers register before they publish, or after.
+/// Waits until each of the nodes has all slices of a pool with devices. Drivers register before
+/// they publish, or after.
 pub(crate) async fn published(client: &Client, nodes: &[String]) -> anyhow::Result<()> {
     let mut missing = nodes.to_vec();
     let complete = async {
@@ -34,11 +35,14 @@ pub(crate) async fn published(client: &Client, nodes: &[String]) -> anyhow::Resu
                 Ok(_) | Err(_) => {}
             }
             let complete = nodes_with_whole_pool(slices.values());
-            missing = nodes.iter().filter(|node| !complete.contains(node.as_str())).cloned().collect();
+            missing =
+                nodes.iter().filter(|node| !complete.contains(node.as_str())).cloned().collect();
         }
     };
     let waited = tokio::time::timeout(PATIENCE, complete).await;
-    waited.with_context(|| format!("no GPUs of {} were published within {PATIENCE:?}", missing.join(", ")))
+    waited.with_context(|| {
+        format!("no GPUs of {} were published within {PATIENCE:?}", missing.join(", "))
+    })
 }
 
 #[cfg(test)]

@@ -24,9 +24,14 @@ async fn an_object_with_finalizers_goes_with_the_last_of_them() {
     let added = merge(json!({"metadata": {"finalizers": ["x.io/one", "x.io/two", "x.io/three"]}}));
     let (code, _, message) = refusal(maps.patch("a", &PatchParams::default(), &added).await);
     assert_eq!(code, 422);
-    assert!(message.contains("no new finalizers can be added if the object is being deleted"), "{message}");
+    assert!(
+        message.contains("no new finalizers can be added if the object is being deleted"),
+        "{message}"
+    );
     let params = PatchParams::default();
-    maps.patch("a", &params, &merge(json!({"metadata": {"finalizers": ["x.io/one"]}}))).await.unwrap();
+    maps.patch("a", &params, &merge(json!({"metadata": {"finalizers": ["x.io/one"]}})))
+        .await
+        .unwrap();
     assert!(maps.get_opt("a").await.unwrap().is_some());
     maps.patch("a", &params, &merge(json!({"metadata": {"finalizers": null}}))).await.unwrap();
     assert!(maps.get_opt("a").await.unwrap().is_none());

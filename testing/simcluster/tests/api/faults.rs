@@ -76,7 +76,8 @@ async fn events_are_delayed_broken_and_expired_but_not_for_observers() {
     let maps: Api<ConfigMap> = Api::default_namespaced(client);
     let observed: Api<ConfigMap> = Api::default_namespaced(api.observer());
     let lag = Duration::from_millis(400);
-    for (fault, name) in [(WatchFault::Delay(lag), "a"), (WatchFault::Break, "b"), (WatchFault::Expire, "c")]
+    for (fault, name) in
+        [(WatchFault::Delay(lag), "a"), (WatchFault::Break, "b"), (WatchFault::Expire, "c")]
     {
         let start = version(&maps).await;
         let mut watch = maps.watch(&WatchParams::default(), &start).await.unwrap().boxed();
@@ -132,7 +133,8 @@ async fn a_write_that_is_overtaken_is_stale_and_the_object_has_really_changed() 
         "patch" => Fault::Overtake,
         _ => Fault::None,
     })));
-    let patch = json!({"metadata": {"resourceVersion": map.metadata.resource_version}, "data": {"a": "2"}});
+    let patch =
+        json!({"metadata": {"resourceVersion": map.metadata.resource_version}, "data": {"a": "2"}});
     let stale = maps.patch("a", &PatchParams::default(), &Patch::Merge(patch)).await;
     assert!(matches!(stale, Err(Error::Api(status)) if status.code == 409));
     let now = maps.get("a").await.unwrap();

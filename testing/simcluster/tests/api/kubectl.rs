@@ -1,4 +1,5 @@
-//! The same server through kubectl, where it is installed. Every test says so on stderr when it is not.
+//! The same server through kubectl, where it is installed. Every test says so on stderr when it is
+//! not.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -16,7 +17,8 @@ struct Kubectl {
 impl Kubectl {
     async fn start(test: &str) -> Option<Self> {
         let path = std::env::var_os("PATH").unwrap_or_default();
-        let program = std::env::split_paths(&path).map(|dir| dir.join("kubectl")).find(|file| file.is_file());
+        let program =
+            std::env::split_paths(&path).map(|dir| dir.join("kubectl")).find(|file| file.is_file());
         let Some(program) = program else {
             report_skip(test, "kubectl is not in PATH");
             return None;
@@ -44,7 +46,8 @@ impl Kubectl {
             child.wait_with_output().unwrap()
         });
         let output = output.await.unwrap();
-        let said = [output.stdout, output.stderr].map(|part| String::from_utf8(part).unwrap()).concat();
+        let said =
+            [output.stdout, output.stderr].map(|part| String::from_utf8(part).unwrap()).concat();
         (said, output.status.success())
     }
 
@@ -83,17 +86,27 @@ async fn apply_get_and_delete_work() {
     assert!(said.contains("pod/p unchanged"), "{said}");
     let table = kubectl.ok(&["get", "pods", "-n", "demo"], "").await;
     assert!(
-        table.starts_with("NAME   READY   STATUS    RESTARTS") && table.contains("p      0/1     Pending"),
+        table.starts_with("NAME   READY   STATUS    RESTARTS")
+            && table.contains("p      0/1     Pending"),
         "{table}"
     );
     let everywhere = kubectl.ok(&["get", "pods", "-A"], "").await;
     assert!(everywhere.contains("demo"), "{everywhere}");
-    let phase = kubectl.ok(&["get", "pod", "p", "-n", "demo", "-o", "jsonpath={.status.phase}"], "").await;
+    let phase =
+        kubectl.ok(&["get", "pod", "p", "-n", "demo", "-o", "jsonpath={.status.phase}"], "").await;
     assert_eq!(phase, "Pending");
     kubectl.ok(&["label", "pod", "p", "-n", "demo", "a=b"], "").await;
     kubectl
         .ok(
-            &["wait", "pod", "p", "-n", "demo", "--for=jsonpath={.status.phase}=Pending", "--timeout=300s"],
+            &[
+                "wait",
+                "pod",
+                "p",
+                "-n",
+                "demo",
+                "--for=jsonpath={.status.phase}=Pending",
+                "--timeout=300s",
+            ],
             "",
         )
         .await;
@@ -101,7 +114,10 @@ async fn apply_get_and_delete_work() {
     assert!(said.contains("a=b"), "{said}");
     kubectl.ok(&["delete", "pod", "p", "-n", "demo"], "").await;
     let (said, success) = kubectl.run(&["get", "pod", "p", "-n", "demo"], "").await;
-    assert!(!success && said.contains("Error from server (NotFound): pods \"p\" not found"), "{said}");
+    assert!(
+        !success && said.contains("Error from server (NotFound): pods \"p\" not found"),
+        "{said}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -118,7 +134,17 @@ async fn server_side_apply_and_patches_work() {
     let manifest = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\ndata: {a: b}\n";
     kubectl.ok(&["apply", "--server-side", "-f", "-"], manifest).await;
     kubectl
-        .ok(&["patch", "cm", "a", "--type=json", "-p", r#"[{"op":"add","path":"/data/c","value":"d"}]"#], "")
+        .ok(
+            &[
+                "patch",
+                "cm",
+                "a",
+                "--type=json",
+                "-p",
+                r#"[{"op":"add","path":"/data/c","value":"d"}]"#,
+            ],
+            "",
+        )
         .await;
     kubectl.ok(&["patch", "cm", "a", "--type=merge", "-p", r#"{"data":{"a":null}}"#], "").await;
     let data = kubectl.ok(&["get", "cm", "a", "-o", "jsonpath={.data}"], "").await;

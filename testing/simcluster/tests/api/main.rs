@@ -22,9 +22,10 @@ use kube::{Client, Config, Error};
 use serde_json::{Value, json};
 use tessera_simcluster::api::{ApiOptions, ApiServer, User};
 
-/// A kubeconfig of a throw-away API server, to hold the stand-in to the real thing: tests that need nothing but an API
-/// server then run on that one. It runs without the admission plugin ServiceAccount and without controllers; run the tests
-/// with `--test-threads 1`, and expect its nodes and slices to go.
+/// A kubeconfig of a throw-away API server, to hold the stand-in to the real thing: tests that need
+/// nothing but an API server then run on that one. It runs without the admission plugin
+/// ServiceAccount and without controllers; run the tests with `--test-threads 1`, and expect its
+/// nodes and slices to go.
 const REAL: &str = "TESSERA_TEST_API_KUBECONFIG";
 
 /// A server of whatever kind, and its administrator in a namespace of the test's own.
@@ -49,12 +50,16 @@ async fn real(kubeconfig: &Path) -> Client {
     // The choice fails when somebody made it before, which is as good.
     drop(rustls::crypto::ring::default_provider().install_default());
     let kubeconfig = Kubeconfig::read_from(kubeconfig).unwrap();
-    let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
+    let mut config =
+        Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
     config.default_namespace = format!("test-{}", uuid::Uuid::new_v4().simple());
     let client = Client::try_from(config.clone()).unwrap();
     let everything = (DeleteParams::default().grace_period(0), ListParams::default());
     Api::<Node>::all(client.clone()).delete_collection(&everything.0, &everything.1).await.unwrap();
-    Api::<ResourceSlice>::all(client.clone()).delete_collection(&everything.0, &everything.1).await.unwrap();
+    Api::<ResourceSlice>::all(client.clone())
+        .delete_collection(&everything.0, &everything.1)
+        .await
+        .unwrap();
     let namespace = typed(json!({"metadata": {"name": config.default_namespace}}));
     created(&Api::<Namespace>::all(client.clone()), namespace).await;
     client

@@ -37,7 +37,8 @@ async fn generated_names_are_the_prefix_and_five_characters() {
     let mut map = config_map("");
     map.metadata.name = None;
     map.metadata.generate_name = Some("pod-gpu-".to_owned());
-    let (one, two) = (created(&maps, map.clone()).await.name_any(), created(&maps, map).await.name_any());
+    let (one, two) =
+        (created(&maps, map.clone()).await.name_any(), created(&maps, map).await.name_any());
     assert_ne!(one, two);
     assert!(one.starts_with("pod-gpu-") && one.len() == "pod-gpu-".len() + 5, "{one}");
 }
@@ -53,7 +54,10 @@ async fn a_taken_name_and_a_missing_object_are_said_as_kubernetes_does() {
         (409, "AlreadyExists".into(), "resourceclaims.resource.k8s.io \"c\" already exists".into())
     );
     let missing = refusal(claims.get("d").await);
-    assert_eq!(missing, (404, "NotFound".into(), "resourceclaims.resource.k8s.io \"d\" not found".into()));
+    assert_eq!(
+        missing,
+        (404, "NotFound".into(), "resourceclaims.resource.k8s.io \"d\" not found".into())
+    );
     assert!(claims.get_opt("d").await.unwrap().is_none());
 }
 
@@ -61,7 +65,8 @@ async fn a_taken_name_and_a_missing_object_are_said_as_kubernetes_does() {
 async fn objects_need_a_namespace_that_exists() {
     let (_api, client) = server().await;
     let maps: Api<ConfigMap> = Api::namespaced(client, "nowhere");
-    let (code, reason, message) = refusal(maps.create(&PostParams::default(), &config_map("a")).await);
+    let (code, reason, message) =
+        refusal(maps.create(&PostParams::default(), &config_map("a")).await);
     assert_eq!(
         (code, reason.as_str(), message.as_str()),
         (404, "NotFound", "namespaces \"nowhere\" not found")
@@ -154,7 +159,10 @@ async fn lists_select_by_label_field_and_namespace() {
     assert_eq!(names(&here, labels("app in (x, y),tier")).await, "a");
     assert_eq!(names(&here, labels("app notin (x)")).await, "b c");
     assert_eq!(names(&here, labels("!app")).await, "c");
-    assert_eq!(names(&everywhere, fields(&format!("metadata.name=a,metadata.namespace={other}"))).await, "a");
+    assert_eq!(
+        names(&everywhere, fields(&format!("metadata.name=a,metadata.namespace={other}"))).await,
+        "a"
+    );
     assert_eq!(names(&here, fields("spec.nodeName=node-a")).await, "b");
     assert_eq!(names(&here, fields("spec.nodeName=")).await, "a c");
     assert_eq!(names(&here, fields("status.phase!=Pending")).await, "");
@@ -217,8 +225,9 @@ async fn an_event_is_seen_through_both_of_its_groups() {
     let (code, _, said) = refusal(modern.patch("e", &PatchParams::default(), &note).await);
     assert_eq!(code, 422);
     assert!(said.contains("message: Invalid value: \"other\": field is immutable"), "{said}");
-    let series =
-        Patch::Merge(json!({"series": {"count": 2, "lastObservedTime": "2026-11-21T04:00:01.000000Z"}}));
+    let series = Patch::Merge(
+        json!({"series": {"count": 2, "lastObservedTime": "2026-11-21T04:00:01.000000Z"}}),
+    );
     let patched = modern.patch("e", &PatchParams::default(), &series).await.unwrap();
     assert_eq!(patched.series.unwrap().count, 2);
 }
@@ -250,10 +259,13 @@ async fn discovery_names_every_kind() {
     let (_api, client) = server().await;
     assert_eq!(client.apiserver_version().await.unwrap().git_version, "v1.37.1");
     let discovery = kube::Discovery::new(client).run().await.unwrap();
-    let claims = discovery.resolve_gvk(&GroupVersionKind::gvk("resource.k8s.io", "v1", "ResourceClaim"));
+    let claims =
+        discovery.resolve_gvk(&GroupVersionKind::gvk("resource.k8s.io", "v1", "ResourceClaim"));
     assert_eq!(claims.unwrap().0.plural, ResourceClaim::plural(&()));
     assert!(discovery.resolve_gvk(&GroupVersionKind::gvk("", "v1", "Node")).is_some());
-    assert!(discovery.resolve_gvk(&GroupVersionKind::gvk("events.k8s.io", "v1", "Event")).is_some());
+    assert!(
+        discovery.resolve_gvk(&GroupVersionKind::gvk("events.k8s.io", "v1", "Event")).is_some()
+    );
 }
 
 #[tokio::test]
@@ -269,6 +281,7 @@ async fn a_token_that_nobody_issued_is_unauthorized() {
 async fn a_node_keeps_the_status_that_its_kubelet_registers() {
     let (_api, client) = server().await;
     let nodes: Api<Node> = Api::all(client);
-    let node: Node = typed(json!({"metadata": {"name": "n"}, "status": {"allocatable": {"cpu": "8"}}}));
+    let node: Node =
+        typed(json!({"metadata": {"name": "n"}, "status": {"allocatable": {"cpu": "8"}}}));
     assert_eq!(created(&nodes, node).await.status.unwrap().allocatable.unwrap()["cpu"].0, "8");
 }

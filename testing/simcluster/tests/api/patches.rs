@@ -41,9 +41,9 @@ async fn a_strategic_patch_merges_lists_by_their_keys() {
     let (_api, client) = server().await;
     let pods: Api<Pod> = Api::default_namespaced(client);
     created(&pods, pod("a")).await;
-    let condition =
-        |kind: &str, status: &str| json!({"status": {"conditions": [{"type": kind, "status": status}]}});
-    for patch in [condition("Ready", "False"), condition("PodScheduled", "True"), condition("Ready", "True")]
+    let condition = |kind: &str, status: &str| json!({"status": {"conditions": [{"type": kind, "status": status}]}});
+    for patch in
+        [condition("Ready", "False"), condition("PodScheduled", "True"), condition("Ready", "True")]
     {
         pods.patch_status("a", &PatchParams::default(), &Patch::Strategic(patch)).await.unwrap();
     }
@@ -51,7 +51,8 @@ async fn a_strategic_patch_merges_lists_by_their_keys() {
     let seen: Vec<_> = conditions.iter().map(|c| (c.type_.as_str(), c.status.as_str())).collect();
     assert_eq!(seen, [("PodScheduled", "True"), ("Ready", "True")]);
     let gone = json!({"status": {"conditions": [{"type": "Ready", "$patch": "delete"}]}});
-    let made = pods.patch_status("a", &PatchParams::default(), &Patch::Strategic(gone)).await.unwrap();
+    let made =
+        pods.patch_status("a", &PatchParams::default(), &Patch::Strategic(gone)).await.unwrap();
     assert_eq!(made.status.unwrap().conditions.unwrap().len(), 1);
 }
 
@@ -61,7 +62,8 @@ async fn a_strategic_patch_adds_to_finalizers_and_takes_from_them() {
     let maps: Api<ConfigMap> = Api::default_namespaced(client);
     created(&maps, config_map("a")).await;
     let patch = async |patch: Value| {
-        let made = maps.patch("a", &PatchParams::default(), &Patch::Strategic(patch)).await.unwrap();
+        let made =
+            maps.patch("a", &PatchParams::default(), &Patch::Strategic(patch)).await.unwrap();
         made.finalizers().to_vec()
     };
     assert_eq!(patch(json!({"metadata": {"finalizers": ["x.io/a"]}})).await, ["x.io/a"]);

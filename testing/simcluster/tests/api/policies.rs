@@ -20,7 +20,10 @@ fn driver() -> User {
     User::service_account("tessera-system", "tessera-driver")
 }
 
-async fn write(claims: &Api<ResourceClaim>, allocation: Value) -> Result<ResourceClaim, kube::Error> {
+async fn write(
+    claims: &Api<ResourceClaim>,
+    allocation: Value,
+) -> Result<ResourceClaim, kube::Error> {
     let patch = Patch::Merge(json!({"status": {"allocation": allocation}}));
     claims.patch_status("c", &PatchParams::default(), &patch).await
 }
@@ -34,7 +37,10 @@ async fn only_the_controller_allocates_ours_and_anybody_allocates_theirs() {
     let scheduler = claims_as(&api, &User::named("system:kube-scheduler"));
     let (code, reason, message) = refusal(write(&scheduler, allocation(DRIVER, "node-a")).await);
     assert_eq!((code, reason.as_str()), (403, "Forbidden"));
-    assert!(message.ends_with("only tessera-controller allocates devices of gpu.tessera.dev"), "{message}");
+    assert!(
+        message.ends_with("only tessera-controller allocates devices of gpu.tessera.dev"),
+        "{message}"
+    );
     write(&scheduler, allocation("other.example", "node-a")).await.unwrap();
     write(&scheduler, Value::Null).await.unwrap();
     write(&claims_as(&api, &controller()), allocation(DRIVER, "node-a")).await.unwrap();
@@ -54,7 +60,9 @@ async fn no_claim_tolerates_the_fence_by_name() {
         typed::<ResourceClaim>(object)
     };
     let fence = with(json!({"key": "gpu.tessera.dev/managed", "operator": "Exists"}));
-    assert!(refusal(claims.create(&PostParams::default(), &fence).await).2.contains("tessera-fence"));
+    assert!(
+        refusal(claims.create(&PostParams::default(), &fence).await).2.contains("tessera-fence")
+    );
     // A toleration of everything is for other drivers' taints, and harmless: the write is guarded.
     created(&claims, with(json!({"operator": "Exists"}))).await;
 }
@@ -66,7 +74,8 @@ async fn a_driver_writes_its_own_node_and_nobody_else_writes_its_slices() {
     let slices_as = |user: &User| Api::<ResourceSlice>::all(api.client(user));
     let own = slices_as(&driver().on_node("node-a"));
     created(&own, slice("a", "node-a")).await;
-    let (code, _, message) = refusal(own.create(&PostParams::default(), &slice("b", "node-b")).await);
+    let (code, _, message) =
+        refusal(own.create(&PostParams::default(), &slice("b", "node-b")).await);
     assert_eq!(code, 403);
     assert!(message.ends_with("only those of its own node"), "{message}");
     let unbound = slices_as(&driver());
@@ -90,7 +99,9 @@ async fn the_finalizer_stays_while_a_claim_is_allocated() {
     write(&controller, allocation(DRIVER, "node-a")).await.unwrap();
     let strip = Patch::Merge(json!({"metadata": {"finalizers": null}}));
     assert!(
-        refusal(claims.patch("c", &PatchParams::default(), &strip).await).2.contains("tessera-finalizer")
+        refusal(claims.patch("c", &PatchParams::default(), &strip).await)
+            .2
+            .contains("tessera-finalizer")
     );
     write(&controller, Value::Null).await.unwrap();
     claims.patch("c", &PatchParams::default(), &strip).await.unwrap();

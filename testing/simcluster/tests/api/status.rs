@@ -8,7 +8,10 @@ use crate::{allocation, claim, created, pod, refusal, server};
 
 const DRIVER: &str = "gpu.tessera.dev";
 
-async fn patch_status(claims: &Api<ResourceClaim>, patch: Value) -> Result<ResourceClaim, kube::Error> {
+async fn patch_status(
+    claims: &Api<ResourceClaim>,
+    patch: Value,
+) -> Result<ResourceClaim, kube::Error> {
     claims.patch_status("c", &PatchParams::default(), &Patch::Merge(patch)).await
 }
 
@@ -22,7 +25,9 @@ async fn allocated() -> (Option<tessera_simcluster::api::ApiServer>, Api<Resourc
     let mut claim = claim("c");
     claim.metadata.finalizers = Some(vec!["resource.kubernetes.io/delete-protection".into()]);
     created(&claims, claim).await;
-    patch_status(&claims, json!({"status": {"allocation": allocation(DRIVER, "node-a")}})).await.unwrap();
+    patch_status(&claims, json!({"status": {"allocation": allocation(DRIVER, "node-a")}}))
+        .await
+        .unwrap();
     (api, claims)
 }
 
@@ -36,7 +41,8 @@ async fn status_is_written_only_through_its_subresource() {
     let main = pods.patch("a", &PatchParams::default(), &through_main).await.unwrap();
     assert_eq!(main.status.as_ref().unwrap().phase.as_deref(), Some("Pending"));
     assert_eq!(main.labels()["a"], "b");
-    let through_status = Patch::Merge(json!({"status": {"phase": "Running"}, "spec": {"nodeName": "n"}}));
+    let through_status =
+        Patch::Merge(json!({"status": {"phase": "Running"}, "spec": {"nodeName": "n"}}));
     let status = pods.patch_status("a", &PatchParams::default(), &through_status).await.unwrap();
     assert_eq!(status.status.unwrap().phase.as_deref(), Some("Running"));
     assert_eq!(status.spec.unwrap().node_name, made.spec.unwrap().node_name);
@@ -65,28 +71,40 @@ async fn an_allocation_is_frozen_until_it_is_cleared() {
         "{message}"
     );
     patch_status(&claims, json!({"status": {"allocation": null}})).await.unwrap();
-    patch_status(&claims, json!({"status": {"allocation": allocation(DRIVER, "node-b")}})).await.unwrap();
+    patch_status(&claims, json!({"status": {"allocation": allocation(DRIVER, "node-b")}}))
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
 async fn reserved_for_needs_an_allocation() {
     let (_api, claims) = allocated().await;
     patch_status(&claims, json!({"status": {"reservedFor": [consumer("1")]}})).await.unwrap();
-    let (code, _, message) = refusal(patch_status(&claims, json!({"status": {"allocation": null}})).await);
+    let (code, _, message) =
+        refusal(patch_status(&claims, json!({"status": {"allocation": null}})).await);
     assert_eq!(code, 422);
     assert!(
-        message.contains("status.reservedFor: Forbidden: may not be specified when `allocated` is not set"),
+        message.contains(
+            "status.reservedFor: Forbidden: may not be specified when `allocated` is not set"
+        ),
         "{message}"
     );
-    patch_status(&claims, json!({"status": {"allocation": null, "reservedFor": null}})).await.unwrap();
+    patch_status(&claims, json!({"status": {"allocation": null, "reservedFor": null}}))
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
 async fn consumers_are_complete_and_unique() {
     let (_api, claims) = allocated().await;
     let twice = json!({"status": {"reservedFor": [consumer("1"), consumer("1")]}});
-    assert!(refusal(patch_status(&claims, twice).await).2.contains("status.reservedFor[1]: Duplicate value"));
-    let nameless = json!({"status": {"reservedFor": [{"resource": "pods", "uid": "1", "name": ""}]}});
+    assert!(
+        refusal(patch_status(&claims, twice).await)
+            .2
+            .contains("status.reservedFor[1]: Duplicate value")
+    );
+    let nameless =
+        json!({"status": {"reservedFor": [{"resource": "pods", "uid": "1", "name": ""}]}});
     assert!(
         refusal(patch_status(&claims, nameless).await)
             .2
@@ -128,7 +146,8 @@ async fn an_allocation_is_checked_for_form_and_for_nothing_else() {
 #[tokio::test]
 async fn device_status_belongs_to_an_allocated_device() {
     let (_api, claims) = allocated().await;
-    let ours = json!({"driver": DRIVER, "pool": "node-a", "device": "gpu-0", "data": {"temperature": 40}});
+    let ours =
+        json!({"driver": DRIVER, "pool": "node-a", "device": "gpu-0", "data": {"temperature": 40}});
     let made = patch_status(&claims, json!({"status": {"devices": [ours]}})).await.unwrap();
     assert_eq!(made.status.unwrap().devices.unwrap().len(), 1);
     let other = json!({"driver": DRIVER, "pool": "node-a", "device": "gpu-7"});
@@ -147,9 +166,13 @@ async fn the_spec_of_a_claim_never_changes() {
     let patch = json!({"spec": {"devices": {"requests": [
         {"name": "gpu", "exactly": {"deviceClassName": "gpu.tessera.dev", "count": 2}},
     ]}}});
-    let (code, _, message) = refusal(claims.patch("c", &PatchParams::default(), &Patch::Merge(patch)).await);
+    let (code, _, message) =
+        refusal(claims.patch("c", &PatchParams::default(), &Patch::Merge(patch)).await);
     assert_eq!(code, 422);
-    assert!(message.contains("spec: Invalid value") && message.ends_with("field is immutable"), "{message}");
+    assert!(
+        message.contains("spec: Invalid value") && message.ends_with("field is immutable"),
+        "{message}"
+    );
 }
 
 #[tokio::test]
@@ -158,7 +181,8 @@ async fn a_patch_with_a_stale_resource_version_conflicts() {
     let stale = claims.get("c").await.unwrap().resource_version().unwrap();
     let reserve = |version: &str| json!({"metadata": {"resourceVersion": version}, "status": {"reservedFor": [consumer("1")]}});
     let fresh = patch_status(&claims, reserve(&stale)).await.unwrap();
-    let unreserve = json!({"metadata": {"resourceVersion": stale}, "status": {"reservedFor": null}});
+    let unreserve =
+        json!({"metadata": {"resourceVersion": stale}, "status": {"reservedFor": null}});
     assert_eq!(refusal(patch_status(&claims, unreserve).await).1, "Conflict");
     assert_eq!(claims.get("c").await.unwrap().resource_version(), fresh.resource_version());
 }
@@ -168,7 +192,8 @@ async fn a_pod_is_bound_once_and_not_while_it_is_gated() {
     let (_api, client) = server().await;
     let pods: Api<Pod> = Api::default_namespaced(client.clone());
     let mut gated = pod("a");
-    gated.spec.as_mut().unwrap().scheduling_gates = Some(vec![crate::typed(json!({"name": "kueue"}))]);
+    gated.spec.as_mut().unwrap().scheduling_gates =
+        Some(vec![crate::typed(json!({"name": "kueue"}))]);
     let made = created(&pods, gated).await;
     let reasons = |pod: Pod| pod.status.unwrap().conditions.unwrap().remove(0).reason;
     assert_eq!(reasons(made).as_deref(), Some("SchedulingGated"));
@@ -196,7 +221,9 @@ async fn a_pod_is_bound_once_and_not_while_it_is_gated() {
     assert_eq!(bound.spec.unwrap().node_name.as_deref(), Some("node-a"));
     let scheduled = bound.status.unwrap().conditions.unwrap();
     assert!(
-        scheduled.iter().any(|condition| condition.type_ == "PodScheduled" && condition.status == "True")
+        scheduled
+            .iter()
+            .any(|condition| condition.type_ == "PodScheduled" && condition.status == "True")
     );
     assert!(refusal(binding("node-b").await).2.contains("already assigned to node \"node-a\""));
 }

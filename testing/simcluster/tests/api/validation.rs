@@ -11,7 +11,8 @@ async fn refused_device(client: &Client, change: impl FnOnce(&mut Value)) -> Str
     let mut object = serde_json::to_value(slice("s", "node-a")).unwrap();
     change(&mut object["spec"]);
     let slices: Api<ResourceSlice> = Api::all(client.clone());
-    let (code, reason, message) = refusal(slices.create(&PostParams::default(), &typed(object)).await);
+    let (code, reason, message) =
+        refusal(slices.create(&PostParams::default(), &typed(object)).await);
     assert_eq!((code, reason.as_str()), (422, "Invalid"));
     message
 }
@@ -28,15 +29,18 @@ async fn a_slice_holds_128_devices_and_64_with_taints() {
         if !tainted {
             device.taints = None;
         }
-        let numbered =
-            |index| k8s_openapi::api::resource::v1::Device { name: format!("gpu-{index}"), ..device.clone() };
+        let numbered = |index| k8s_openapi::api::resource::v1::Device {
+            name: format!("gpu-{index}"),
+            ..device.clone()
+        };
         object.spec.devices = Some((0..count).map(numbered).collect());
         let made = slices.create(&PostParams::default(), &object).await;
         if fits {
             assert_eq!(made.unwrap().spec.devices.unwrap().len(), count);
         } else {
             let most = if tainted { 64 } else { 128 };
-            let expected = format!("spec.devices: Too many: {count}: must have at most {most} items");
+            let expected =
+                format!("spec.devices: Too many: {count}: must have at most {most} items");
             assert!(refusal(made).2.ends_with(&expected));
         }
     }
@@ -50,17 +54,24 @@ async fn a_slice_is_refused_with_the_name_of_the_field() {
         (|spec| spec["driver"] = "gpu_x".into(), "spec.driver: Invalid value: \"gpu_x\""),
         (|spec| spec["allNodes"] = true.into(), "exactly one of `nodeName`"),
         (|spec| spec["pool"]["resourceSliceCount"] = 0.into(), "spec.pool.resourceSliceCount"),
-        (|spec| spec["devices"][0]["name"] = "GPU-1F".into(), "spec.devices[0].name: Invalid value"),
+        (
+            |spec| spec["devices"][0]["name"] = "GPU-1F".into(),
+            "spec.devices[0].name: Invalid value",
+        ),
         (
             |spec| spec["devices"] = json!([{"name": "a"}, {"name": "a"}]),
             "spec.devices[1]: Duplicate value: \"a\"",
         ),
         (
-            |spec| spec["devices"][0]["attributes"]["driverVersion"]["version"] = "580.95.05".into(),
+            |spec| {
+                spec["devices"][0]["attributes"]["driverVersion"]["version"] = "580.95.05".into()
+            },
             "spec.devices[0].attributes[driverVersion].version: Invalid value: \"580.95.05\"",
         ),
         (
-            |spec| spec["devices"][0]["attributes"]["productName"]["string"] = "x".repeat(65).into(),
+            |spec| {
+                spec["devices"][0]["attributes"]["productName"]["string"] = "x".repeat(65).into()
+            },
             "attributes[productName].string: Too long",
         ),
         (
@@ -72,11 +83,17 @@ async fn a_slice_is_refused_with_the_name_of_the_field() {
             "requestPolicy: Forbidden: allowMultipleAllocations must be true",
         ),
         (
-            |spec| spec["devices"][0]["capacity"]["memory"]["requestPolicy"]["default"] = "512Ki".into(),
+            |spec| {
+                spec["devices"][0]["capacity"]["memory"]["requestPolicy"]["default"] =
+                    "512Ki".into()
+            },
             "requestPolicy.validRange.default: Invalid value: \"512Ki\": default is less than min: 1Mi",
         ),
         (
-            |spec| spec["devices"][0]["capacity"]["memory"]["requestPolicy"]["default"] = "1500Ki".into(),
+            |spec| {
+                spec["devices"][0]["capacity"]["memory"]["requestPolicy"]["default"] =
+                    "1500Ki".into()
+            },
             "requestPolicy.validRange.step: Invalid value: \"1500Ki\": value is not a multiple of a given step (1Mi) from (1Mi)",
         ),
         (
@@ -96,9 +113,12 @@ async fn driver_pool_and_node_of_a_slice_are_fixed_and_taints_get_a_time() {
     let slices: Api<ResourceSlice> = Api::all(client);
     let made = created(&slices, slice("s", "node-a")).await;
     assert_eq!(made.metadata.generation, Some(1));
-    assert!(made.spec.devices.as_ref().unwrap()[0].taints.as_ref().unwrap()[0].time_added.is_some());
-    let patch =
-        Patch::Merge(json!({"spec": {"driver": "a.b", "nodeName": "node-b", "pool": {"name": "node-b"}}}));
+    assert!(
+        made.spec.devices.as_ref().unwrap()[0].taints.as_ref().unwrap()[0].time_added.is_some()
+    );
+    let patch = Patch::Merge(
+        json!({"spec": {"driver": "a.b", "nodeName": "node-b", "pool": {"name": "node-b"}}}),
+    );
     let message = refusal(slices.patch("s", &PatchParams::default(), &patch).await).2;
     for field in ["spec.driver", "spec.pool.name", "spec.nodeName"] {
         assert!(message.contains(&format!("{field}: Invalid value")), "{message}");
@@ -125,12 +145,16 @@ async fn a_claim_is_refused_with_the_name_of_the_field() {
         ),
         (
             |devices| {
-                devices["requests"][0]["firstAvailable"] = json!([{"name": "a", "deviceClassName": "b"}])
+                devices["requests"][0]["firstAvailable"] =
+                    json!([{"name": "a", "deviceClassName": "b"}])
             },
             "exactly one of",
         ),
         (
-            |devices| devices["requests"][0]["exactly"]["selectors"] = json!([{"cel": {"expression": ""}}]),
+            |devices| {
+                devices["requests"][0]["exactly"]["selectors"] =
+                    json!([{"cel": {"expression": ""}}])
+            },
             "selectors[0].cel.expression: Invalid value: \"\": compilation failed",
         ),
         (
@@ -138,11 +162,15 @@ async fn a_claim_is_refused_with_the_name_of_the_field() {
             "matchAttribute: Invalid value",
         ),
         (
-            |devices| devices["constraints"] = json!([{"matchAttribute": "a.b/c", "requests": ["other"]}]),
+            |devices| {
+                devices["constraints"] = json!([{"matchAttribute": "a.b/c", "requests": ["other"]}])
+            },
             "constraints[0].requests[0]: Invalid value: \"other\"",
         ),
         (
-            |devices| devices["config"] = json!([{"opaque": {"driver": "a.b", "parameters": "text"}}]),
+            |devices| {
+                devices["config"] = json!([{"opaque": {"driver": "a.b", "parameters": "text"}}])
+            },
             "opaque.parameters: Invalid value",
         ),
         (
@@ -153,7 +181,8 @@ async fn a_claim_is_refused_with_the_name_of_the_field() {
     for (change, expected) in cases {
         let mut object = serde_json::to_value(claim("c")).unwrap();
         change(&mut object["spec"]["devices"]);
-        let (code, _, message) = refusal(claims.create(&PostParams::default(), &typed(object)).await);
+        let (code, _, message) =
+            refusal(claims.create(&PostParams::default(), &typed(object)).await);
         assert_eq!(code, 422);
         assert!(message.contains(expected), "{message} does not say {expected}");
     }
@@ -166,9 +195,15 @@ async fn a_pod_is_refused_with_the_name_of_the_field() {
     type Change = fn(&mut Value);
     let cases: &[(Change, &str)] = &[
         (|pod| pod["metadata"]["name"] = "A".into(), "metadata.name: Invalid value: \"A\""),
-        (|pod| pod["metadata"]["labels"] = json!({"a": "-"}), "metadata.labels: Invalid value: \"-\""),
+        (
+            |pod| pod["metadata"]["labels"] = json!({"a": "-"}),
+            "metadata.labels: Invalid value: \"-\"",
+        ),
         (|pod| pod["spec"]["containers"] = json!([]), "spec.containers: Required value"),
-        (|pod| pod["spec"]["containers"][0]["image"] = "".into(), "spec.containers[0].image: Required value"),
+        (
+            |pod| pod["spec"]["containers"][0]["image"] = "".into(),
+            "spec.containers[0].image: Required value",
+        ),
         (
             |pod| pod["spec"]["containers"][0]["resources"] = json!({"claims": [{"name": "gpu"}]}),
             "resources.claims[0]: Not found: \"gpu\": must be one of the names in pod.spec.resourceClaims which is empty",
@@ -203,8 +238,12 @@ async fn what_is_no_quantity_does_not_even_decode() {
     assert_eq!(code, 400);
     assert!(message.contains("quantities must match the regular expression"), "{message}");
     let mut object = serde_json::to_value(claim("c")).unwrap();
-    object["spec"]["devices"]["requests"][0]["exactly"]["capacity"] = json!({"requests": {"memory": "lots"}});
-    let path = format!("/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims", client.default_namespace());
+    object["spec"]["devices"]["requests"][0]["exactly"]["capacity"] =
+        json!({"requests": {"memory": "lots"}});
+    let path = format!(
+        "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims",
+        client.default_namespace()
+    );
     let (code, _, message) = request(&path, object).await;
     assert_eq!(code, 400);
     assert!(message.contains("quantities must match the regular expression"), "{message}");

@@ -4,7 +4,9 @@ use std::time::Duration;
 use futures::{Stream, StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::ResourceExt;
-use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams};
+use kube::api::{
+    Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams,
+};
 use kube::runtime::watcher::{self, Event, watcher};
 use serde_json::json;
 
@@ -33,7 +35,9 @@ async fn next<K: ResourceExt>(
     stream: &mut (impl Stream<Item = kube::Result<WatchEvent<K>>> + Unpin),
 ) -> String {
     let event = tokio::time::timeout(PATIENCE, stream.next()).await;
-    event.expect("the watch says nothing").map_or("closed".to_owned(), |event| short(event.unwrap()))
+    event
+        .expect("the watch says nothing")
+        .map_or("closed".to_owned(), |event| short(event.unwrap()))
 }
 
 #[tokio::test]
@@ -46,7 +50,9 @@ async fn a_watch_goes_on_exactly_where_the_list_ended() {
     let version = listed.metadata.resource_version.unwrap();
     let mut watch = maps.watch(&WatchParams::default(), &version).await.unwrap().boxed();
     created(&maps, config_map("c")).await;
-    maps.patch("a", &PatchParams::default(), &Patch::Merge(json!({"data": {"a": "2"}}))).await.unwrap();
+    maps.patch("a", &PatchParams::default(), &Patch::Merge(json!({"data": {"a": "2"}})))
+        .await
+        .unwrap();
     maps.delete("b", &DeleteParams::default()).await.unwrap();
     for expected in ["+b", "+c", "~a", "-b"] {
         assert_eq!(next(&mut watch).await, expected);
@@ -78,10 +84,12 @@ async fn objects_enter_and_leave_a_selector() {
     let pods: Api<Pod> = Api::default_namespaced(client);
     created(&pods, pod("a")).await;
     let params = WatchParams::default().fields("status.phase=Running");
-    let version = pods.list(&ListParams::default()).await.unwrap().metadata.resource_version.unwrap();
+    let version =
+        pods.list(&ListParams::default()).await.unwrap().metadata.resource_version.unwrap();
     let mut watch = pods.watch(&params, &version).await.unwrap().boxed();
     for phase in ["Running", "Running", "Failed"] {
-        let patch = json!({"status": {"phase": phase, "message": uuid::Uuid::new_v4().to_string()}});
+        let patch =
+            json!({"status": {"phase": phase, "message": uuid::Uuid::new_v4().to_string()}});
         pods.patch_status("a", &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
     }
     for expected in ["+a", "~a", "-a"] {
@@ -94,7 +102,8 @@ async fn bookmarks_carry_the_newest_version_of_a_quiet_watch() {
     let (api, client) = sim().await;
     let maps: Api<ConfigMap> = Api::default_namespaced(client.clone());
     let pods: Api<Pod> = Api::default_namespaced(client);
-    let version = pods.list(&ListParams::default()).await.unwrap().metadata.resource_version.unwrap();
+    let version =
+        pods.list(&ListParams::default()).await.unwrap().metadata.resource_version.unwrap();
     let mut watch = pods.watch(&WatchParams::default(), &version).await.unwrap().boxed();
     created(&maps, config_map("a")).await;
     // The watch may answer the first call before it has seen the change; bookmarks never go back.
@@ -113,7 +122,8 @@ async fn bookmarks_carry_the_newest_version_of_a_quiet_watch() {
 async fn a_watch_from_before_a_compaction_is_gone() {
     let (api, client) = sim().await;
     let maps: Api<ConfigMap> = Api::default_namespaced(client);
-    let before = maps.list(&ListParams::default()).await.unwrap().metadata.resource_version.unwrap();
+    let before =
+        maps.list(&ListParams::default()).await.unwrap().metadata.resource_version.unwrap();
     created(&maps, config_map("a")).await;
     created(&maps, config_map("b")).await;
     let now = maps.list(&ListParams::default()).await.unwrap().metadata.resource_version.unwrap();
@@ -136,7 +146,8 @@ async fn running_watches_can_be_expired_and_closed() {
     assert_eq!(next(&mut first).await, "+b");
     api.expire_watches();
     assert_eq!(next(&mut first).await, "!410 Expired");
-    let version = maps.list(&ListParams::default()).await.unwrap().metadata.resource_version.unwrap();
+    let version =
+        maps.list(&ListParams::default()).await.unwrap().metadata.resource_version.unwrap();
     let mut second = maps.watch(&WatchParams::default(), &version).await.unwrap().boxed();
     created(&maps, config_map("c")).await;
     assert_eq!(next(&mut second).await, "+c");

@@ -5,7 +5,9 @@ use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 
-use crate::{allocated, cluster, consumers, create, node, node_of, patch, present, unschedulable, until};
+use crate::{
+    allocated, cluster, consumers, create, node, node_of, patch, present, unschedulable, until,
+};
 
 const FENCE: &str = "gpu.tessera.dev/managed";
 
@@ -45,15 +47,19 @@ async fn device_of(client: &Client, name: &str) -> String {
     let claims: Api<ResourceClaim> = Api::default_namespaced(client.clone());
     let claim = claims.get(name).await.unwrap();
     assert_eq!(consumers(&claim), [name]);
-    assert_eq!(claim.metadata.finalizers.as_ref().unwrap(), &["resource.kubernetes.io/delete-protection"]);
+    assert_eq!(
+        claim.metadata.finalizers.as_ref().unwrap(),
+        &["resource.kubernetes.io/delete-protection"]
+    );
     let status = serde_json::to_value(&claim.status).unwrap();
     status["allocation"]["devices"]["results"][0]["device"].as_str().unwrap().to_owned()
 }
 
 async fn waits(client: &Client, name: &str) {
     let pods: Api<Pod> = Api::default_namespaced(client.clone());
-    let told =
-        |pod: &Pod| unschedulable(pod).is_some_and(|said| said.contains("1 cannot allocate all claims"));
+    let told = |pod: &Pod| {
+        unschedulable(pod).is_some_and(|said| said.contains("1 cannot allocate all claims"))
+    };
     until(&pods, name, present(told)).await;
     let claims: Api<ResourceClaim> = Api::default_namespaced(client.clone());
     assert!(!allocated(&claims.get(name).await.unwrap()));

@@ -5,8 +5,8 @@ use kube::{Client, ResourceExt};
 use serde_json::json;
 
 use crate::{
-    allocate, allocated, claim, cluster, consumers, create, generated, gone, node, patch, patch_status, pod,
-    present, sim, template, until,
+    allocate, allocated, claim, cluster, consumers, create, generated, gone, node, patch,
+    patch_status, pod, present, sim, template, until,
 };
 
 fn apis(client: &Client) -> (Api<Pod>, Api<ResourceClaim>) {
@@ -58,7 +58,8 @@ async fn a_missing_template_is_said_in_an_event_and_awaited() {
 
 #[tokio::test]
 async fn a_generated_claim_that_is_deleted_by_hand_is_made_again() {
-    // The real controller does that too, but only after its cache of claims that it made has forgotten this one.
+    // The real controller does that too, but only after its cache of claims that it made has
+    // forgotten this one.
     let (_cluster, client) = sim().await;
     let (pods, claims) = apis(&client);
     template(&client, "gpu").await;
@@ -66,7 +67,8 @@ async fn a_generated_claim_that_is_deleted_by_hand_is_made_again() {
     let first = generated(&pods, "p").await;
     claims.delete(&first, &DeleteParams::default()).await.unwrap();
     let renamed = move |pod: &Pod| {
-        let statuses = pod.status.as_ref().and_then(|status| status.resource_claim_statuses.clone());
+        let statuses =
+            pod.status.as_ref().and_then(|status| status.resource_claim_statuses.clone());
         statuses.is_some_and(|statuses| statuses[0].resource_claim_name.as_ref() != Some(&first))
     };
     until(&pods, "p", present(renamed)).await;
@@ -98,7 +100,8 @@ async fn a_shared_claim_is_freed_with_its_last_pod() {
     allocate(&client, "shared", "node-a").await;
     until(&claims, "shared", present(|claim| consumers(claim).len() == 2)).await;
     pods.delete("one", &DeleteParams::default().grace_period(0)).await.unwrap();
-    let left = until(&claims, "shared", present(|claim| consumers(claim) == ["two"])).await.unwrap();
+    let left =
+        until(&claims, "shared", present(|claim| consumers(claim) == ["two"])).await.unwrap();
     assert!(allocated(&left));
     pods.delete("two", &DeleteParams::default().grace_period(0)).await.unwrap();
     let free = |claim: &ResourceClaim| !allocated(claim) && claim.finalizers().is_empty();

@@ -70,13 +70,15 @@ async fn foreground_deletion_lets_the_owner_go_last() {
     dependent["metadata"]["finalizers"] = json!(["x.io/wait"]);
     create(&maps, dependent).await;
     maps.delete("owner", &DeleteParams::foreground()).await.unwrap();
-    until(&maps, "dependent", present(|map: &ConfigMap| map.metadata.deletion_timestamp.is_some())).await;
+    until(&maps, "dependent", present(|map: &ConfigMap| map.metadata.deletion_timestamp.is_some()))
+        .await;
     assert!(maps.get_opt("owner").await.unwrap().is_some());
     crate::patch(&maps, "dependent", json!({"metadata": {"finalizers": null}})).await;
     until(&maps, "owner", gone()).await;
 }
 
-/// A cluster whose garbage collector can be kept from watching ConfigMaps; it watches them at first.
+/// A cluster whose garbage collector can be kept from watching ConfigMaps; it watches them at
+/// first.
 struct Blindfold {
     cluster: SimCluster,
     maps: Api<ConfigMap>,
@@ -95,8 +97,16 @@ impl Blindfold {
         let missing = create(&maps, json!({"metadata": {"name": "missing"}})).await;
         maps.delete("missing", &DeleteParams::default()).await.unwrap();
         let templates = Api::default_namespaced(client);
-        let this = Self { cluster, maps, templates, missing, is_on: Arc::default(), refused: Arc::default() };
-        // What is refused from here on must be no first list, and no first watch that would go on where it was refused.
+        let this = Self {
+            cluster,
+            maps,
+            templates,
+            missing,
+            is_on: Arc::default(),
+            refused: Arc::default(),
+        };
+        // What is refused from here on must be no first list, and no first watch that would go on
+        // where it was refused.
         this.look().await;
         let shown = this.owner("shown").await;
         this.leave("shown", &shown).await;
@@ -146,7 +156,8 @@ impl Blindfold {
         create(&self.templates, template_owned(&format!("of-{name}"), owner)).await;
     }
 
-    /// Has the collector look at all dependents that are there: this one goes, and comes behind them.
+    /// Has the collector look at all dependents that are there: this one goes, and comes behind
+    /// them.
     async fn look(&self) {
         self.leave("missing", &self.missing).await;
         until(&self.templates, "of-missing", gone()).await;

@@ -26,9 +26,10 @@ use tessera_simcluster::cluster::{ClusterOptions, SimCluster};
 /// Longer than anything here takes on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// A kubeconfig of a throw-away control plane, to hold the stand-ins to the real thing: API server (without the admission
-/// plugins ServiceAccount and TaintNodesByCondition), controller-manager (without the controllers of the node life cycle,
-/// there are no kubelets), scheduler. Run the tests with `--test-threads 1` there, and expect its nodes and pods to go.
+/// A kubeconfig of a throw-away control plane, to hold the stand-ins to the real thing: API server
+/// (without the admission plugins ServiceAccount and TaintNodesByCondition), controller-manager
+/// (without the controllers of the node life cycle, there are no kubelets), scheduler. Run the
+/// tests with `--test-threads 1` there, and expect its nodes and pods to go.
 const REAL: &str = "TESSERA_TEST_CLUSTER_KUBECONFIG";
 
 /// A cluster of whatever kind, and its administrator in a namespace of the test's own.
@@ -59,7 +60,8 @@ async fn real(kubeconfig: &Path) -> Client {
     // The choice fails when somebody made it before, which is as good.
     drop(rustls::crypto::ring::default_provider().install_default());
     let kubeconfig = Kubeconfig::read_from(kubeconfig).unwrap();
-    let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
+    let mut config =
+        Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
     config.default_namespace = format!("test-{}", uuid::Uuid::new_v4().simple());
     let client = Client::try_from(config.clone()).unwrap();
     let (now, all) = (DeleteParams::default().grace_period(0), ListParams::default());
@@ -88,7 +90,8 @@ async fn until<K>(api: &Api<K>, name: &str, condition: impl Condition<K>) -> Opt
 where
     K: Clone + Debug + Send + DeserializeOwned + Resource + 'static,
 {
-    let waited = tokio::time::timeout(PATIENCE, await_condition(api.clone(), name, condition)).await;
+    let waited =
+        tokio::time::timeout(PATIENCE, await_condition(api.clone(), name, condition)).await;
     if let Ok(state) = waited {
         return state.unwrap();
     }
@@ -114,7 +117,9 @@ async fn patch_status<K>(api: &Api<K>, name: &str, patch: Value) -> K
 where
     K: Clone + Debug + DeserializeOwned,
 {
-    api.patch_status(name, &PatchParams::default(), &Patch::Merge(json!({"status": patch}))).await.unwrap()
+    api.patch_status(name, &PatchParams::default(), &Patch::Merge(json!({"status": patch})))
+        .await
+        .unwrap()
 }
 
 async fn node(client: &Client, name: &str, cpu: &str) -> Node {
@@ -133,8 +138,11 @@ async fn template(client: &Client, name: &str) -> ResourceClaimTemplate {
     let templates: Api<ResourceClaimTemplate> = Api::default_namespaced(client.clone());
     let spec = json!({"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu.tessera.dev"}}]}});
     let metadata = json!({"labels": {"team": "a"}, "annotations": {"note": "b"}});
-    create(&templates, json!({"metadata": {"name": name}, "spec": {"metadata": metadata, "spec": spec}}))
-        .await
+    create(
+        &templates,
+        json!({"metadata": {"name": name}, "spec": {"metadata": metadata, "spec": spec}}),
+    )
+    .await
 }
 
 async fn claim(client: &Client, name: &str) -> ResourceClaim {
@@ -168,8 +176,12 @@ fn plain_pod(name: &str, cpu: &str) -> Value {
 /// Allocates as the controller does: the finalizer, then the allocation and nothing else.
 async fn allocate(client: &Client, name: &str, node: &str) -> ResourceClaim {
     let claims: Api<ResourceClaim> = Api::default_namespaced(client.clone());
-    patch(&claims, name, json!({"metadata": {"finalizers": ["resource.kubernetes.io/delete-protection"]}}))
-        .await;
+    patch(
+        &claims,
+        name,
+        json!({"metadata": {"finalizers": ["resource.kubernetes.io/delete-protection"]}}),
+    )
+    .await;
     let allocation = json!({
         "devices": {"results": [
             {"request": "gpu", "driver": "gpu.tessera.dev", "pool": node, "device": "gpu-0"},
@@ -197,7 +209,9 @@ fn node_of(pod: &Pod) -> Option<&str> {
 
 /// The name of the claim that was made for a pod's entry.
 async fn generated(pods: &Api<Pod>, pod: &str) -> String {
-    let told = |pod: &Pod| pod.status.as_ref().is_some_and(|status| status.resource_claim_statuses.is_some());
+    let told = |pod: &Pod| {
+        pod.status.as_ref().is_some_and(|status| status.resource_claim_statuses.is_some())
+    };
     let pod = until(pods, pod, present(told)).await.unwrap();
     let status = pod.status.unwrap().resource_claim_statuses.unwrap().remove(0);
     assert_eq!(status.name, "gpu");

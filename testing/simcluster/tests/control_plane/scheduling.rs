@@ -12,8 +12,8 @@ use tessera_simcluster::api::{ApiError, Fault};
 use tessera_simcluster::scheduler::SchedulerOptions;
 
 use crate::{
-    PATIENCE, allocate, allocated, claim, cluster, consumers, create, generated, names, node, node_of, patch,
-    patch_status, plain_pod, pod, present, sim, template, unschedulable, until,
+    PATIENCE, allocate, allocated, claim, cluster, consumers, create, generated, names, node,
+    node_of, patch, patch_status, plain_pod, pod, present, sim, template, unschedulable, until,
 };
 
 fn apis(client: &Client) -> (Api<Pod>, Api<ResourceClaim>) {
@@ -46,7 +46,9 @@ async fn a_pod_is_bound_and_told_so() {
     assert_eq!(until_bound(&pods, "p").await, "node-a");
     let conditions = pods.get("p").await.unwrap().status.unwrap().conditions.unwrap();
     assert!(
-        conditions.iter().any(|condition| condition.type_ == "PodScheduled" && condition.status == "True")
+        conditions
+            .iter()
+            .any(|condition| condition.type_ == "PodScheduled" && condition.status == "True")
     );
 }
 
@@ -88,9 +90,11 @@ async fn no_node_is_ever_given_more_than_it_has() {
         let names = (0..5).map(|index| format!("p-{index}"));
         let (mut bound, mut told) = (Vec::new(), Vec::new());
         for name in names {
-            let decided =
-                |pod: &Pod| node_of(pod).is_some() || unschedulable(pod).as_deref() == Some(message);
-            let Some(pod) = until(&pods, &name, move |pod: Option<&Pod>| pod.is_none_or(decided)).await
+            let decided = |pod: &Pod| {
+                node_of(pod).is_some() || unschedulable(pod).as_deref() == Some(message)
+            };
+            let Some(pod) =
+                until(&pods, &name, move |pod: Option<&Pod>| pod.is_none_or(decided)).await
             else {
                 continue;
             };
@@ -118,7 +122,8 @@ async fn every_filter_says_why() {
         node(&client, name, if name == "small" { "1" } else { "4" }).await;
     }
     patch(&nodes, "cordoned", json!({"spec": {"unschedulable": true}})).await;
-    patch(&nodes, "tainted", json!({"spec": {"taints": [{"key": "a", "effect": "NoSchedule"}]}})).await;
+    patch(&nodes, "tainted", json!({"spec": {"taints": [{"key": "a", "effect": "NoSchedule"}]}}))
+        .await;
     let silent = json!({"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"});
     patch(&nodes, "silent", json!({"spec": {"taints": [silent]}})).await;
     let mut wants = plain_pod("p", "2");
@@ -141,12 +146,14 @@ async fn a_node_that_is_not_ready_takes_no_pod_until_it_is() {
     let (pods, _) = apis(&client);
     let nodes: Api<Node> = Api::all(client.clone());
     node(&client, "node-a", "4").await;
-    patch_status(&nodes, "node-a", json!({"conditions": [{"type": "Ready", "status": "Unknown"}]})).await;
+    patch_status(&nodes, "node-a", json!({"conditions": [{"type": "Ready", "status": "Unknown"}]}))
+        .await;
     cluster.start_scheduler(SchedulerOptions::default());
     let message = "0/1 nodes are available: 1 node(s) had untolerated taint(s). preemption: 0/1 nodes are available: 1 Preemption is not helpful for scheduling.";
     create(&pods, plain_pod("p", "1")).await;
     until_told(&pods, "p", message).await;
-    patch_status(&nodes, "node-a", json!({"conditions": [{"type": "Ready", "status": "True"}]})).await;
+    patch_status(&nodes, "node-a", json!({"conditions": [{"type": "Ready", "status": "True"}]}))
+        .await;
     assert_eq!(until_bound(&pods, "p").await, "node-a");
 }
 
@@ -169,7 +176,13 @@ async fn an_unallocated_claim_keeps_its_pod_pending_until_it_is_allocated() {
     );
     let events: Api<Event> = Api::default_namespaced(client.clone());
     let failed = ListParams::default().fields("reason=FailedScheduling");
-    while !events.list(&failed).await.unwrap().iter().any(|event| event.message.as_deref() == Some(message)) {
+    while !events
+        .list(&failed)
+        .await
+        .unwrap()
+        .iter()
+        .any(|event| event.message.as_deref() == Some(message))
+    {
         tokio::task::yield_now().await;
     }
     allocate(&client, &name, "node-b").await;
@@ -184,12 +197,20 @@ async fn a_missing_device_class_is_named() {
     let (pods, claims) = apis(&client);
     node(&client, "node-a", "4").await;
     let request = json!({"name": "gpu", "exactly": {"deviceClassName": "h200.gpu.tessera.dev"}});
-    create(&claims, json!({"metadata": {"name": "shared"}, "spec": {"devices": {"requests": [request]}}}))
-        .await;
+    create(
+        &claims,
+        json!({"metadata": {"name": "shared"}, "spec": {"devices": {"requests": [request]}}}),
+    )
+    .await;
     create(&pods, pod("p", with_claim())).await;
-    let starts = "0/1 nodes are available: request gpu: device class h200.gpu.tessera.dev does not exist.";
-    until(&pods, "p", present(|pod: &Pod| unschedulable(pod).is_some_and(|said| said.starts_with(starts))))
-        .await;
+    let starts =
+        "0/1 nodes are available: request gpu: device class h200.gpu.tessera.dev does not exist.";
+    until(
+        &pods,
+        "p",
+        present(|pod: &Pod| unschedulable(pod).is_some_and(|said| said.starts_with(starts))),
+    )
+    .await;
 }
 
 #[tokio::test]
@@ -239,7 +260,8 @@ async fn a_claim_on_a_full_node_is_deallocated_when_another_node_was_seen() {
     let freed = tokio::time::timeout(PATIENCE, freed).await.unwrap();
     assert_eq!(freed.finalizers().len(), 1, "the finalizer stays");
     let said = |pod: &Pod| {
-        unschedulable(pod).is_some_and(|said| said.starts_with(starts) || said.contains("cannot allocate"))
+        unschedulable(pod)
+            .is_some_and(|said| said.starts_with(starts) || said.contains("cannot allocate"))
     };
     until(&pods, "p", present(said)).await;
     allocate(&client, "shared", "node-b").await;
@@ -272,10 +294,13 @@ async fn a_late_second_pod_never_takes_the_claim_from_the_first() {
     allocate(&client, "shared", "node-a").await;
     until_bound(&pods, "one").await;
     create(&pods, pod("two", with_claim())).await;
-    let starts =
-        "0/2 nodes are available: 1 Insufficient cpu, 1 resourceclaim not available on the node. preemption:";
-    until(&pods, "two", present(|pod: &Pod| unschedulable(pod).is_some_and(|said| said.starts_with(starts))))
-        .await;
+    let starts = "0/2 nodes are available: 1 Insufficient cpu, 1 resourceclaim not available on the node. preemption:";
+    until(
+        &pods,
+        "two",
+        present(|pod: &Pod| unschedulable(pod).is_some_and(|said| said.starts_with(starts))),
+    )
+    .await;
     let claim = claims.get("shared").await.unwrap();
     assert!(allocated(&claim));
     assert_eq!(consumers(&claim), ["one"]);
@@ -295,11 +320,14 @@ async fn a_claim_without_allocation_time_keeps_its_pod_from_binding() {
     ]}, "nodeSelector": selector});
     patch_status(&claims, "shared", json!({"allocation": allocation})).await;
     create(&pods, pod("p", with_claim())).await;
-    let failed =
-        |pod: &Pod| unschedulable(pod).is_some_and(|said| said.contains("field cannot be modified once set"));
+    let failed = |pod: &Pod| {
+        unschedulable(pod).is_some_and(|said| said.contains("field cannot be modified once set"))
+    };
     let told = until(&pods, "p", present(failed)).await.unwrap();
     let conditions = told.status.unwrap().conditions.unwrap();
-    assert!(conditions.iter().any(|condition| condition.reason.as_deref() == Some("SchedulerError")));
+    assert!(
+        conditions.iter().any(|condition| condition.reason.as_deref() == Some("SchedulerError"))
+    );
 }
 
 #[tokio::test]
@@ -312,11 +340,16 @@ async fn a_binding_that_fails_takes_the_reservation_back_and_is_tried_again() {
     let seen = failing.clone();
     cluster.api().set_fault_hook(Some(Arc::new(move |request| {
         let binding = request.subresource == "binding" && seen.load(Ordering::SeqCst);
-        if binding { Fault::Refuse(ApiError::internal("etcdserver: timed out")) } else { Fault::None }
+        if binding {
+            Fault::Refuse(ApiError::internal("etcdserver: timed out"))
+        } else {
+            Fault::None
+        }
     })));
     create(&pods, pod("p", with_claim())).await;
     allocate(&client, "shared", "node-a").await;
-    let failed = |pod: &Pod| unschedulable(pod).is_some_and(|said| said.contains("binding rejected"));
+    let failed =
+        |pod: &Pod| unschedulable(pod).is_some_and(|said| said.contains("binding rejected"));
     until(&pods, "p", present(failed)).await;
     let claim = claims.get("shared").await.unwrap();
     assert!(allocated(&claim) && consumers(&claim).is_empty());
@@ -333,7 +366,8 @@ async fn a_hundred_pods_with_a_claim_each_all_land() {
     node(&client, "node-b", "64").await;
     template(&client, "gpu").await;
     for index in 0..100 {
-        create(&pods, pod(&format!("p-{index}"), json!({"resourceClaimTemplateName": "gpu"}))).await;
+        create(&pods, pod(&format!("p-{index}"), json!({"resourceClaimTemplateName": "gpu"})))
+            .await;
     }
     for index in 0..100 {
         let claim = generated(&pods, &format!("p-{index}")).await;

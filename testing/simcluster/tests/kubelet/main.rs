@@ -33,7 +33,10 @@ async fn a_pod_runs_with_what_its_claim_injects_and_leaves_nothing() {
     rig.phase("pod", "Succeeded").await;
     assert_eq!(rig.log("pod").await, "claim\n");
     // Unprepared before the API hears of the end.
-    assert_eq!(rig.script.calls(), [("prepare", vec!["claim".into()]), ("unprepare", vec!["claim".into()])]);
+    assert_eq!(
+        rig.script.calls(),
+        [("prepare", vec!["claim".into()]), ("unprepare", vec!["claim".into()])]
+    );
     rig.delete("pod").await;
     rig.gone("pod").await;
     assert_eq!(rig.script.calls().len(), 2);
@@ -69,7 +72,8 @@ async fn the_claims_of_a_pod_come_in_one_call() {
     kubelet.registered(DRIVER).await;
     rig.claim("one").await;
     rig.claim("two").await;
-    rig.pod("pod", &["one", "two"], json!({"containers": [container("echo $CLAIM", &["two"])]})).await;
+    rig.pod("pod", &["one", "two"], json!({"containers": [container("echo $CLAIM", &["two"])]}))
+        .await;
     rig.phase("pod", "Succeeded").await;
     assert_eq!(rig.log("pod").await, "two\n");
     assert_eq!(rig.script.calls()[0], ("prepare", vec!["one".into(), "two".into()]));
@@ -138,7 +142,8 @@ async fn a_restarted_kubelet_finds_its_containers_and_prepares_nothing_again() {
     kubelet.registered(DRIVER).await;
     rig.claim("claim").await;
     rig.claim("other").await;
-    let pod = rig.pod("stays", &["claim"], json!({"containers": [container(WAIT, &["claim"])]})).await;
+    let pod =
+        rig.pod("stays", &["claim"], json!({"containers": [container(WAIT, &["claim"])]})).await;
     rig.pod("goes", &["other"], json!({"containers": [container(WAIT, &["other"])]})).await;
     rig.phase("stays", "Running").await;
     rig.phase("goes", "Running").await;
@@ -196,9 +201,14 @@ async fn the_health_of_a_device_shows_in_the_pods_status() {
     rig.claim("claim").await;
     rig.pod("pod", &["claim"], json!({"containers": [container(WAIT, &["claim"])]})).await;
     rig.phase("pod", "Running").await;
-    for (health, word) in [(HealthStatus::Healthy, "Healthy"), (HealthStatus::Unhealthy, "Unhealthy")] {
+    for (health, word) in
+        [(HealthStatus::Healthy, "Healthy"), (HealthStatus::Unhealthy, "Unhealthy")]
+    {
         rig.script.report(vec![DeviceHealth {
-            device: Some(DeviceIdentifier { pool_name: "pool".into(), device_name: "device".into() }),
+            device: Some(DeviceIdentifier {
+                pool_name: "pool".into(),
+                device_name: "device".into(),
+            }),
             health: health.into(),
             ..DeviceHealth::default()
         }]);
@@ -224,7 +234,11 @@ async fn the_nodes_slices_go_at_start_and_when_the_driver_stays_away() {
                 "pool": {"name": node, "generation": 1, "resourceSliceCount": 1}},
         });
         let api = api.clone();
-        async move { api.create(&PostParams::default(), &serde_json::from_value(slice).unwrap()).await.unwrap() }
+        async move {
+            api.create(&PostParams::default(), &serde_json::from_value(slice).unwrap())
+                .await
+                .unwrap()
+        }
     };
     publish("old", NODE).await;
     publish("elsewhere", "node-b").await;
@@ -236,8 +250,11 @@ async fn the_nodes_slices_go_at_start_and_when_the_driver_stays_away() {
     kubelet.registered(DRIVER).await;
     publish("new", NODE).await;
     drop(plugin);
-    let gone =
-        kube::runtime::wait::await_condition(api.clone(), "new", kube::runtime::conditions::is_deleted(""));
+    let gone = kube::runtime::wait::await_condition(
+        api.clone(),
+        "new",
+        kube::runtime::conditions::is_deleted(""),
+    );
     let _ = tokio::time::timeout(Duration::from_secs(300), gone).await.expect("the slice is wiped");
     assert!(api.get_opt("elsewhere").await.unwrap().is_some());
     kubelet.stop().await;
@@ -287,8 +304,9 @@ async fn a_program_that_fails_fails_its_pod_and_a_deaf_one_is_killed_after_its_g
     rig.pod("fails", &[], json!({"containers": [container("exit 3", &[])]})).await;
     let pod = serde_json::to_value(rig.phase("fails", "Failed").await).unwrap();
     assert_eq!(pod["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"], 3);
-    let deaf =
-        rig.pod("deaf", &[], json!({"containers": [container("while :; do sleep 1; done", &[])]})).await;
+    let deaf = rig
+        .pod("deaf", &[], json!({"containers": [container("while :; do sleep 1; done", &[])]}))
+        .await;
     rig.phase("deaf", "Running").await;
     let containers = rig.runtime.containers(&deaf.uid().unwrap());
     let State::Running { pid, .. } = containers[0].state else { panic!("{containers:?}") };

@@ -9,10 +9,14 @@ use futures::{Stream, StreamExt};
 use tessera_proto::dra_v1::dra_plugin_server::{DraPlugin, DraPluginServer};
 use tessera_proto::dra_v1::*;
 use tessera_proto::dra_v1beta1::{self, dra_plugin_server::DraPlugin as BetaPlugin};
-use tessera_proto::health_v1::dra_resource_health_server::{DraResourceHealth, DraResourceHealthServer};
+use tessera_proto::health_v1::dra_resource_health_server::{
+    DraResourceHealth, DraResourceHealthServer,
+};
 use tessera_proto::health_v1::{NodeWatchResourcesRequest, NodeWatchResourcesResponse};
 use tessera_proto::registration::registration_server::{Registration, RegistrationServer};
-use tessera_proto::registration::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
+use tessera_proto::registration::{
+    InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse,
+};
 use tessera_proto::{PLUGIN_TYPE, SUPPORTS_DRA_V1, SUPPORTS_DRA_V1BETA1, SUPPORTS_HEALTH_V1};
 use tokio::net::UnixListener;
 use tokio::sync::watch;
@@ -109,7 +113,9 @@ impl DraPlugin for Script {
                 NodePrepareResourceResponse { devices: vec![device], error: self.error(claim) },
             )
         };
-        Ok(Response::new(NodePrepareResourcesResponse { claims: claims.iter().map(answer).collect() }))
+        Ok(Response::new(NodePrepareResourcesResponse {
+            claims: claims.iter().map(answer).collect(),
+        }))
     }
 
     async fn node_unprepare_resources(
@@ -118,9 +124,12 @@ impl DraPlugin for Script {
     ) -> Result<Response<NodeUnprepareResourcesResponse>, Status> {
         let claims = request.into_inner().claims;
         self.note("unprepare", &claims);
-        let answer =
-            |claim: &Claim| (claim.uid.clone(), NodeUnprepareResourceResponse { error: self.error(claim) });
-        Ok(Response::new(NodeUnprepareResourcesResponse { claims: claims.iter().map(answer).collect() }))
+        let answer = |claim: &Claim| {
+            (claim.uid.clone(), NodeUnprepareResourceResponse { error: self.error(claim) })
+        };
+        Ok(Response::new(NodeUnprepareResourcesResponse {
+            claims: claims.iter().map(answer).collect(),
+        }))
     }
 }
 
@@ -240,7 +249,8 @@ impl Plugin {
             versions: versions.iter().map(|version| (*version).to_owned()).collect(),
             status: script.status.clone(),
         };
-        let registry = tonic::transport::Server::builder().add_service(RegistrationServer::new(registrar));
+        let registry =
+            tonic::transport::Server::builder().add_service(RegistrationServer::new(registrar));
         let listener = UnixListenerStream::new(UnixListener::bind(&registration).unwrap());
         servers.spawn(async move { registry.serve_with_incoming(listener).await.unwrap() });
         Self { _servers: servers, sockets: [endpoint, registration] }

@@ -1,4 +1,5 @@
-//! An API server without scheduler and controllers, one node, and objects as those would have left them.
+//! An API server without scheduler and controllers, one node, and objects as those would have left
+//! them.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -34,7 +35,8 @@ pub(crate) struct Rig {
 }
 
 impl Rig {
-    /// None where the machine allows no namespaces; said on standard error, for the list of skipped tests.
+    /// None where the machine allows no namespaces; said on standard error, for the list of skipped
+    /// tests.
     pub(crate) async fn set_up(test: &str) -> Option<Self> {
         if let Err(reason) = namespaces::allowed(PROGRAM.as_ref()) {
             report_skip(test, format!("no namespaces here: {reason}"));
@@ -43,7 +45,8 @@ impl Rig {
         let directory = tempfile::tempdir().unwrap();
         let cdi = directory.path().join("cdi");
         std::fs::create_dir(&cdi).unwrap();
-        let options = ClusterOptions { controllers: false, scheduler: None, ..ClusterOptions::default() };
+        let options =
+            ClusterOptions { controllers: false, scheduler: None, ..ClusterOptions::default() };
         let cluster = SimCluster::start(options).await.unwrap();
         let mut images = ImageStore::default();
         images.insert("tools", Image::of_programs(&["/bin/sh", "/bin/cat", "/bin/sleep"]).unwrap());
@@ -70,7 +73,9 @@ impl Rig {
         Kubelet::start(KubeletOptions {
             node_name: NODE.into(),
             labels: BTreeMap::new(),
-            allocatable: allocatable.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
+            allocatable: allocatable
+                .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                .into(),
             root: self.root(),
             client: self.cluster.api().client(&User::kubelet(NODE)),
             runtime: self.runtime.clone(),
@@ -93,7 +98,8 @@ impl Rig {
             "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": DRIVER}}]}},
         });
         api.create(&PostParams::default(), &serde_json::from_value(claim).unwrap()).await.unwrap();
-        let results = [json!({"request": "gpu", "driver": DRIVER, "pool": "pool", "device": "device"})];
+        let results =
+            [json!({"request": "gpu", "driver": DRIVER, "pool": "pool", "device": "device"})];
         let status = json!({"status": {"allocation": {"devices": {"results": results}}}});
         api.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
     }
@@ -107,7 +113,12 @@ impl Rig {
         pod
     }
 
-    pub(crate) async fn pod_without_reservation(&self, name: &str, claims: &[&str], spec: Value) -> Pod {
+    pub(crate) async fn pod_without_reservation(
+        &self,
+        name: &str,
+        claims: &[&str],
+        spec: Value,
+    ) -> Pod {
         let mut pod = json!({
             "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
             "spec": {
@@ -135,12 +146,17 @@ impl Rig {
     /// Waits until the pod's phase is this one.
     pub(crate) async fn phase(&self, name: &str, phase: &str) -> Pod {
         let is = |pod: Option<&Pod>| {
-            pod.and_then(|pod| pod.status.as_ref()).and_then(|status| status.phase.as_deref()) == Some(phase)
+            pod.and_then(|pod| pod.status.as_ref()).and_then(|status| status.phase.as_deref())
+                == Some(phase)
         };
         self.until(name, is).await.unwrap()
     }
 
-    pub(crate) async fn until(&self, name: &str, condition: impl Fn(Option<&Pod>) -> bool) -> Option<Pod> {
+    pub(crate) async fn until(
+        &self,
+        name: &str,
+        condition: impl Fn(Option<&Pod>) -> bool,
+    ) -> Option<Pod> {
         let waiting = await_condition(self.pods(), name, condition);
         tokio::time::timeout(PATIENCE, waiting)
             .await
@@ -175,7 +191,9 @@ impl Rig {
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(PATIENCE, waiting).await.unwrap_or_else(|_| panic!("no event {reason}"))
+        tokio::time::timeout(PATIENCE, waiting)
+            .await
+            .unwrap_or_else(|_| panic!("no event {reason}"))
     }
 }
 

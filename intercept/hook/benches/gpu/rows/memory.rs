@@ -44,8 +44,10 @@ pub(super) const AGREEMENT: Kind = Kind {
     find: agreement,
 };
 
-pub(super) const BEYOND: Kind =
-    Kind { rows: &[("1.2 times the GPU's memory, written and read back", "no word is wrong")], find: beyond };
+pub(super) const BEYOND: Kind = Kind {
+    rows: &[("1.2 times the GPU's memory, written and read back", "no word is wrong")],
+    find: beyond,
+};
 
 fn contexts(rig: &Rig<'_>) -> Vec<String> {
     let said = rig.bare(&["context"]);
@@ -109,10 +111,13 @@ fn agreement(rig: &Rig<'_>) -> Vec<String> {
     let share = rig.share("claim-0", rig.quarter(), 100);
     let [bare, total_at, shift] = &rig.node.to_compare();
     let arguments = ["agree", bare, total_at, shift];
-    let steps = container::lines_of(&rig.contain(Mode::Preload, &share).run(&rig.program, &arguments));
+    let steps =
+        container::lines_of(&rig.contain(Mode::Preload, &share).run(&rig.program, &arguments));
     let apart = |step: &serde_json::Value| number(step, "ledger") - number(step, "driver");
-    let worst =
-        steps.iter().max_by(|one, other| apart(one).abs().total_cmp(&apart(other).abs())).expect("steps");
+    let worst = steps
+        .iter()
+        .max_by(|one, other| apart(one).abs().total_cmp(&apart(other).abs()))
+        .expect("steps");
     let figure = format!("{} of {} steps, {worst}", mib(apart(worst)), steps.len());
     vec![judged(&figure, apart(worst).abs() <= 2.0 * MIB as f64)]
 }

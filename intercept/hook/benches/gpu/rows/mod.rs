@@ -1,7 +1,7 @@
 //! What is found on a GPU: the rows of a table, each with its goal.
 //!
-//! Programs (`benches/programs/gpu.c`, and scripts beside this) run in containers with and without the library, as the tests'
-//! programs do; the driver is the node's.
+//! Programs (`benches/programs/gpu.c`, and scripts beside this) run in containers with and without
+//! the library, as the tests' programs do; the driver is the node's.
 
 mod memory;
 mod mps;
@@ -26,7 +26,8 @@ pub(crate) use programs::{Programs, absent};
 /// What is waited for while none was found.
 pub(crate) const NO_GPU: &str = "waits for a GPU";
 
-/// What a row has whose programs did not get to their end: nobody knows a driver before it was tried, and other rows go on.
+/// What a row has whose programs did not get to their end: nobody knows a driver before it was
+/// tried, and other rows go on.
 const FAILED: &str = "**failed**: see standard error";
 
 /// Seconds after which a program is given up that is not ours, or waits for one.
@@ -37,7 +38,8 @@ const PATIENCE: u32 = 300;
 pub(crate) struct Effort {
     /// Milliseconds of a window in which kernels run.
     pub(crate) window_ms: u32,
-    /// Windows of a share of time, after the first, which has the tokens that there are in the beginning.
+    /// Windows of a share of time, after the first, which has the tokens that there are in the
+    /// beginning.
     pub(crate) windows: u32,
     /// Launches, or allocations, that are timed together.
     pub(crate) batch: u32,
@@ -93,7 +95,10 @@ const KINDS: [Kind; 19] = [
 
 /// All rows, empty.
 pub(crate) fn waiting() -> Vec<Row> {
-    KINDS.iter().flat_map(|kind| kind.fill(kind.rows.iter().map(|_| NO_GPU.to_owned()).collect())).collect()
+    KINDS
+        .iter()
+        .flat_map(|kind| kind.fill(kind.rows.iter().map(|_| NO_GPU.to_owned()).collect()))
+        .collect()
 }
 
 /// All rows, of a node's first GPU.
@@ -109,7 +114,8 @@ pub(crate) fn find(node: &Node, gpu: &Gpu, effort: Effort, programs: &Programs) 
 impl Kind {
     fn fill(&self, found: Vec<String>) -> Vec<Row> {
         assert_eq!(found.len(), self.rows.len(), "a figure for each row");
-        let row = |(&(what, goal), found): (&(&str, _), _)| Row { what: what.to_owned(), goal, found };
+        let row =
+            |(&(what, goal), found): (&(&str, _), _)| Row { what: what.to_owned(), goal, found };
         self.rows.iter().zip(found).map(row).collect()
     }
 }
@@ -154,7 +160,8 @@ struct Rig<'a> {
 impl<'a> Rig<'a> {
     fn new(node: &'a Node, gpu: &'a Gpu, effort: Effort, programs: &'a Programs) -> Self {
         let program = container::bench_program("gpu", node.path());
-        let mut rig = Self { node, gpu, effort, programs, program, context_bytes: 0, rounds: String::new() };
+        let mut rig =
+            Self { node, gpu, effort, programs, program, context_bytes: 0, rounds: String::new() };
         rig.context_bytes = number(&rig.bare(&["context"]), "worked") as u64;
         rig.rounds = number(&rig.bare(&["calibrate"]), "rounds").to_string();
         rig
@@ -197,7 +204,9 @@ impl<'a> Rig<'a> {
     /// A container with a share, and with the interceptor where it is to stand.
     fn contain(&self, mode: Mode, share: &NodeShare) -> Container<'_> {
         match mode {
-            Mode::Proxy => self.node.contain_in(Mode::Bare, &[share]).by_proxies(&self.gpu.libraries),
+            Mode::Proxy => {
+                self.node.contain_in(Mode::Bare, &[share]).by_proxies(&self.gpu.libraries)
+            }
             other => self.node.contain_in(other, &[share]),
         }
     }
@@ -253,7 +262,8 @@ fn number(said: &Value, field: &str) -> f64 {
 
 /// The part of the GPU's time that running kernels had in windows after the next one.
 fn part(running: &mut Running, windows: u32) -> f64 {
-    let parts: Vec<_> = (0..=windows).map(|_| number(&running.with("gpu"), "gpu")).skip(1).collect();
+    let parts: Vec<_> =
+        (0..=windows).map(|_| number(&running.with("gpu"), "gpu")).skip(1).collect();
     parts.iter().sum::<f64>() / f64::from(windows)
 }
 

@@ -13,7 +13,10 @@ use crate::container::{self, Container, MIB, Mode, MpsDaemon, NodeShare, Running
 pub(super) const CLIENTS: Kind = Kind {
     rows: &[
         ("MPS: multiprocessors that a client of 25 % sees", "a quarter of the GPU's"),
-        ("MPS: small kernels of two clients of 50 %, together", "1.5 times those by turns at least"),
+        (
+            "MPS: small kernels of two clients of 50 %, together",
+            "1.5 times those by turns at least",
+        ),
         ("MPS: filled to the client's own limit of memory, as it sees it", ""),
         ("MPS: in use on the GPU by the server and one client", ""),
     ],
@@ -37,7 +40,8 @@ fn share(rig: &Rig<'_>, id: &str, percent: u32) -> NodeShare {
     rig.node.share_of(Grant { mps: true, policy: ComputePolicy::Fixed, ..grant })
 }
 
-/// A container that is a client of so many percent, as the driver makes it. Clients that a daemon does not take may wait for ever.
+/// A container that is a client of so many percent, as the driver makes it. Clients that a daemon
+/// does not take may wait for ever.
 fn client<'a>(rig: &'a Rig<'_>, daemon: &MpsDaemon<'_>, share: &NodeShare) -> Container<'a> {
     let percentage = share.grant.cores_percent.to_string();
     let memory = format!("0={}M", share.grant.memory_limit_bytes / MIB);
@@ -80,7 +84,10 @@ fn small(rig: &Rig<'_>, both: [Container<'_>; 2]) -> f64 {
 
 fn compared(together: f64, by_turns: f64) -> String {
     let times = together / by_turns;
-    judged(&format!("{together:.2} for each ms, by turns {by_turns:.2} ({times:.2} times)"), times >= 1.5)
+    judged(
+        &format!("{together:.2} for each ms, by turns {by_turns:.2} ({times:.2} times)"),
+        times >= 1.5,
+    )
 }
 
 /// Whether the limit counts contexts is not documented.
@@ -104,8 +111,8 @@ fn with_server(rig: &Rig<'_>, daemon: &MpsDaemon<'_>, before: f64) -> String {
 fn asked_of_nobody(rig: &Rig<'_>, control: &Path) -> String {
     let nobody = rig.node.path().join("mps-nobody");
     fs::create_dir_all(&nobody).expect("made");
-    let output =
-        ask_mps(rig.node, control, &nobody, "get_default_active_thread_percentage").expect("it runs");
+    let output = ask_mps(rig.node, control, &nobody, "get_default_active_thread_percentage")
+        .expect("it runs");
     let code = output.status.code().map_or_else(|| "none".to_owned(), |code| code.to_string());
     let figure = format!("{code} is its exit code: `{}`", container::last_words(&output));
     judged(&figure, !output.status.success())

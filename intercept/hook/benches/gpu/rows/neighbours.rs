@@ -33,7 +33,8 @@ fn tenants(rig: &Rig<'_>) -> Vec<String> {
     vec![judged(&figure, (2.1..=2.6).contains(&ratio))]
 }
 
-/// From the launch of a short kernel until the wait for it is over, in microseconds: median and 99th percentile.
+/// From the launch of a short kernel until the wait for it is over, in microseconds: median and
+/// 99th percentile.
 fn of_a_short_kernel(rig: &Rig<'_>, container: &Container<'_>) -> [f64; 2] {
     let said = rig.run(container, &["latency", &(rig.effort.batch * 10).to_string()]);
     ["p50", "p99"].map(|field| number(&said, field) / 1000.0)

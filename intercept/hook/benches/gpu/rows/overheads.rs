@@ -31,14 +31,17 @@ pub(super) fn work([none, with]: [f64; 2]) -> String {
 /// Launches, replays, and what graphs get done.
 pub(super) fn launches(rig: &Rig<'_>, mode: Mode) -> Vec<String> {
     let batch = rig.effort.batch.to_string();
-    let [launch, graph, replayed] = rig
-        .in_turn(mode, ["launch", "graph", "replayed"], |container| rig.run(container, &["launch", &batch]));
+    let [launch, graph, replayed] =
+        rig.in_turn(mode, ["launch", "graph", "replayed"], |container| {
+            rig.run(container, &["launch", &batch])
+        });
     let within = |[none, with]: [f64; 2]| judged(&times([none, with]), with <= none * 1.02);
     vec![within(launch), within(graph), work(replayed)]
 }
 
 fn pair(rig: &Rig<'_>) -> String {
     let batch = rig.effort.batch.to_string();
-    let [pair] = rig.in_turn(Mode::Preload, ["pair"], |container| rig.run(container, &["memory", &batch]));
+    let [pair] =
+        rig.in_turn(Mode::Preload, ["pair"], |container| rig.run(container, &["memory", &batch]));
     times(pair)
 }

@@ -22,9 +22,16 @@ impl Programs {
     pub(crate) fn of_this_machine() -> Self {
         let find = |name| {
             let directories = env::var_os("PATH").unwrap_or_default();
-            env::split_paths(&directories).map(|directory| directory.join(name)).find(|path| path.is_file())
+            env::split_paths(&directories)
+                .map(|directory| directory.join(name))
+                .find(|path| path.is_file())
         };
-        Self { python: find(PYTHON), smi: find(SMI), ncu: find(NCU), mps_control: find(MPS_CONTROL) }
+        Self {
+            python: find(PYTHON),
+            smi: find(SMI),
+            ncu: find(NCU),
+            mps_control: find(MPS_CONTROL),
+        }
     }
 }
 

@@ -68,8 +68,8 @@ pub(crate) fn profiled(said: &str) -> usize {
 fn profile(rig: &Rig<'_>, container: &Container<'_>) -> Result<usize, String> {
     let count = LAUNCHES.to_string();
     let program = rig.program.to_str().expect("text");
-    let output =
-        container.run(NCU, &["--csv", "--metrics", "gpu__time_duration.sum", program, "count", &count]);
+    let output = container
+        .run(NCU, &["--csv", "--metrics", "gpu__time_duration.sum", program, "count", &count]);
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     match profiled(&said) {
         0 => Err(container::last_words(&output)),

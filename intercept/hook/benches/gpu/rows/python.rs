@@ -11,7 +11,8 @@ use super::programs::PYTHON;
 use super::{FAILED, Kind, MIB, PATIENCE, Rig, absent, judged, mib, number};
 use crate::container::{self, Container, Mode, NodeShare};
 
-/// A program beside these files, under another name: in a directory of its modules' names it would import itself.
+/// A program beside these files, under another name: in a directory of its modules' names it would
+/// import itself.
 pub(crate) struct Script {
     pub(crate) name: &'static str,
     pub(crate) text: &'static str,
@@ -54,7 +55,8 @@ pub(super) const PYTORCH: Kind = Kind {
 };
 
 impl Script {
-    /// Why it cannot run here. Without the node's containers: what is asked is what the machine has.
+    /// Why it cannot run here. Without the node's containers: what is asked is what the machine
+    /// has.
     fn lacks(&self, rig: &Rig<'_>) -> Option<String> {
         let Some(python) = &rig.programs.python else { return Some(absent(PYTHON)) };
         let tried = Command::new(python).args(["-c", self.test]).output();
@@ -68,13 +70,23 @@ impl Script {
         fs::write(&path, self.text).expect("written");
         let cache = tempfile::TempDir::new_in(rig.node.path()).expect("a directory").keep();
         let set = format!("TRITON_CACHE_DIR={}", cache.display());
-        let first =
-            [PATIENCE.to_string(), "env".to_owned(), set, PYTHON.to_owned(), path.display().to_string()];
+        let first = [
+            PATIENCE.to_string(),
+            "env".to_owned(),
+            set,
+            PYTHON.to_owned(),
+            path.display().to_string(),
+        ];
         first.into_iter().chain(arguments.iter().map(|&argument| argument.to_owned())).collect()
     }
 
     /// Runs it to its end; its last line.
-    fn run(&self, rig: &Rig<'_>, container: &Container<'_>, arguments: &[&str]) -> Result<Value, String> {
+    fn run(
+        &self,
+        rig: &Rig<'_>,
+        container: &Container<'_>,
+        arguments: &[&str],
+    ) -> Result<Value, String> {
         let arguments = self.arguments(rig, arguments);
         let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
         let output = container.run("timeout", &arguments);
@@ -117,7 +129,8 @@ pub(super) struct Filled {
 impl Filled {
     fn find(rig: &Rig<'_>, mode: Mode) -> Self {
         let cap = rig.quarter();
-        let [empty, full] = ["empty", "full"].map(|id| rig.share(&format!("torch-{id}-{mode:?}"), cap, 100));
+        let [empty, full] =
+            ["empty", "full"].map(|id| rig.share(&format!("torch-{id}-{mode:?}"), cap, 100));
         let (context, said) = Self::hold(rig, mode, &empty, "context");
         let context = context - number(&said, "reserved");
         let (held, said) = Self::hold(rig, mode, &full, "fill");
@@ -141,15 +154,19 @@ impl Filled {
         let smi = self.said["smi"].as_str();
         let by_smi: Option<f64> = smi.and_then(|text| text.trim().parse().ok());
         let smi_agrees = by_smi.is_none_or(|mib| (mib - by_nvml / MIB as f64).abs() <= 1.0);
-        let seen = by_smi
-            .map_or_else(|| "no `nvidia-smi`".to_owned(), |mib| format!("{mib:.0} MiB by `nvidia-smi`"));
-        let figure = format!("{} by `mem_get_info`, {} by NVML, {seen}", mib(by_torch), mib(by_nvml));
+        let seen = by_smi.map_or_else(
+            || "no `nvidia-smi`".to_owned(),
+            |mib| format!("{mib:.0} MiB by `nvidia-smi`"),
+        );
+        let figure =
+            format!("{} by `mem_get_info`, {} by NVML, {seen}", mib(by_torch), mib(by_nvml));
         judged(&figure, by_torch == by_nvml && smi_agrees && total == self.cap)
     }
 }
 
 fn products(rig: &Rig<'_>, mode: Mode) -> String {
-    let run = |container: &Container<'_>| TORCH.run(rig, container, &["products"]).expect("products");
+    let run =
+        |container: &Container<'_>| TORCH.run(rig, container, &["products"]).expect("products");
     let [products] = rig.in_turn(mode, ["products"], run);
     work(products)
 }
@@ -164,9 +181,10 @@ pub(super) fn is_right(rig: &Rig<'_>, script: &Script) -> String {
     }
     let share = rig.share(script.name, rig.quarter(), 100);
     match script.run(rig, &rig.contain(Mode::Proxy, &share), &[]) {
-        Ok(said) => {
-            judged(&format!("{} of {} right", said["right"], said["of"]), said["right"] == said["of"])
-        }
+        Ok(said) => judged(
+            &format!("{} of {} right", said["right"], said["of"]),
+            said["right"] == said["of"],
+        ),
         Err(said) => {
             eprintln!("{}: {said}", script.name);
             FAILED.to_owned()

@@ -9,7 +9,8 @@ use crate::container::{Mode, NodeShare};
 
 const LINES: &str = "--format=csv,noheader,nounits";
 
-/// Runs something while the program samples the GPU every 100 ms, from its first line on; what it printed.
+/// Runs something while the program samples the GPU every 100 ms, from its first line on; what it
+/// printed.
 pub(super) fn sampled<T>(program: &Path, rig: &Rig<'_>, run: impl FnOnce() -> T) -> (T, String) {
     let mut command = Command::new(program);
     command.args(["--query-gpu=timestamp,utilization.gpu", LINES, "--loop-ms=100"]);
@@ -25,13 +26,14 @@ pub(super) fn sampled<T>(program: &Path, rig: &Rig<'_>, run: impl FnOnce() -> T)
     (found, said)
 }
 
-/// The mean utilisation of each second that was sampled from its beginning to its end, of lines such as
-/// `2024/05/14 09:21:33.512, 24`. Lines that are none, as where the GPU does not say, are left out.
+/// The mean utilisation of each second that was sampled from its beginning to its end, of lines
+/// such as `2024/05/14 09:21:33.512, 24`. Lines that are none, as where the GPU does not say, are
+/// left out.
 pub(crate) fn means_of_seconds(said: &str) -> Vec<f64> {
     let samples: Vec<_> = said.lines().filter_map(sample).collect();
     let seconds = samples.chunk_by(|(one, _), (other, _)| one == other);
-    let means =
-        seconds.map(|second| second.iter().map(|(_, percent)| percent).sum::<f64>() / second.len() as f64);
+    let means = seconds
+        .map(|second| second.iter().map(|(_, percent)| percent).sum::<f64>() / second.len() as f64);
     let means: Vec<_> = means.collect();
     // The first and the last second are not whole.
     means.get(1..means.len().saturating_sub(1)).unwrap_or_default().to_vec()
@@ -55,16 +57,21 @@ pub(crate) fn total_and_used(said: &str) -> Option<[f64; 2]> {
     Some([total.parse().ok()?, used.parse().ok()?])
 }
 
-/// What it says in the container of a share of which so much is used: all of the cap as the GPU's memory, and that as used. It rounds
-/// to MiB.
+/// What it says in the container of a share of which so much is used: all of the cap as the GPU's
+/// memory, and that as used. It rounds to MiB.
 pub(super) fn memory(rig: &Rig<'_>, mode: Mode, share: &NodeShare, used: f64) -> String {
     let program = rig.programs.smi.as_ref().expect("asked only where there is one");
     let id = format!("--id={}", rig.gpu.uuid);
-    let output = rig.contain(mode, share).run(program, &["--query-gpu=memory.total,memory.used", LINES, &id]);
+    let output = rig
+        .contain(mode, share)
+        .run(program, &["--query-gpu=memory.total,memory.used", LINES, &id]);
     let said = String::from_utf8_lossy(&output.stdout);
     let Some([total, seen]) = total_and_used(&said) else {
         let error = String::from_utf8_lossy(&output.stderr);
-        return format!("**failed**: it says `{}`", format!("{said}{error}").trim().replace('\n', " "));
+        return format!(
+            "**failed**: it says `{}`",
+            format!("{said}{error}").trim().replace('\n', " ")
+        );
     };
     let near = |mib: f64, bytes: f64| (mib - bytes / MIB as f64).abs() <= 1.0;
     let figure = format!("{seen:.0} of {total:.0} MiB used, {} by NVML", mib(used));

@@ -65,11 +65,13 @@ fn cap(rig: &Rig<'_>, cap: u32) -> String {
         (beside, number(&neighbour.with("gpu"), "gpu"))
     });
     let [all, beside, neighbour] = [alone, beside, neighbour].map(percent);
-    let figure = format!("{all} alone; {beside} beside a neighbour without a cap, which had {neighbour}");
+    let figure =
+        format!("{all} alone; {beside} beside a neighbour without a cap, which had {neighbour}");
     judged(&figure, is_near(alone, cap))
 }
 
-/// From outside of the container, for twice as long as kernels are counted elsewhere: the sampler has to begin first.
+/// From outside of the container, for twice as long as kernels are counted elsewhere: the sampler
+/// has to begin first.
 fn sampled(rig: &Rig<'_>, cap: u32) -> String {
     let Some(program) = &rig.programs.smi else { return absent(SMI) };
     let windows = 2 * rig.effort.windows;

@@ -12,7 +12,8 @@ use tessera_fake_world::{FakeNode, artifact};
 pub(crate) const SUCCESS: u32 = 0;
 pub(crate) const MIB: u64 = 1 << 20;
 
-/// Any function of the driver, called with more arguments than the longest takes: the C conventions allow it.
+/// Any function of the driver, called with more arguments than the longest takes: the C conventions
+/// allow it.
 type AnyFunction = unsafe extern "C" fn(
     usize,
     usize,
@@ -43,7 +44,8 @@ impl Driver {
             nvml: artifact::nvml().expect("the library is built"),
             cuda: Some(artifact::cuda().expect("the library is built")),
         };
-        let node = FakeNode::lay_out(world, &libraries, directory.path()).expect("the node is laid out");
+        let node =
+            FakeNode::lay_out(world, &libraries, directory.path()).expect("the node is laid out");
         let handle = open(&node.cuda());
         Self { node, handle, _directory: directory }
     }
@@ -77,13 +79,17 @@ impl Driver {
     /// Calls a function; arguments that are not given are 0.
     pub(crate) fn call<const N: usize>(&self, name: &str, arguments: [usize; N]) -> u32 {
         let address = self.find(name);
-        // SAFETY: every symbol of the driver is a C function of integer and pointer arguments; null becomes `None`.
+        // SAFETY: every symbol of the driver is a C function of integer and pointer arguments; null
+        // becomes `None`.
         let function = unsafe { std::mem::transmute::<*mut c_void, Option<AnyFunction>>(address) };
         let function = function.unwrap_or_else(|| panic!("{name} is not exported"));
         let mut a = [0; 12];
         a[..N].copy_from_slice(&arguments);
-        // SAFETY: tests pass 0 or pointers to what the function expects; see `AnyFunction` for the number.
-        unsafe { function(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11]) }
+        // SAFETY: tests pass 0 or pointers to what the function expects; see `AnyFunction` for the
+        // number.
+        unsafe {
+            function(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11])
+        }
     }
 
     /// Calls a function that must succeed.

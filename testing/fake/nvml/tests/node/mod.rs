@@ -18,8 +18,10 @@ pub(crate) struct Node {
 impl Node {
     pub(crate) fn new(world: &str) -> Self {
         let directory = TempDir::new().expect("a temporary directory");
-        let libraries = Libraries { nvml: artifact::nvml().expect("the library is built"), cuda: None };
-        let node = FakeNode::lay_out(world, &libraries, directory.path()).expect("the node is laid out");
+        let libraries =
+            Libraries { nvml: artifact::nvml().expect("the library is built"), cuda: None };
+        let node =
+            FakeNode::lay_out(world, &libraries, directory.path()).expect("the node is laid out");
         Self { node, _directory: directory }
     }
 

@@ -1,4 +1,5 @@
-//! Waits two hours and a millisecond in every way that there is, and says how long it took. For the test: one thread, and no harness.
+//! Waits two hours and a millisecond in every way that there is, and says how long it took. For the
+//! test: one thread, and no harness.
 
 use std::ffi::c_long;
 use std::io::Error;
@@ -11,8 +12,9 @@ const HOUR: Duration = Duration::from_secs(3600);
 fn wait_while(value: u32) -> (c_long, Option<i32>) {
     let (word, hour) = (0_u32, libc::timespec { tv_sec: 3600, tv_nsec: 0 });
     // SAFETY: word and time live as long as the call.
-    let code =
-        unsafe { libc::syscall(libc::SYS_futex, &raw const word, libc::FUTEX_WAIT, value, &raw const hour) };
+    let code = unsafe {
+        libc::syscall(libc::SYS_futex, &raw const word, libc::FUTEX_WAIT, value, &raw const hour)
+    };
     (code, Error::last_os_error().raw_os_error())
 }
 

@@ -1,4 +1,5 @@
-//! Looks at a fake world, lays out what a machine with its GPUs has on disk, and makes things happen to it.
+//! Looks at a fake world, lays out what a machine with its GPUs has on disk, and makes things
+//! happen to it.
 
 use std::path::PathBuf;
 
@@ -30,7 +31,8 @@ enum Command {
         /// Where to; stands for /sys.
         directory: PathBuf,
     },
-    /// Lays out the files of an installed NVIDIA driver, with the fake libraries and the world in it.
+    /// Lays out the files of an installed NVIDIA driver, with the fake libraries and the world in
+    /// it.
     DriverRoot {
         /// The world file.
         world: PathBuf,
@@ -68,7 +70,8 @@ enum Happening {
         gpu: String,
         /// Its number.
         code: u64,
-        /// What the kernel driver then says has to be done: none, gpu-reset, node-reboot, drain-p2p or drain-and-reset.
+        /// What the kernel driver then says has to be done: none, gpu-reset, node-reboot,
+        /// drain-p2p or drain-and-reset.
         #[arg(long, default_value = "none", value_parser = recovery_action)]
         recovery: RecoveryAction,
     },
@@ -100,7 +103,8 @@ enum Happening {
 
 fn recovery_action(word: &str) -> Result<RecoveryAction, String> {
     let known = || RecoveryAction::ALL.map(RecoveryAction::word).join(", ");
-    RecoveryAction::by_word(word).ok_or_else(|| format!("no such recovery action; known are {}", known()))
+    RecoveryAction::by_word(word)
+        .ok_or_else(|| format!("no such recovery action; known are {}", known()))
 }
 
 fn main() -> anyhow::Result<()> {
@@ -110,7 +114,9 @@ fn main() -> anyhow::Result<()> {
             print(&World::load(&world)?);
             Ok(())
         }
-        Command::Sysfs { world, directory } => Ok(tree::write_sysfs(&World::load(&world)?, &directory)?),
+        Command::Sysfs { world, directory } => {
+            Ok(tree::write_sysfs(&World::load(&world)?, &directory)?)
+        }
         Command::DriverRoot { world, nvml, cuda, directory } => {
             let libraries = Libraries { nvml, cuda: Some(cuda) };
             Ok(tree::write_driver_root(&world, &World::load(&world)?, &libraries, &directory)?)
@@ -142,7 +148,8 @@ fn print(world: &World) {
 
 /// How two GPUs are joined, as `nvidia-smi topo -m` writes it.
 fn cell(world: &World, gpu: &Gpu, other: &Gpu) -> String {
-    let switched = gpu.links.iter().filter(|link| matches!(link.remote, NvLinkEnd::Switch(_))).count();
+    let switched =
+        gpu.links.iter().filter(|link| matches!(link.remote, NvLinkEnd::Switch(_))).count();
     let far = other.links.iter().any(|link| matches!(link.remote, NvLinkEnd::Switch(_)));
     let word = match world.direct_links(gpu.index, other.index) {
         0 if gpu.index != other.index && switched > 0 && far => format!("NV{switched}"),

@@ -17,7 +17,8 @@ fn changes_are_seen_at_the_next_read_and_removal_too() {
     let file = ControlFile::new(directory.path().join("control.yaml"));
     file.update(|control| control.gpu_mut(GPU).lost = true).unwrap();
     assert!(file.read().is_lost(GPU));
-    fs::write(file.path(), format!("gpus: {{{GPU}: {{processes: [{{pid: 7, usedMiB: 2}}]}}}}\n")).unwrap();
+    fs::write(file.path(), format!("gpus: {{{GPU}: {{processes: [{{pid: 7, usedMiB: 2}}]}}}}\n"))
+        .unwrap();
     let control = file.read();
     assert_eq!((control.is_lost(GPU), control.foreign_bytes(GPU)), (false, 2 * 1024 * 1024));
     fs::remove_file(file.path()).unwrap();

@@ -39,11 +39,15 @@ fn where_the_world_is_read_only_state_is_in_shared_memory() {
     let root = TempDir::new().unwrap();
     let world = root.path().join("world.yaml");
     fs::write(&world, "").unwrap();
-    // Not a directory, and none can be made: what a read-only mount amounts to, and what root meets too.
+    // Not a directory, and none can be made: what a read-only mount amounts to, and what root meets
+    // too.
     fs::write(root.path().join("state"), "").unwrap();
     let location = Location::of_world(&world, None).unwrap();
     let StatePlace::Shared(directory) = location.state else { panic!("{location:?}") };
     assert!(directory.starts_with("/dev/shm"), "{directory:?}");
-    assert_eq!(Location::of_world(&world, None).unwrap().state, StatePlace::Shared(directory.clone()));
+    assert_eq!(
+        Location::of_world(&world, None).unwrap().state,
+        StatePlace::Shared(directory.clone())
+    );
     fs::remove_dir(directory).unwrap();
 }

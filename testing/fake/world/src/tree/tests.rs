@@ -25,7 +25,8 @@ fn the_path_of_a_gpu_in_sysfs_leads_through_root_and_bridges() {
 fn a_machine_without_numa_says_minus_one() {
     let root = TempDir::new().unwrap();
     write_sysfs(&world(crate::shipped::T4_1), root.path()).unwrap();
-    let node = fs::read_to_string(root.path().join("bus/pci/devices/0000:00:1e.0/numa_node")).unwrap();
+    let node =
+        fs::read_to_string(root.path().join("bus/pci/devices/0000:00:1e.0/numa_node")).unwrap();
     assert_eq!(node, "-1\n");
 }
 
@@ -43,7 +44,10 @@ fn a_driver_root_has_versioned_libraries_links_world_and_state() {
     let link = |name: &str| fs::read_link(root.join(LIBRARY_DIRECTORY).join(name)).unwrap();
     assert_eq!(link("libcuda.so.1"), Path::new("libcuda.so.535.261.03"));
     assert_eq!(link("libnvidia-ml.so"), Path::new("libnvidia-ml.so.1"));
-    assert_eq!(fs::read_to_string(root.join(LIBRARY_DIRECTORY).join("libnvidia-ml.so")).unwrap(), "library");
+    assert_eq!(
+        fs::read_to_string(root.join(LIBRARY_DIRECTORY).join("libnvidia-ml.so")).unwrap(),
+        "library"
+    );
     World::load(&root.join(WORLD_IN_DRIVER_ROOT)).unwrap();
     let share = root.join("usr/share/nvidia/tessera-fake");
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;

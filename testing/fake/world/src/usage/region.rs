@@ -65,11 +65,13 @@ pub(super) struct Region {
     /// For asking about locks, never for holding one.
     file: File,
     table: NonNull<Table>,
-    /// A page that reads as zero after a fork (`MADV_WIPEONFORK`): 1 = this process's claim is its own.
+    /// A page that reads as zero after a fork (`MADV_WIPEONFORK`): 1 = this process's claim is its
+    /// own.
     owned: NonNull<AtomicU32>,
 }
 
-// SAFETY: the mappings live as long as the region; the table is written through atomics only once it is visible to others.
+// SAFETY: the mappings live as long as the region; the table is written through atomics only once
+// it is visible to others.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
@@ -118,8 +120,8 @@ impl Region {
     }
 
     fn table(&self) -> &Table {
-        // SAFETY: mapped for the region's life, long enough, page-aligned; plain fields were written before the file became
-        // visible, all others are atomics.
+        // SAFETY: mapped for the region's life, long enough, page-aligned; plain fields were
+        // written before the file became visible, all others are atomics.
         unsafe { self.table.as_ref() }
     }
 
@@ -156,13 +158,15 @@ impl Region {
     /// Whether a slot's owner lives.
     pub(super) fn is_alive(&self, slot: usize) -> bool {
         let mut lock = byte_lock(slot);
-        // SAFETY: an open descriptor and a complete `flock`; the kernel only writes into the latter.
+        // SAFETY: an open descriptor and a complete `flock`; the kernel only writes into the
+        // latter.
         let asked = unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_OFD_GETLK, &mut lock) };
         // When the kernel does not say, nobody is declared dead.
         asked != 0 || i32::from(lock.l_type) != libc::F_UNLCK
     }
 
-    /// Takes a slot that nobody living owns, empties it, and enters this process. `None` if it has an owner.
+    /// Takes a slot that nobody living owns, empties it, and enters this process. `None` if it has
+    /// an owner.
     pub(super) fn claim(&self, slot: usize) -> io::Result<Option<Claim>> {
         let file = OpenOptions::new().read(true).write(true).open(&self.path)?;
         let lock = byte_lock(slot);
@@ -191,9 +195,10 @@ impl Drop for Region {
 
 /// A held slot.
 ///
-/// The lock is on an open file description that only a mapping keeps alive: an inaccessible page that is not inherited by
-/// fork. So the lock lives exactly as long as this process's address space: exit, kill -9 and exec all end it, and a forked child
-/// does not prolong it, as it would with a descriptor.
+/// The lock is on an open file description that only a mapping keeps alive: an inaccessible page
+/// that is not inherited by fork. So the lock lives exactly as long as this process's address
+/// space: exit, kill -9 and exec all end it, and a forked child does not prolong it, as it would
+/// with a descriptor.
 #[derive(Debug)]
 pub(super) struct Claim {
     slot: usize,
@@ -208,7 +213,8 @@ impl Claim {
         self.slot
     }
 
-    /// For a child after fork: the mapping is the parent's and does not exist here; the address may be something else now.
+    /// For a child after fork: the mapping is the parent's and does not exist here; the address may
+    /// be something else now.
     pub(super) fn forget(mut self) {
         self.held = None;
     }
@@ -229,26 +235,35 @@ pub(super) fn is_writable(directory: &Path) -> bool {
     unsafe { libc::access(path.as_ptr(), libc::W_OK | libc::X_OK) == 0 }
 }
 
-/// Makes the file complete under another name and links it into place, so that nobody sees half of it; who comes second uses the
-/// first one's.
+/// Makes the file complete under another name and links it into place, so that nobody sees half of
+/// it; who comes second uses the first one's.
 fn create(path: &Path, fingerprint: u64) -> io::Result<()> {
     let (temporary, file) = create_unique(path)?;
-    let linked = complete(&file, fingerprint).and_then(|()| match fs::hard_link(&temporary, path) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
-        _ => Ok(()),
-    });
+    let linked =
+        complete(&file, fingerprint).and_then(|()| match fs::hard_link(&temporary, path) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+            _ => Ok(()),
+        });
     fs::remove_file(&temporary)?;
     linked
 }
 
-/// A new file beside `path`. Process ids are no help: every container has a process 1, and both fake libraries may start at the same
-/// time in one process.
+/// A new file beside `path`. Process ids are no help: every container has a process 1, and both
+/// fake libraries may start at the same time in one process.
 fn create_unique(path: &Path) -> io::Result<(PathBuf, File)> {
     let mut attempt = 0_u32;
     loop {
         let temporary = path.with_extension(format!("new-{attempt}"));
-        match OpenOptions::new().read(true).write(true).create_new(true).mode(0o666).open(&temporary) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && attempt < 10_000 => attempt += 1,
+        match OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .mode(0o666)
+            .open(&temporary)
+        {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && attempt < 10_000 => {
+                attempt += 1
+            }
             other => return other.map(|file| (temporary, file)),
         }
     }
@@ -281,7 +296,12 @@ fn byte_lock(slot: usize) -> libc::flock {
     lock
 }
 
-fn map_pages(length: usize, protection: i32, flags: i32, fd: i32) -> io::Result<NonNull<libc::c_void>> {
+fn map_pages(
+    length: usize,
+    protection: i32,
+    flags: i32,
+    fd: i32,
+) -> io::Result<NonNull<libc::c_void>> {
     // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
     let address = unsafe { libc::mmap(ptr::null_mut(), length, protection, flags, fd, 0) };
     if address == libc::MAP_FAILED {
@@ -300,7 +320,8 @@ fn advise(page: NonNull<libc::c_void>, advice: i32) -> io::Result<()> {
 }
 
 fn unmap(address: NonNull<libc::c_void>, length: usize) {
-    // SAFETY: mapped by `map_pages` with that length, unmapped once, and nothing refers to it any more.
+    // SAFETY: mapped by `map_pages` with that length, unmapped once, and nothing refers to it any
+    // more.
     unsafe { libc::munmap(address.as_ptr(), length) };
 }
 

@@ -47,7 +47,10 @@ fn what_is_taken_is_seen_by_all_and_given_back() {
     let (one, other) = (open(directory.path()), open(directory.path()));
     one.take(0, 3 * GIB, 80 * GIB).unwrap();
     other.take(0, GIB, 80 * GIB).unwrap();
-    assert_eq!((one.total(0), other.total(0), one.own(0), other.own(0)), (4 * GIB, 4 * GIB, 3 * GIB, GIB));
+    assert_eq!(
+        (one.total(0), other.total(0), one.own(0), other.own(0)),
+        (4 * GIB, 4 * GIB, 3 * GIB, GIB)
+    );
     one.give_back(0, 2 * GIB);
     one.give_back(0, 5 * GIB);
     assert_eq!((one.own(0), other.total(0), other.total(1)), (0, GIB, 0));
@@ -85,10 +88,12 @@ fn a_forked_child_neither_holds_its_parents_memory_nor_prolongs_it() {
     let directory = TempDir::new().unwrap();
     let usage = open(directory.path());
     usage.take(0, GIB, 80 * GIB).unwrap();
-    // SAFETY: the child only touches the region, its own stack and the page allocator, and leaves by `_exit`.
+    // SAFETY: the child only touches the region, its own stack and the page allocator, and leaves
+    // by `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        let fresh = usage.own(0) == 0 && usage.take(0, GIB, 80 * GIB).is_ok() && usage.own(0) == GIB;
+        let fresh =
+            usage.own(0) == 0 && usage.take(0, GIB, 80 * GIB).is_ok() && usage.own(0) == GIB;
         let both = fresh && usage.total(0) == 2 * GIB;
         // SAFETY: ends the child without running the parent's destructors.
         unsafe { libc::_exit(i32::from(!both)) };
@@ -109,7 +114,10 @@ fn racing_processes_never_hold_more_than_there_is() {
                 scope.spawn(|| {
                     let usage = open(directory.path());
                     let count = (0..1000).filter(|_| usage.take(0, 1, 3000).is_ok()).count() as u64;
-                    assert!(usage.total(0) <= 3000 + 8, "more than eight in flight above the limit");
+                    assert!(
+                        usage.total(0) <= 3000 + 8,
+                        "more than eight in flight above the limit"
+                    );
                     (usage, count)
                 })
             })
@@ -130,7 +138,11 @@ fn many_may_make_the_file_at_the_same_time() {
                 scope.spawn(|| open(directory.path()).take(0, 1, GIB).unwrap());
             }
         });
-        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "one file, and nothing left over");
+        assert_eq!(
+            fs::read_dir(directory.path()).unwrap().count(),
+            1,
+            "one file, and nothing left over"
+        );
     }
 }
 
@@ -150,7 +162,8 @@ fn a_file_that_is_not_ours_is_refused_and_not_touched() {
         let directory = TempDir::new().unwrap();
         let path = directory.path().join(file_name(fingerprint(&world())));
         fs::write(&path, &content).unwrap();
-        let error = Usage::open(&StatePlace::Shared(directory.path().to_owned()), &world()).unwrap_err();
+        let error =
+            Usage::open(&StatePlace::Shared(directory.path().to_owned()), &world()).unwrap_err();
         assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
         assert_eq!(fs::read(&path).unwrap(), content);
     }

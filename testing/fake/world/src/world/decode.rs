@@ -79,7 +79,10 @@ impl WorldFile {
         }
         let models = check_models(models)?;
         if gpus.len() > MAX_GPUS {
-            return refuse("gpus", format!("{} GPUs; at most {MAX_GPUS} are supported", gpus.len()));
+            return refuse(
+                "gpus",
+                format!("{} GPUs; at most {MAX_GPUS} are supported", gpus.len()),
+            );
         }
         let mut gpus = resolve_gpus(gpus, &models)?;
         nvlink.connect(&mut gpus)?;
@@ -105,7 +108,10 @@ fn check_models(models: BTreeMap<String, Model>) -> Result<BTreeMap<String, Arc<
     Ok(models.into_iter().map(|(key, model)| (key, Arc::new(model))).collect())
 }
 
-fn resolve_gpus(gpus: Vec<GpuFile>, models: &BTreeMap<String, Arc<Model>>) -> Result<Vec<Gpu>, Refusal> {
+fn resolve_gpus(
+    gpus: Vec<GpuFile>,
+    models: &BTreeMap<String, Arc<Model>>,
+) -> Result<Vec<Gpu>, Refusal> {
     let (mut uuids, mut addresses, mut minors) = (HashSet::new(), HashSet::new(), HashSet::new());
     let mut resolved = Vec::with_capacity(gpus.len());
     for (index, gpu) in gpus.into_iter().enumerate() {
@@ -114,7 +120,10 @@ fn resolve_gpus(gpus: Vec<GpuFile>, models: &BTreeMap<String, Arc<Model>>) -> Re
             return refuse(field("model"), format!("`{}` is not among `models`", gpu.model));
         };
         if !is_gpu_uuid(&gpu.uuid) {
-            return refuse(field("uuid"), format!("`{}` is not `GPU-` and a lower-case UUID", gpu.uuid));
+            return refuse(
+                field("uuid"),
+                format!("`{}` is not `GPU-` and a lower-case UUID", gpu.uuid),
+            );
         }
         if !uuids.insert(gpu.uuid.clone()) {
             return refuse(field("uuid"), format!("`{}` is used twice", gpu.uuid));
@@ -127,10 +136,16 @@ fn resolve_gpus(gpus: Vec<GpuFile>, models: &BTreeMap<String, Arc<Model>>) -> Re
             return refuse(field("minor"), format!("{minor} is used twice"));
         }
         if gpu.mig && model.max_mig_devices == 0 {
-            return refuse(field("mig"), format!("model `{}` cannot do MIG (maxMigDevices is 0)", gpu.model));
+            return refuse(
+                field("mig"),
+                format!("model `{}` cannot do MIG (maxMigDevices is 0)", gpu.model),
+            );
         }
         if !is_pcie_root(&gpu.pcie_root) {
-            return refuse(field("pcieRoot"), format!("`{}` is not like `pci0000:16`", gpu.pcie_root));
+            return refuse(
+                field("pcieRoot"),
+                format!("`{}` is not like `pci0000:16`", gpu.pcie_root),
+            );
         }
         resolved.push(Gpu {
             index,
@@ -160,7 +175,9 @@ fn is_pcie_root(text: &str) -> bool {
     let Some((domain, bus)) = text.strip_prefix("pci").and_then(|rest| rest.split_once(':')) else {
         return false;
     };
-    domain.len() == 4 && bus.len() == 2 && (domain.to_owned() + bus).bytes().all(|b| b.is_ascii_hexdigit())
+    domain.len() == 4
+        && bus.len() == 2
+        && (domain.to_owned() + bus).bytes().all(|b| b.is_ascii_hexdigit())
 }
 
 impl NvLinkFile {
@@ -176,7 +193,9 @@ impl NvLinkFile {
             }
         }
         for (position, fabric) in self.fabrics.iter().enumerate() {
-            fabric.connect(gpus).map_err(|reason| (format!("nvlink.fabrics[{position}]"), reason))?;
+            fabric
+                .connect(gpus)
+                .map_err(|reason| (format!("nvlink.fabrics[{position}]"), reason))?;
         }
         Ok(())
     }
@@ -221,8 +240,12 @@ impl Fabric {
         }
         for &index in &self.gpus {
             let count = gpus.len();
-            let gpu = gpus.get_mut(index).ok_or_else(|| format!("GPU {index} of {count} does not exist"))?;
-            for switch in self.switches.iter().cycle().take(gpu.model.nvlinks as usize - gpu.links.len()) {
+            let gpu = gpus
+                .get_mut(index)
+                .ok_or_else(|| format!("GPU {index} of {count} does not exist"))?;
+            for switch in
+                self.switches.iter().cycle().take(gpu.model.nvlinks as usize - gpu.links.len())
+            {
                 push_link(gpu, NvLinkEnd::Switch(*switch))?;
             }
         }

@@ -38,8 +38,14 @@ fn the_dgx_1v_has_the_published_link_and_pcie_matrices() {
     let pix = |a: usize, b: usize| world.pcie_level(a, b).word();
     assert_eq!([pix(0, 0), pix(0, 1), pix(0, 2), pix(0, 4)], ["X", "PIX", "PHB", "SYS"]);
     assert_eq!([pix(5, 4), pix(5, 6), pix(7, 6)], ["PIX", "PHB", "PIX"]);
-    assert_eq!((world.direct_links(0, 3), world.direct_links(0, 1), world.direct_links(0, 5)), (2, 1, 0));
-    assert!(world.gpus.iter().all(|gpu| gpu.links.len() == 6), "a V100 has six links, all used in a DGX-1");
+    assert_eq!(
+        (world.direct_links(0, 3), world.direct_links(0, 1), world.direct_links(0, 5)),
+        (2, 1, 0)
+    );
+    assert!(
+        world.gpus.iter().all(|gpu| gpu.links.len() == 6),
+        "a V100 has six links, all used in a DGX-1"
+    );
 }
 
 #[test]
@@ -48,16 +54,21 @@ fn gpus_behind_switches_spread_their_links_over_all_of_them() {
     for gpu in &world.gpus {
         assert_eq!(gpu.links.len(), 18);
         for switch in &world.switches {
-            let count = gpu.links.iter().filter(|link| link.remote == NvLinkEnd::Switch(*switch)).count();
+            let count =
+                gpu.links.iter().filter(|link| link.remote == NvLinkEnd::Switch(*switch)).count();
             assert!((4..=5).contains(&count));
         }
     }
-    assert_eq!((world.pcie_level(0, 1), world.pcie_level(3, 4)), (PcieLevel::Node, PcieLevel::System));
+    assert_eq!(
+        (world.pcie_level(0, 1), world.pcie_level(3, 4)),
+        (PcieLevel::Node, PcieLevel::System)
+    );
 }
 
 #[test]
 fn two_switches_on_the_way_are_told_from_one() {
-    let text = WORLDS[4].replace(r#""0000:18:08.0"]"#, r#""0000:18:08.0", "0000:1b:00.0", "0000:1c:01.0"]"#);
+    let text = WORLDS[4]
+        .replace(r#""0000:18:08.0"]"#, r#""0000:18:08.0", "0000:1b:00.0", "0000:1c:01.0"]"#);
     assert_eq!(world(WORLDS[4]).pcie_level(0, 1), PcieLevel::Single);
     assert_eq!(world(&text).pcie_level(0, 1), PcieLevel::Multiple);
 }

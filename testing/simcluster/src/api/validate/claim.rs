@@ -1,7 +1,7 @@
 //! ResourceClaims, their templates and DeviceClasses (resource.k8s.io/v1).
 //!
-//! As upstream, the status is checked in form only: that a device exists, that capacities add up, or what another claim
-//! holds is nobody's business here. CEL expressions are not compiled.
+//! As upstream, the status is checked in form only: that a device exists, that capacities add up,
+//! or what another claim holds is nobody's business here. CEL expressions are not compiled.
 
 use serde_json::Value;
 
@@ -21,7 +21,12 @@ const RESERVED_FOR: usize = 256;
 const EXPRESSION_BYTES: usize = 10 * 1024;
 const PARAMETERS_BYTES: usize = 10 * 1024;
 
-fn items<'a>(list: &'a Value, field: &str, most: usize, errors: &mut Vec<FieldError>) -> &'a [Value] {
+fn items<'a>(
+    list: &'a Value,
+    field: &str,
+    most: usize,
+    errors: &mut Vec<FieldError>,
+) -> &'a [Value] {
     let items = list.as_array().map(Vec::as_slice).unwrap_or_default();
     if items.len() > most {
         errors.push(FieldError::too_many(field, items.len(), most));
@@ -42,14 +47,20 @@ pub(super) fn spec(spec: &Value, path: &str, errors: &mut Vec<FieldError>) {
     {
         self::request(request, &format!("{at}.requests[{index}]"), &mut known, errors);
     }
-    let constraints = items(&devices["constraints"], &format!("{at}.constraints"), CONSTRAINTS, errors);
+    let constraints =
+        items(&devices["constraints"], &format!("{at}.constraints"), CONSTRAINTS, errors);
     for (index, constraint) in constraints.iter().enumerate() {
         let at = format!("{at}.constraints[{index}]");
         references(constraint, &at, &known, errors);
         match (constraint["matchAttribute"].as_str(), constraint["distinctAttribute"].as_str()) {
-            (Some(attribute), None) => attribute_name(&format!("{at}.matchAttribute"), attribute, errors),
-            (None, Some(attribute)) => attribute_name(&format!("{at}.distinctAttribute"), attribute, errors),
-            _ => errors.push(FieldError::required(at, "exactly one of matchAttribute, distinctAttribute")),
+            (Some(attribute), None) => {
+                attribute_name(&format!("{at}.matchAttribute"), attribute, errors)
+            }
+            (None, Some(attribute)) => {
+                attribute_name(&format!("{at}.distinctAttribute"), attribute, errors)
+            }
+            _ => errors
+                .push(FieldError::required(at, "exactly one of matchAttribute, distinctAttribute")),
         }
     }
     for (index, config) in
@@ -63,7 +74,8 @@ pub(super) fn spec(spec: &Value, path: &str, errors: &mut Vec<FieldError>) {
 
 pub(super) fn class(spec: &Value, errors: &mut Vec<FieldError>) {
     selectors(spec, "spec", errors);
-    for (index, config) in items(&spec["config"], "spec.config", CONFIG, errors).iter().enumerate() {
+    for (index, config) in items(&spec["config"], "spec.config", CONFIG, errors).iter().enumerate()
+    {
         opaque(config, &format!("spec.config[{index}]"), errors);
     }
 }
@@ -88,14 +100,20 @@ fn request(request: &Value, at: &str, known: &mut Vec<String>, errors: &mut Vec<
                 device_request(sub, &at, errors);
             }
         }
-        _ => {
-            errors.push(FieldError::required(at, "exactly one of `exactly` or `firstAvailable` is required"))
-        }
+        _ => errors.push(FieldError::required(
+            at,
+            "exactly one of `exactly` or `firstAvailable` is required",
+        )),
     }
 }
 
 fn device_request(request: &Value, at: &str, errors: &mut Vec<FieldError>) {
-    names::subdomain(&format!("{at}.deviceClassName"), text(request, "deviceClassName"), 253, errors);
+    names::subdomain(
+        &format!("{at}.deviceClassName"),
+        text(request, "deviceClassName"),
+        253,
+        errors,
+    );
     selectors(request, at, errors);
     match text(request, "allocationMode") {
         "ExactCount" if request["count"].as_i64().is_none_or(|count| count < 1) => {
@@ -124,7 +142,8 @@ fn device_request(request: &Value, at: &str, errors: &mut Vec<FieldError>) {
 
 fn selectors(parent: &Value, at: &str, errors: &mut Vec<FieldError>) {
     let at = format!("{at}.selectors");
-    for (index, selector) in items(&parent["selectors"], &at, SELECTORS, errors).iter().enumerate() {
+    for (index, selector) in items(&parent["selectors"], &at, SELECTORS, errors).iter().enumerate()
+    {
         let at = format!("{at}[{index}].cel.expression");
         let expression = text(&selector["cel"], "expression");
         if expression.is_empty() {
@@ -145,9 +164,11 @@ fn tolerations(list: &Value, at: &str, errors: &mut Vec<FieldError>) {
                 "must be empty for operator `Exists`",
             )),
             "Exists" | "Equal" => {}
-            other => {
-                errors.push(FieldError::not_supported(format!("{at}.operator"), other, &["Equal", "Exists"]))
-            }
+            other => errors.push(FieldError::not_supported(
+                format!("{at}.operator"),
+                other,
+                &["Equal", "Exists"],
+            )),
         }
         if !["", "None", "NoSchedule", "NoExecute"].contains(&text(toleration, "effect")) {
             let effect = text(toleration, "effect");
@@ -216,16 +237,24 @@ pub(super) fn status(claim: &Value, current: &Value, errors: &mut Vec<FieldError
     if allocation.is_object() && old["allocation"].is_object() {
         if allocation != &old["allocation"] {
             let field = "status.allocation";
-            errors.push(FieldError::invalid(field, Value::Null, "field cannot be modified once set"));
+            errors.push(FieldError::invalid(
+                field,
+                Value::Null,
+                "field cannot be modified once set",
+            ));
         }
     } else if allocation.is_object() {
         self::allocation(allocation, &claim["spec"], errors);
     }
     reserved_for(claim, current, errors);
     for (index, device) in new["devices"].as_array().into_iter().flatten().enumerate() {
-        let same =
-            |result: &Value| ["driver", "pool", "device", "shareID"].iter().all(|f| result[f] == device[f]);
-        if !allocation["devices"]["results"].as_array().is_some_and(|results| results.iter().any(same)) {
+        let same = |result: &Value| {
+            ["driver", "pool", "device", "shareID"].iter().all(|f| result[f] == device[f])
+        };
+        if !allocation["devices"]["results"]
+            .as_array()
+            .is_some_and(|results| results.iter().any(same))
+        {
             let at = format!("status.devices[{index}]");
             errors.push(FieldError::invalid(
                 at,
@@ -239,7 +268,9 @@ pub(super) fn status(claim: &Value, current: &Value, errors: &mut Vec<FieldError
 fn allocation(allocation: &Value, spec: &Value, errors: &mut Vec<FieldError>) {
     let known = request_names(spec);
     let at = "status.allocation.devices.results";
-    for (index, result) in items(&allocation["devices"]["results"], at, RESULTS, errors).iter().enumerate() {
+    for (index, result) in
+        items(&allocation["devices"]["results"], at, RESULTS, errors).iter().enumerate()
+    {
         let at = format!("{at}[{index}]");
         let request = text(result, "request");
         if !known.iter().any(|known| known == request) {
@@ -280,7 +311,8 @@ fn allocation(allocation: &Value, spec: &Value, errors: &mut Vec<FieldError>) {
 
 fn share_id(result: &Value, at: &str, errors: &mut Vec<FieldError>) {
     let Some(id) = result["shareID"].as_str() else { return };
-    let canonical = uuid::Uuid::try_parse(id).is_ok_and(|parsed| parsed.hyphenated().to_string() == id);
+    let canonical =
+        uuid::Uuid::try_parse(id).is_ok_and(|parsed| parsed.hyphenated().to_string() == id);
     if !canonical {
         let rule = "must be a lowercase UUID in 8-4-4-4-12 format";
         errors.push(FieldError::invalid(format!("{at}.shareID"), id, rule));
@@ -330,7 +362,9 @@ fn reserved_for(claim: &Value, current: &Value, errors: &mut Vec<FieldError>) {
     if claim["status"]["allocation"].is_null() {
         errors.push(FieldError::forbidden(at, "may not be specified when `allocated` is not set"));
     }
-    let added = consumers.iter().any(|consumer| !before.iter().any(|known| known["uid"] == consumer["uid"]));
+    let added = consumers
+        .iter()
+        .any(|consumer| !before.iter().any(|known| known["uid"] == consumer["uid"]));
     if added && meta::deleting(current) {
         errors.push(FieldError::forbidden(
             at,

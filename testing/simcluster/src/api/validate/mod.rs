@@ -62,7 +62,8 @@ pub(crate) fn update(kind: &Kind, part: Part, object: &Value, current: &Value) -
     errors
 }
 
-/// Through `events.k8s.io` an event changes in its series and metadata only; the core API allows everything.
+/// Through `events.k8s.io` an event changes in its series and metadata only; the core API allows
+/// everything.
 fn event_fields(object: &Value, current: &Value, errors: &mut Vec<FieldError>) {
     for field in [
         "involvedObject",

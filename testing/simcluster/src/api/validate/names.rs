@@ -24,11 +24,15 @@ pub(super) fn is_label(text: &str) -> bool {
         && !text.ends_with('-')
 }
 
-/// Whether this is a DNS subdomain of at most `most` characters. Its labels may be longer than 63, as upstream allows.
+/// Whether this is a DNS subdomain of at most `most` characters. Its labels may be longer than 63,
+/// as upstream allows.
 pub(super) fn is_subdomain(text: &str, most: usize) -> bool {
     let part = |part: &str| {
         let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-        !part.is_empty() && part.chars().all(inner) && !part.starts_with('-') && !part.ends_with('-')
+        !part.is_empty()
+            && part.chars().all(inner)
+            && !part.starts_with('-')
+            && !part.ends_with('-')
     };
     text.len() <= most && text.split('.').all(part)
 }
@@ -124,7 +128,8 @@ fn owners(object: &Value, errors: &mut Vec<FieldError>) {
             }
         }
     }
-    let controllers = owners.into_iter().flatten().filter(|owner| owner["controller"] == true).count();
+    let controllers =
+        owners.into_iter().flatten().filter(|owner| owner["controller"] == true).count();
     if controllers > 1 {
         errors.push(FieldError::invalid(
             "metadata.ownerReferences",

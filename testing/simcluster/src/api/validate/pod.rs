@@ -28,7 +28,9 @@ fn container(path: &str, container: &Value, claims: &[&str], errors: &mut Vec<Fi
     if container["image"].as_str().unwrap_or_default().trim().is_empty() {
         errors.push(FieldError::required(format!("{path}.image"), ""));
     }
-    for (index, used) in container["resources"]["claims"].as_array().into_iter().flatten().enumerate() {
+    for (index, used) in
+        container["resources"]["claims"].as_array().into_iter().flatten().enumerate()
+    {
         let name = used["name"].as_str().unwrap_or_default();
         if !claims.contains(&name) {
             let known = match claims {
@@ -36,7 +38,11 @@ fn container(path: &str, container: &Value, claims: &[&str], errors: &mut Vec<Fi
                 known => format!(": {}", known.join(", ")),
             };
             let detail = format!("must be one of the names in pod.spec.resourceClaims{known}");
-            errors.push(FieldError::not_found(format!("{path}.resources.claims[{index}]"), name, detail));
+            errors.push(FieldError::not_found(
+                format!("{path}.resources.claims[{index}]"),
+                name,
+                detail,
+            ));
         }
     }
 }
@@ -54,7 +60,9 @@ fn pod_claim(path: &str, claim: &Value, errors: &mut Vec<FieldError>) {
             claim["name"].clone(),
             "at most one of `resourceClaimName` or `resourceClaimTemplateName` may be specified",
         )),
-        (Some(name), None) => names::subdomain(&format!("{path}.resourceClaimName"), name, 253, errors),
+        (Some(name), None) => {
+            names::subdomain(&format!("{path}.resourceClaimName"), name, 253, errors)
+        }
         (None, Some(name)) => {
             names::subdomain(&format!("{path}.resourceClaimTemplateName"), name, 253, errors)
         }
@@ -73,7 +81,8 @@ fn duplicates(path: &str, names: &[&str], errors: &mut Vec<FieldError>) {
     }
 }
 
-/// Only images, activeDeadlineSeconds, more tolerations and fewer scheduling gates; while gated also the node selection.
+/// Only images, activeDeadlineSeconds, more tolerations and fewer scheduling gates; while gated
+/// also the node selection.
 pub(super) fn spec_update(pod: &Value, current: &Value, errors: &mut Vec<FieldError>) {
     let (new, old) = (&pod["spec"], &current["spec"]);
     let gated = old["schedulingGates"].as_array().is_some_and(|gates| !gates.is_empty());

@@ -30,7 +30,11 @@ pub(super) fn spec(spec: &Value, errors: &mut Vec<FieldError>) {
     claim::pool_name("spec.pool.name", text(&spec["pool"], "name"), errors);
     if spec["pool"]["resourceSliceCount"].as_i64().unwrap_or(0) < 1 {
         let count = spec["pool"]["resourceSliceCount"].clone();
-        errors.push(FieldError::invalid("spec.pool.resourceSliceCount", count, "must be greater than zero"));
+        errors.push(FieldError::invalid(
+            "spec.pool.resourceSliceCount",
+            count,
+            "must be greater than zero",
+        ));
     }
     if spec["pool"]["generation"].as_i64().unwrap_or(0) < 0 {
         let generation = spec["pool"]["generation"].clone();
@@ -51,7 +55,11 @@ pub(super) fn spec(spec: &Value, errors: &mut Vec<FieldError>) {
         errors.push(FieldError::too_many("spec.sharedCounters", counter_sets.len(), COUNTER_SETS));
     }
     if !devices.is_empty() && !counter_sets.is_empty() {
-        errors.push(FieldError::invalid("spec", "", "only one of `sharedCounters` or `devices` is allowed"));
+        errors.push(FieldError::invalid(
+            "spec",
+            "",
+            "only one of `sharedCounters` or `devices` is allowed",
+        ));
     }
     let mut seen = HashSet::new();
     for (index, device) in devices.iter().enumerate() {
@@ -78,11 +86,16 @@ pub(super) fn spec_update(new: &Value, old: &Value, errors: &mut Vec<FieldError>
 }
 
 fn has_extras(device: &Value) -> bool {
-    let list_attribute =
-        |attribute: &Value| ["ints", "bools", "strings", "versions"].iter().any(|f| attribute[f].is_array());
+    let list_attribute = |attribute: &Value| {
+        ["ints", "bools", "strings", "versions"].iter().any(|f| attribute[f].is_array())
+    };
     !list(device, "taints").is_empty()
         || !list(device, "consumesCounters").is_empty()
-        || device["attributes"].as_object().into_iter().flatten().any(|(_, value)| list_attribute(value))
+        || device["attributes"]
+            .as_object()
+            .into_iter()
+            .flatten()
+            .any(|(_, value)| list_attribute(value))
 }
 
 fn node_choice(spec: &Value, errors: &mut Vec<FieldError>) {
@@ -96,7 +109,11 @@ fn node_choice(spec: &Value, errors: &mut Vec<FieldError>) {
     match chosen.iter().filter(|chosen| **chosen).count() {
         0 => errors.push(FieldError::required("spec", rule)),
         1 => {}
-        _ => errors.push(FieldError::invalid("spec", "", format!("{rule}, but multiple fields are set"))),
+        _ => errors.push(FieldError::invalid(
+            "spec",
+            "",
+            format!("{rule}, but multiple fields are set"),
+        )),
     }
 }
 
@@ -128,7 +145,11 @@ fn device(device: &Value, at: &str, errors: &mut Vec<FieldError>) {
         let effect = text(taint, "effect");
         if !["None", "NoSchedule", "NoExecute"].contains(&effect) {
             let at = format!("{at}.taints[{index}].effect");
-            errors.push(FieldError::not_supported(at, effect, &["NoExecute", "NoSchedule", "None"]));
+            errors.push(FieldError::not_supported(
+                at,
+                effect,
+                &["NoExecute", "NoSchedule", "None"],
+            ));
         }
     }
 }
@@ -159,7 +180,11 @@ fn qualified_name(at: &str, name: &str, errors: &mut Vec<FieldError>) {
 fn attribute(attribute: &Value, at: &str, errors: &mut Vec<FieldError>) {
     let set = attribute.as_object().map_or(0, |map| map.len());
     if set != 1 {
-        errors.push(FieldError::invalid(at, attribute.clone(), "exactly one value must be specified"));
+        errors.push(FieldError::invalid(
+            at,
+            attribute.clone(),
+            "exactly one value must be specified",
+        ));
     }
     for field in ["string", "version"] {
         if text(attribute, field).len() > ATTRIBUTE_BYTES {
@@ -176,15 +201,17 @@ fn attribute(attribute: &Value, at: &str, errors: &mut Vec<FieldError>) {
 
 /// Semantic version 2.0.0, with the exact grammar: no leading zeros, no `v`.
 fn is_semver(text: &str) -> bool {
-    let (text, build) = text.split_once('+').map_or((text, None), |(text, build)| (text, Some(build)));
+    let (text, build) =
+        text.split_once('+').map_or((text, None), |(text, build)| (text, Some(build)));
     let (core, pre) = text.split_once('-').map_or((text, None), |(core, pre)| (core, Some(pre)));
     let number = |part: &str| {
         !part.is_empty()
             && part.bytes().all(|b| b.is_ascii_digit())
             && (part == "0" || !part.starts_with('0'))
     };
-    let identifier =
-        |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
+    let identifier = |part: &str| {
+        !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
+    };
     let numeric_ok = |part: &str| !part.bytes().all(|b| b.is_ascii_digit()) || number(part);
     core.split('.').count() == 3
         && core.split('.').all(number)
@@ -256,11 +283,16 @@ impl Policy<'_> {
     }
 
     fn wrong(&mut self, field: &str, amount: &Amount, rule: impl Into<String>) {
-        self.errors.push(FieldError::invalid(format!("{}.{field}", self.at), amount.text.clone(), rule));
+        self.errors.push(FieldError::invalid(
+            format!("{}.{field}", self.at),
+            amount.text.clone(),
+            rule,
+        ));
     }
 
     fn values(&mut self, default: &Amount) {
-        let listed: Vec<Amount> = list(self.policy, "validValues").iter().filter_map(Amount::read).collect();
+        let listed: Vec<Amount> =
+            list(self.policy, "validValues").iter().filter_map(Amount::read).collect();
         if listed.len() > VALID_VALUES {
             self.errors.push(FieldError::too_many(
                 format!("{}.validValues", self.at),
@@ -280,7 +312,11 @@ impl Policy<'_> {
             }
         }
         if listed.iter().all(|amount| amount.nano != default.nano) {
-            self.wrong("validValues", default, "default value is not valid according to the requestPolicy");
+            self.wrong(
+                "validValues",
+                default,
+                "default value is not valid according to the requestPolicy",
+            );
         }
     }
 
@@ -293,10 +329,18 @@ impl Policy<'_> {
         };
         let value = self.value.clone();
         if min.nano > value.nano {
-            self.wrong("validRange.min", &min, format!("min is larger than capacity value: {}", value.text));
+            self.wrong(
+                "validRange.min",
+                &min,
+                format!("min is larger than capacity value: {}", value.text),
+            );
         }
         if default.nano < min.nano {
-            self.wrong("validRange.default", default, format!("default is less than min: {}", min.text));
+            self.wrong(
+                "validRange.default",
+                default,
+                format!("default is less than min: {}", min.text),
+            );
         }
         let max = Amount::read(&range["max"]);
         if let Some(max) = &max {
@@ -311,7 +355,11 @@ impl Policy<'_> {
                 );
             }
             if default.nano > max.nano {
-                self.wrong("validRange.default", default, format!("default is more than max: {}", max.text));
+                self.wrong(
+                    "validRange.default",
+                    default,
+                    format!("default is more than max: {}", max.text),
+                );
             }
         }
         if let Some(step) = Amount::read(&range["step"]) {
@@ -319,7 +367,8 @@ impl Policy<'_> {
         }
     }
 
-    /// Default and max lie on the grid that begins at min. A default above the capacity itself passes, as upstream.
+    /// Default and max lie on the grid that begins at min. A default above the capacity itself
+    /// passes, as upstream.
     fn step(&mut self, default: &Amount, min: &Amount, max: Option<&Amount>, step: &Amount) {
         let field = "validRange.step";
         if step.nano.0 <= 0 {
@@ -332,8 +381,10 @@ impl Policy<'_> {
         }
         for amount in std::iter::once(default).chain(max) {
             if (amount.nano.0 - min.nano.0) % step.nano.0 != 0 {
-                let rule =
-                    format!("value is not a multiple of a given step ({}) from ({})", step.text, min.text);
+                let rule = format!(
+                    "value is not a multiple of a given step ({}) from ({})",
+                    step.text, min.text
+                );
                 self.wrong(field, amount, rule);
             }
         }

@@ -1,7 +1,8 @@
 //! From CDI device ids to what changes in a container, as a container runtime reads it.
 //!
-//! The order is the runtime's: for each id in turn, first its spec's own edits (once per spec), then the device's. A
-//! later mount at the same path replaces an earlier one; in the end mounts are made shallow paths first.
+//! The order is the runtime's: for each id in turn, first its spec's own edits (once per spec),
+//! then the device's. A later mount at the same path replaces an earlier one; in the end mounts are
+//! made shallow paths first.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -24,7 +25,8 @@ pub(crate) struct Edits {
     pub(crate) groups: Vec<u32>,
 }
 
-/// Ids that cannot be turned into edits. A container runtime fails the container's creation with these.
+/// Ids that cannot be turned into edits. A container runtime fails the container's creation with
+/// these.
 #[derive(Debug, thiserror::Error)]
 pub enum CdiError {
     /// The directory of specs is there and cannot be read.
@@ -61,7 +63,8 @@ pub enum CdiError {
     },
 }
 
-/// Resolves `ids` against the spec files in `directories`; files that are no valid spec offer no devices.
+/// Resolves `ids` against the spec files in `directories`; files that are no valid spec offer no
+/// devices.
 ///
 /// # Errors
 /// See [`CdiError`]; nothing is half resolved.
@@ -108,7 +111,10 @@ fn read_spec(path: &Path) -> Option<Spec> {
     } else {
         serde_saphyr::from_str(&text).map_err(|error| error.to_string())
     };
-    spec.inspect_err(|error| tracing::warn!(path = %path.display(), error, "not a CDI spec; ignored")).ok()
+    spec.inspect_err(
+        |error| tracing::warn!(path = %path.display(), error, "not a CDI spec; ignored"),
+    )
+    .ok()
 }
 
 fn merge(specs: &[SpecFile], ids: &[String]) -> Result<Edits, CdiError> {
@@ -119,12 +125,17 @@ fn merge(specs: &[SpecFile], ids: &[String]) -> Result<Edits, CdiError> {
             if let Some((first, ..)) = devices.get(&id)
                 && ids.contains(&id)
             {
-                return Err(CdiError::Conflict { id, first: (*first).clone(), second: path.clone() });
+                return Err(CdiError::Conflict {
+                    id,
+                    first: (*first).clone(),
+                    second: path.clone(),
+                });
             }
             devices.insert(id, (path, spec, &device.container_edits));
         }
     }
-    let unresolvable: Vec<_> = ids.iter().filter(|id| !devices.contains_key(*id)).cloned().collect();
+    let unresolvable: Vec<_> =
+        ids.iter().filter(|id| !devices.contains_key(*id)).cloned().collect();
     if !unresolvable.is_empty() {
         return Err(CdiError::Unresolvable { ids: unresolvable });
     }
@@ -174,7 +185,8 @@ fn append(edits: &mut Edits, id: &str, more: &ContainerEdits) -> Result<(), CdiE
 fn bind_mount(id: &str, mount: &Mount) -> Result<BindMount, CdiError> {
     let has = |wanted: &str| mount.options.iter().any(|option| option == wanted);
     if !has("bind") && !has("rbind") {
-        let what = format!("a mount at `{}` without the option `bind`", mount.container_path.display());
+        let what =
+            format!("a mount at `{}` without the option `bind`", mount.container_path.display());
         return Err(CdiError::Unsupported { id: id.to_owned(), what });
     }
     Ok(BindMount {

@@ -8,8 +8,8 @@ use std::process::{Command, Stdio};
 
 use rustix::process::{DumpableBehavior, Gid, Uid, getegid, geteuid, set_dumpable_behavior};
 use rustix::thread::{
-    CapabilitySet, UnshareFlags, remove_capability_from_bounding_set, set_no_new_privs, set_thread_groups,
-    set_thread_res_gid, set_thread_res_uid,
+    CapabilitySet, UnshareFlags, remove_capability_from_bounding_set, set_no_new_privs,
+    set_thread_groups, set_thread_res_gid, set_thread_res_uid,
 };
 
 use super::rootfs::SetupError;
@@ -50,7 +50,12 @@ pub(crate) fn exec(spec: &InitSpec) -> Result<Infallible, SetupError> {
     let (program, arguments) = spec.command.split_first().ok_or(SetupError::NoCommand)?;
     drop_capabilities().map_err(failed("capabilities"))?;
     let mut command = Command::new(program);
-    command.args(arguments).env_clear().envs(&spec.env).current_dir(&spec.working_dir).stdin(Stdio::null());
+    command
+        .args(arguments)
+        .env_clear()
+        .envs(&spec.env)
+        .current_dir(&spec.working_dir)
+        .stdin(Stdio::null());
     let RunAs { uid, gid, groups } = &spec.user;
     if spec.user_namespace || !mapped(*uid, *gid).map_err(failed("the user"))? {
         enter_user_namespace(*uid, *gid).map_err(failed("the user namespace"))?;
@@ -111,8 +116,9 @@ fn become_user(uid: u32, gid: u32, groups: &[u32]) -> io::Result<()> {
     Ok(set_thread_res_uid(uid, uid, uid)?)
 }
 
-/// A user namespace in which the caller has these ids. With root its host id is one that nobody else has, as the
-/// kubelet gives to pods with `hostUsers: false`; without root it is the only id there is.
+/// A user namespace in which the caller has these ids. With root its host id is one that nobody
+/// else has, as the kubelet gives to pods with `hostUsers: false`; without root it is the only id
+/// there is.
 fn enter_user_namespace(uid: u32, gid: u32) -> io::Result<()> {
     let host = FIRST_HOST_ID.saturating_add(uid);
     if mapped(host, host)? {

@@ -60,8 +60,8 @@ pub enum ImageError {
 }
 
 impl Image {
-    /// An image with these programs in `/usr/local/bin` and the libraries that they are linked to. The first is the
-    /// entrypoint.
+    /// An image with these programs in `/usr/local/bin` and the libraries that they are linked to.
+    /// The first is the entrypoint.
     ///
     /// # Errors
     /// A program is missing, or its libraries cannot be listed.
@@ -71,11 +71,13 @@ impl Image {
         for program in programs {
             image.add_program(&loader, program.as_ref())?;
         }
-        image
-            .env
-            .insert("PATH".into(), "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".into());
+        image.env.insert(
+            "PATH".into(),
+            "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".into(),
+        );
         if !libc_is_multiarch(&image.files) {
-            // Elsewhere the loader does not search the directory in which driver libraries are mounted.
+            // Elsewhere the loader does not search the directory in which driver libraries are
+            // mounted.
             image.env.insert("LD_LIBRARY_PATH".into(), MULTIARCH.into());
         }
         Ok(image)
@@ -121,19 +123,26 @@ fn loader() -> Result<PathBuf, ImageError> {
 
 fn libraries(loader: &Path, program: &Path) -> Result<Vec<ImageFile>, ImageError> {
     let failed = |source| ImageError::Libraries { path: program.to_owned(), source };
-    let output = Command::new(loader).arg("--list").arg(program).env_clear().output().map_err(failed)?;
+    let output =
+        Command::new(loader).arg("--list").arg(program).env_clear().output().map_err(failed)?;
     if !output.status.success() {
-        return Err(failed(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned())));
+        return Err(failed(io::Error::other(
+            String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+        )));
     }
     let mut files = parse_list(&String::from_utf8_lossy(&output.stdout));
     if !files.iter().any(|file| file.target == Path::new("/lib64/ld-linux-x86-64.so.2")) {
         // The path that programs name as their interpreter.
-        files.push(ImageFile { source: loader.to_owned(), target: "/lib64/ld-linux-x86-64.so.2".into() });
+        files.push(ImageFile {
+            source: loader.to_owned(),
+            target: "/lib64/ld-linux-x86-64.so.2".into(),
+        });
     }
     Ok(files)
 }
 
-/// Reads `libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x…)` and `/lib64/ld-linux-x86-64.so.2 (0x…)`.
+/// Reads `libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x…)` and `/lib64/ld-linux-x86-64.so.2
+/// (0x…)`.
 fn parse_list(listing: &str) -> Vec<ImageFile> {
     listing
         .lines()
@@ -172,7 +181,10 @@ mod tests {
         let paths: Vec<_> = parse_list(listing).into_iter().map(|file| file.target).collect();
         assert_eq!(
             paths,
-            [PathBuf::from("/lib/x86_64-linux-gnu/libc.so.6"), PathBuf::from("/lib64/ld-linux-x86-64.so.2")]
+            [
+                PathBuf::from("/lib/x86_64-linux-gnu/libc.so.6"),
+                PathBuf::from("/lib64/ld-linux-x86-64.so.2")
+            ]
         );
     }
 

@@ -22,6 +22,8 @@ mod unstarted;
 pub use cdi::CdiError;
 pub use image::{Image, ImageError, ImageFile, ImageStore};
 pub use rootfs::SetupError;
-pub use runtime::{Container, ContainerConfig, ContainerId, Runtime, RuntimeOptions, StartError, State};
+pub use runtime::{
+    Container, ContainerConfig, ContainerId, Runtime, RuntimeOptions, StartError, State,
+};
 pub use spec::{BindMount, DeviceNode, RunAs};
 pub use supervisor::{ENTER, INIT, enter, supervise};

@@ -1,4 +1,5 @@
-//! The container's root file system, put together on a tmpfs, and the last steps before its program runs.
+//! The container's root file system, put together on a tmpfs, and the last steps before its program
+//! runs.
 
 use std::convert::Infallible;
 use std::fs;
@@ -7,7 +8,9 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{Mode, StatVfsMountFlags, statvfs};
-use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind_recursive, mount_remount, unmount};
+use rustix::mount::{
+    MountFlags, UnmountFlags, mount, mount_bind_recursive, mount_remount, unmount,
+};
 use rustix::process::umask;
 
 use super::identity;
@@ -180,8 +183,8 @@ fn mount_dev(root: &Path) -> Result<(), SetupError> {
     mount_tmpfs(&dev.join("shm"), Path::new("/dev/shm"), c"mode=1777")
 }
 
-/// A proc of the container's own, or, where the kernel refuses that inside a user namespace (parts of the outer
-/// `/proc` are masked), the outer one: `/proc/self` still is the reader.
+/// A proc of the container's own, or, where the kernel refuses that inside a user namespace (parts
+/// of the outer `/proc` are masked), the outer one: `/proc/self` still is the reader.
 fn mount_proc(root: &Path) -> Result<(), SetupError> {
     let at = root.join("proc");
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
@@ -220,14 +223,17 @@ fn bind(root: &Path, source: &Path, target: &Path, read_only: bool) -> Result<()
 fn inside(root: &Path, target: &Path) -> Result<PathBuf, SetupError> {
     let refused = || SetupError::Target { target: target.to_owned() };
     let relative = target.strip_prefix("/").map_err(|_| refused())?;
-    if relative.components().all(|part| matches!(part, Component::Normal(_))) && relative != Path::new("") {
+    if relative.components().all(|part| matches!(part, Component::Normal(_)))
+        && relative != Path::new("")
+    {
         Ok(root.join(relative))
     } else {
         Err(refused())
     }
 }
 
-/// Inside a user namespace these flags are locked on mounts from outside: a remount must repeat them.
+/// Inside a user namespace these flags are locked on mounts from outside: a remount must repeat
+/// them.
 fn remount_read_only(at: &Path) -> io::Result<()> {
     let present = statvfs(at)?.f_flag;
     let mut flags = MountFlags::BIND | MountFlags::RDONLY;
@@ -278,7 +284,10 @@ mod tests {
             Path::new("/r/dev/tessera/a/grant")
         );
         for bad in ["relative", "/a/../../etc", "/", ""] {
-            assert!(matches!(inside(root, Path::new(bad)), Err(SetupError::Target { .. })), "{bad}");
+            assert!(
+                matches!(inside(root, Path::new(bad)), Err(SetupError::Target { .. })),
+                "{bad}"
+            );
         }
     }
 }

@@ -30,7 +30,8 @@ pub struct RuntimeOptions {
     pub cdi_directories: Vec<PathBuf>,
     /// What can be run.
     pub images: ImageStore,
-    /// The program with the subcommands `container-init` and `container-enter`: `tessera-simcluster`.
+    /// The program with the subcommands `container-init` and `container-enter`:
+    /// `tessera-simcluster`.
     pub init_program: PathBuf,
 }
 
@@ -152,7 +153,8 @@ pub struct Container {
     pub log: PathBuf,
 }
 
-/// All containers of one node. Cheap to clone. Containers run until [`Runtime::shut_down`] or the end of this process.
+/// All containers of one node. Cheap to clone. Containers run until [`Runtime::shut_down`] or the
+/// end of this process.
 #[derive(Clone, Debug)]
 pub struct Runtime {
     inner: Arc<Inner>,
@@ -188,11 +190,12 @@ impl Runtime {
     /// Starts a container; returns once its program runs or is known to have failed.
     ///
     /// # Errors
-    /// It was not created. A container that was created and whose program did not start has the state `Exited` with a
-    /// message instead.
+    /// It was not created. A container that was created and whose program did not start has the
+    /// state `Exited` with a message instead.
     pub async fn start(&self, config: ContainerConfig) -> Result<(), StartError> {
         let id = config.id.clone();
-        let is_unstarted = self.inner.options.images.get(&config.image).is_some_and(|image| image.unstarted);
+        let is_unstarted =
+            self.inner.options.images.get(&config.image).is_some_and(|image| image.unstarted);
         let spec = self.plan(config)?;
         let (orders, to_supervisor) = mpsc::unbounded_channel();
         let log = self.inner.admit(&id, orders)?;
@@ -203,7 +206,8 @@ impl Runtime {
         match self.spawn(&id, &spec, &log) {
             Ok((child, socket)) => {
                 let (started, ack) = oneshot::channel();
-                let task = Supervision { runtime: self.inner.clone(), id, child, started: Some(started) };
+                let task =
+                    Supervision { runtime: self.inner.clone(), id, child, started: Some(started) };
                 tokio::spawn(task.run(socket, to_supervisor));
                 // The task only drops the sender after it has recorded the end.
                 let _ = ack.await;
@@ -222,8 +226,13 @@ impl Runtime {
         let started_at = Timestamp::now();
         if let Err(message) = unstarted::check(&spec) {
             let message = Some(message);
-            let ended =
-                State::Exited { code: 128, signal: None, started_at: None, finished_at: started_at, message };
+            let ended = State::Exited {
+                code: 128,
+                signal: None,
+                started_at: None,
+                finished_at: started_at,
+                message,
+            };
             return inner.record(&id, ended);
         }
         // No process has the number of the idle task.
@@ -237,14 +246,21 @@ impl Runtime {
     /// Everything that is decided before a process exists.
     fn plan(&self, config: ContainerConfig) -> Result<InitSpec, StartError> {
         let options = &self.inner.options;
-        let image =
-            options.images.get(&config.image).ok_or(StartError::NoImage { image: config.image.clone() })?;
+        let image = options
+            .images
+            .get(&config.image)
+            .ok_or(StartError::NoImage { image: config.image.clone() })?;
         let edits = cdi::resolve(&options.cdi_directories, &config.cdi_devices)?;
         let root = self.container_directory(&config.id).join("rootfs");
         init_spec(config, &image, edits, root)
     }
 
-    fn spawn(&self, id: &ContainerId, spec: &InitSpec, log: &Path) -> io::Result<(Child, UnixStream)> {
+    fn spawn(
+        &self,
+        id: &ContainerId,
+        spec: &InitSpec,
+        log: &Path,
+    ) -> io::Result<(Child, UnixStream)> {
         let directory = self.container_directory(id);
         fs::create_dir_all(&spec.root)?;
         let spec_file = directory.join("spec.json");
@@ -286,7 +302,8 @@ impl Runtime {
 
     /// The pods that have containers here, ended ones included.
     pub fn pods(&self) -> Vec<String> {
-        let mut pods: Vec<_> = self.inner.lock().by_id.keys().map(|id| id.pod_uid.clone()).collect();
+        let mut pods: Vec<_> =
+            self.inner.lock().by_id.keys().map(|id| id.pod_uid.clone()).collect();
         pods.dedup();
         pods
     }
@@ -308,9 +325,12 @@ impl Runtime {
     pub fn remove_ended(&self, pod_uid: &str) -> io::Result<()> {
         let mut gone = Vec::new();
         self.inner.lock().by_id.retain(|id, entry| {
-            let remove = id.pod_uid == pod_uid && matches!(entry.container.state, State::Exited { .. });
+            let remove =
+                id.pod_uid == pod_uid && matches!(entry.container.state, State::Exited { .. });
             if remove {
-                gone.extend(Some(self.container_directory(id)).filter(|directory| directory.exists()));
+                gone.extend(
+                    Some(self.container_directory(id)).filter(|directory| directory.exists()),
+                );
             }
             !remove
         });
@@ -340,7 +360,11 @@ impl Inner {
     }
 
     /// Records a new container, before its process exists, so that nobody starts it twice.
-    fn admit(&self, id: &ContainerId, orders: mpsc::UnboundedSender<Order>) -> Result<PathBuf, StartError> {
+    fn admit(
+        &self,
+        id: &ContainerId,
+        orders: mpsc::UnboundedSender<Order>,
+    ) -> Result<PathBuf, StartError> {
         let mut containers = self.lock();
         if containers.shut_down {
             return Err(StartError::ShutDown);
@@ -381,7 +405,8 @@ fn init_spec(
     edits: Edits,
     root: PathBuf,
 ) -> Result<InitSpec, StartError> {
-    let mut command = if config.command.is_empty() { image.entrypoint.clone() } else { config.command };
+    let mut command =
+        if config.command.is_empty() { image.entrypoint.clone() } else { config.command };
     command.extend(config.args);
     if command.is_empty() {
         return Err(StartError::NoCommand);
@@ -419,7 +444,8 @@ struct Supervision {
 impl Supervision {
     async fn run(mut self, socket: UnixStream, orders: mpsc::UnboundedReceiver<Order>) {
         let (reports, to_supervisor) = socket.into_split();
-        // Aborted with the task, which closes the socket's writing half; the other half goes with `reports`.
+        // Aborted with the task, which closes the socket's writing half; the other half goes with
+        // `reports`.
         let pass_on = tokio::spawn(pass_on(orders, to_supervisor));
         let ended = self.follow(reports).await;
         let _ = self.child.wait().await;

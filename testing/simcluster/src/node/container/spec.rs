@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::image::ImageFile;
 
-/// One container, ready to be set up. Paths named `source` are of this machine, `target` of the container.
+/// One container, ready to be set up. Paths named `source` are of this machine, `target` of the
+/// container.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct InitSpec {
     /// Where the root file system is put together (an empty directory of this machine).
@@ -83,7 +84,8 @@ pub(crate) enum Report {
     },
     /// The program ended.
     Exited {
-        /// Exit code; 128 plus the signal's number where a signal ended it, as container runtimes count.
+        /// Exit code; 128 plus the signal's number where a signal ended it, as container runtimes
+        /// count.
         code: i32,
         /// The signal that ended it.
         signal: Option<i32>,

@@ -7,8 +7,8 @@
 //!                                               container-enter  builds the root, then becomes the program (pid 1)
 //! ```
 //!
-//! The socket is the supervisor's standard input. When it closes, the runtime is gone and the container is killed, so
-//! nothing outlives the runtime whatever way it ends.
+//! The socket is the supervisor's standard input. When it closes, the runtime is gone and the
+//! container is killed, so nothing outlives the runtime whatever way it ends.
 
 use std::fs::File;
 use std::io::{self, PipeReader, Read, Write};
@@ -35,8 +35,9 @@ pub const ENTER: &str = "container-enter";
 
 /// Runs the container that `spec` describes and returns when it has ended.
 ///
-/// Must be called while the process has a single thread: namespaces are entered by thread. It stays that way, since
-/// the kernel refuses threads to a process whose children are to be born into another pid namespace.
+/// Must be called while the process has a single thread: namespaces are entered by thread. It stays
+/// that way, since the kernel refuses threads to a process whose children are to be born into
+/// another pid namespace.
 ///
 /// # Errors
 /// The socket on standard input cannot be used. Everything else is reported over it.
@@ -97,7 +98,8 @@ async fn start(spec: &Path) -> Result<(Child, Pid), String> {
     Err(message)
 }
 
-/// The pipe's writing end is the child's standard input: it needs a descriptor, and std passes no others.
+/// The pipe's writing end is the child's standard input: it needs a descriptor, and std passes no
+/// others.
 fn spawn_enter(spec: &Path) -> io::Result<(PipeReader, Child)> {
     let (failure, writer) = io::pipe()?;
     let child = Command::new(std::env::current_exe()?)
@@ -131,18 +133,20 @@ fn outcome(status: ExitStatus) -> (i32, Option<i32>) {
     }
 }
 
-/// Sets the container up and becomes its program. Comes back only to say what failed; the caller then exits.
+/// Sets the container up and becomes its program. Comes back only to say what failed; the caller
+/// then exits.
 pub fn enter(spec: &Path) -> io::Result<()> {
     let mut failure = File::from(io::stdin().as_fd().try_clone_to_owned()?);
     // The supervisor waits on its main thread; without it nobody would ever end this container.
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-    let message = match read(spec).map_err(|error| format!("failed to read `{}`: {error}", spec.display())) {
-        Ok(spec) => match rootfs::become_program(&spec) {
-            Ok(never) => match never {},
-            Err(error) => chain(&error),
-        },
-        Err(message) => message,
-    };
+    let message =
+        match read(spec).map_err(|error| format!("failed to read `{}`: {error}", spec.display())) {
+            Ok(spec) => match rootfs::become_program(&spec) {
+                Ok(never) => match never {},
+                Err(error) => chain(&error),
+            },
+            Err(message) => message,
+        };
     failure.write_all(message.as_bytes())
 }
 

@@ -1,5 +1,6 @@
-//! Containers of an image whose programs are never started: everything up to the first process is done and checked, and
-//! nothing after it. For thousands of pods, of which it only matters what is made for them on the node and unmade again.
+//! Containers of an image whose programs are never started: everything up to the first process is
+//! done and checked, and nothing after it. For thousands of pods, of which it only matters what is
+//! made for them on the node and unmade again.
 
 use std::fs;
 use std::path::Path;

@@ -43,11 +43,18 @@ impl ClaimInfo {
 
     /// How a driver is told of it.
     pub(crate) fn to_proto(&self) -> dra_v1::Claim {
-        dra_v1::Claim { namespace: self.namespace.clone(), uid: self.uid.clone(), name: self.name.clone() }
+        dra_v1::Claim {
+            namespace: self.namespace.clone(),
+            uid: self.uid.clone(),
+            name: self.name.clone(),
+        }
     }
 
     /// Devices for a container that uses this request of the claim, or all of it.
-    pub(crate) fn devices(&self, request: Option<&str>) -> impl Iterator<Item = (&str, &PreparedDevice)> {
+    pub(crate) fn devices(
+        &self,
+        request: Option<&str>,
+    ) -> impl Iterator<Item = (&str, &PreparedDevice)> {
         let wanted = move |device: &&PreparedDevice| {
             request.is_none_or(|request| {
                 let parent = request.split('/').next().unwrap_or(request);

@@ -1,8 +1,9 @@
-//! The claims of this node's pods: checked against the API, prepared by their drivers, unprepared after use.
+//! The claims of this node's pods: checked against the API, prepared by their drivers, unprepared
+//! after use.
 //!
-//! Written after the kubelet's DRA manager: first everything is checked without changing anything, so that a pod that
-//! fails there leaves nothing behind; then the claims are written down with the pod as a user; then the drivers are
-//! called, without a lock, one batch per driver.
+//! Written after the kubelet's DRA manager: first everything is checked without changing anything,
+//! so that a pod that fails there leaves nothing behind; then the claims are written down with the
+//! pod as a user; then the drivers are called, without a lock, one batch per driver.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -77,7 +78,11 @@ type Batches = BTreeMap<String, (Arc<Plugin>, Vec<dra_v1::Claim>)>;
 
 impl Claims {
     /// Reads what an earlier kubelet left.
-    pub(crate) fn new(client: Client, plugins: Arc<Plugins>, kubelet_root: &Path) -> io::Result<Self> {
+    pub(crate) fn new(
+        client: Client,
+        plugins: Arc<Plugins>,
+        kubelet_root: &Path,
+    ) -> io::Result<Self> {
         let checkpoint = CheckpointFile::new(kubelet_root);
         let known = Mutex::new(checkpoint.load()?);
         Ok(Self { client, plugins, checkpoint, known })
@@ -96,25 +101,26 @@ impl Claims {
         for claim in pod_claims(pod)? {
             let Some(name) = &claim.object else { continue };
             let api: Api<ResourceClaim> = Api::namespaced(self.client.clone(), &namespace);
-            let object = api
-                .get(name)
-                .await
-                .map_err(|source| ClaimError::Fetch { claim: name.clone(), source: Box::new(source) })?;
+            let object = api.get(name).await.map_err(|source| ClaimError::Fetch {
+                claim: name.clone(),
+                source: Box::new(source),
+            })?;
             let info = check(pod, &claim, &object)?;
             for driver in info.drivers.keys() {
                 let plugin = self.plugins.get(driver);
-                let plugin = plugin.ok_or_else(|| ClaimError::NotRegistered { driver: driver.clone() })?;
+                let plugin =
+                    plugin.ok_or_else(|| ClaimError::NotRegistered { driver: driver.clone() })?;
                 plugins.insert(driver.clone(), plugin);
             }
             infos.push(info);
         }
         let (batches, fresh) = self.write_down(&pod_uid, infos, &plugins)?;
         for (driver, (plugin, claims)) in batches {
-            let answers = plugin
-                .prepare(claims.clone())
-                .await
-                .map_err(|status| ClaimError::Call { call: PREPARE, message: status.to_string() })?;
-            let answers = answers.into_iter().map(|(uid, answer)| (uid, (answer.error.clone(), answer)));
+            let answers = plugin.prepare(claims.clone()).await.map_err(|status| {
+                ClaimError::Call { call: PREPARE, message: status.to_string() }
+            })?;
+            let answers =
+                answers.into_iter().map(|(uid, answer)| (uid, (answer.error.clone(), answer)));
             for (claim, answer) in matched(PREPARE, &claims, answers)? {
                 let key = (claim.namespace.clone(), claim.name.clone());
                 if let Some(info) = self.lock().get_mut(&key) {
@@ -132,7 +138,8 @@ impl Claims {
         self.save(&known)
     }
 
-    /// Records the pod as a user of its claims, before any driver is called; says which calls are needed.
+    /// Records the pod as a user of its claims, before any driver is called; says which calls are
+    /// needed.
     fn write_down(
         &self,
         pod_uid: &str,
@@ -143,7 +150,10 @@ impl Claims {
         for info in &infos {
             match known.get(&info.key()) {
                 Some(old) if old.uid != info.uid => {
-                    return Err(ClaimError::Replaced { claim: info.name.clone(), uid: old.uid.clone() });
+                    return Err(ClaimError::Replaced {
+                        claim: info.name.clone(),
+                        uid: old.uid.clone(),
+                    });
                 }
                 Some(old) if old.unpreparing => {
                     return Err(ClaimError::BeingUnprepared { claim: info.name.clone() });
@@ -160,8 +170,9 @@ impl Claims {
             }
             fresh.push(info.key());
             for driver in info.drivers.keys() {
-                let batch =
-                    batches.entry(driver.clone()).or_insert_with(|| (plugins[driver].clone(), Vec::new()));
+                let batch = batches
+                    .entry(driver.clone())
+                    .or_insert_with(|| (plugins[driver].clone(), Vec::new()));
                 batch.1.push(info.to_proto());
             }
         }
@@ -186,11 +197,14 @@ impl Claims {
         }
         for (driver, claims) in batches {
             let plugin = self.plugins.get(&driver).ok_or(ClaimError::NotRegistered { driver })?;
-            let answers = plugin
-                .unprepare(claims.clone())
-                .await
-                .map_err(|status| ClaimError::Call { call: UNPREPARE, message: status.to_string() })?;
-            matched(UNPREPARE, &claims, answers.into_iter().map(|(uid, answer)| (uid, (answer.error, ()))))?;
+            let answers = plugin.unprepare(claims.clone()).await.map_err(|status| {
+                ClaimError::Call { call: UNPREPARE, message: status.to_string() }
+            })?;
+            matched(
+                UNPREPARE,
+                &claims,
+                answers.into_iter().map(|(uid, answer)| (uid, (answer.error, ()))),
+            )?;
         }
         let mut known = self.lock();
         ending.iter().for_each(|key| drop(known.remove(key)));
@@ -207,7 +221,11 @@ impl Claims {
     }
 
     /// The CDI devices of a container, in the order in which the runtime gets them.
-    pub(crate) fn cdi_devices(&self, pod: &Pod, container: &Container) -> Result<Vec<String>, ClaimError> {
+    pub(crate) fn cdi_devices(
+        &self,
+        pod: &Pod,
+        container: &Container,
+    ) -> Result<Vec<String>, ClaimError> {
         let infos = self.of_container(pod, container)?;
         let ids = infos.iter().flat_map(|(_, request, info)| {
             info.devices(request.as_deref()).flat_map(|(_, device)| device.cdi_ids.iter().cloned())
@@ -215,7 +233,8 @@ impl Claims {
         Ok(ids.collect())
     }
 
-    /// Each entry of the container's `resources.claims`: name, request, and what was prepared for it.
+    /// Each entry of the container's `resources.claims`: name, request, and what was prepared for
+    /// it.
     pub(crate) fn of_container(
         &self,
         pod: &Pod,
@@ -247,11 +266,17 @@ pub(crate) fn pod_claims(pod: &Pod) -> Result<Vec<PodClaim>, ClaimError> {
     let entries = spec.and_then(|spec| spec.resource_claims.as_ref());
     let resolve = |entry: &k8s_openapi::api::core::v1::PodResourceClaim| {
         if let Some(object) = &entry.resource_claim_name {
-            return Ok(PodClaim { name: entry.name.clone(), object: Some(object.clone()), generated: false });
+            return Ok(PodClaim {
+                name: entry.name.clone(),
+                object: Some(object.clone()),
+                generated: false,
+            });
         }
         let status = statuses.into_iter().flatten().find(|status| status.name == entry.name);
-        let status = status
-            .ok_or_else(|| ClaimError::NotCreated { pod: pod.name_any(), claim: entry.name.clone() })?;
+        let status = status.ok_or_else(|| ClaimError::NotCreated {
+            pod: pod.name_any(),
+            claim: entry.name.clone(),
+        })?;
         let object = status.resource_claim_name.clone();
         Ok(PodClaim { name: entry.name.clone(), object, generated: true })
     };
@@ -267,7 +292,10 @@ fn check(pod: &Pod, claim: &PodClaim, object: &ResourceClaim) -> Result<ClaimInf
     }
     let status = object.status.as_ref();
     let reserved = status.and_then(|status| status.reserved_for.as_ref());
-    if !reserved.into_iter().flatten().any(|consumer| consumer.resource == "pods" && consumer.uid == pod_uid)
+    if !reserved
+        .into_iter()
+        .flatten()
+        .any(|consumer| consumer.resource == "pods" && consumer.uid == pod_uid)
     {
         return Err(ClaimError::NotReserved {
             pod: format!("{} ({pod_uid})", pod.name_any()),
@@ -278,7 +306,8 @@ fn check(pod: &Pod, claim: &PodClaim, object: &ResourceClaim) -> Result<ClaimInf
     let allocation = status.and_then(|status| status.allocation.as_ref());
     let allocation = allocation.ok_or_else(|| ClaimError::NotAllocated { claim: name.clone() })?;
     let results = allocation.devices.as_ref().and_then(|devices| devices.results.as_ref());
-    let drivers = results.into_iter().flatten().map(|result| (result.driver.clone(), Vec::new())).collect();
+    let drivers =
+        results.into_iter().flatten().map(|result| (result.driver.clone(), Vec::new())).collect();
     let namespace = object.namespace().unwrap_or_default();
     Ok(ClaimInfo {
         namespace,
@@ -299,7 +328,8 @@ fn matched<'a, T>(
 ) -> Result<Vec<(&'a dra_v1::Claim, T)>, ClaimError> {
     let mut pairs = Vec::new();
     for (uid, (error, answer)) in answers {
-        let claim = asked.iter().find(|claim| claim.uid == uid).ok_or(ClaimError::Unknown { call, uid })?;
+        let claim =
+            asked.iter().find(|claim| claim.uid == uid).ok_or(ClaimError::Unknown { call, uid })?;
         if !error.is_empty() {
             return Err(ClaimError::Claim { call, claim: claim.name.clone(), message: error });
         }

@@ -24,7 +24,8 @@ impl Recorder {
     pub(crate) async fn warn(&self, pod: &Pod, reason: &str, message: String) {
         let said = format!("{reason}: {message}");
         let uid = pod.uid().unwrap_or_default();
-        let before = self.last.lock().unwrap_or_else(PoisonError::into_inner).insert(uid, said.clone());
+        let before =
+            self.last.lock().unwrap_or_else(PoisonError::into_inner).insert(uid, said.clone());
         if before.as_ref() == Some(&said) {
             return;
         }
@@ -61,7 +62,10 @@ impl Recorder {
             type_: Some("Warning".into()),
             reason: Some(reason.to_owned()),
             message: Some(message),
-            source: Some(EventSource { component: Some("kubelet".into()), host: Some(self.node.clone()) }),
+            source: Some(EventSource {
+                component: Some("kubelet".into()),
+                host: Some(self.node.clone()),
+            }),
             reporting_component: Some("kubelet".into()),
             reporting_instance: Some(self.node.clone()),
             first_timestamp: now.clone(),

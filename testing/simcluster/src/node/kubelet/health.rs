@@ -1,7 +1,8 @@
 //! What drivers report about their devices.
 //!
-//! The kubelet's rules: a device that is not in a report keeps its last status until that times out, the end of a
-//! driver's stream forgets all of its devices, and whatever is not known is `Unknown`.
+//! The kubelet's rules: a device that is not in a report keeps its last status until that times
+//! out, the end of a driver's stream forgets all of its devices, and whatever is not known is
+//! `Unknown`.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -61,7 +62,8 @@ impl HealthBook {
         let mut changed = book.len() != before;
         for device in devices {
             let (key, reported) = read(device, now);
-            let same = book.insert(key, Reported { health: reported.health.clone(), until: reported.until });
+            let same = book
+                .insert(key, Reported { health: reported.health.clone(), until: reported.until });
             changed |= same.is_none_or(|before| before.health != reported.health);
         }
         if changed {
@@ -78,7 +80,8 @@ impl HealthBook {
 
     pub(crate) fn of(&self, driver: &str, pool: &str, device: &str, now: Instant) -> Health {
         let drivers = self.drivers.lock().unwrap_or_else(PoisonError::into_inner);
-        let reported = drivers.get(driver).and_then(|book| book.get(&(pool.to_owned(), device.to_owned())));
+        let reported =
+            drivers.get(driver).and_then(|book| book.get(&(pool.to_owned(), device.to_owned())));
         reported
             .filter(|reported| reported.until > now)
             .map_or_else(Health::unknown, |reported| reported.health.clone())
@@ -97,7 +100,10 @@ fn read(device: DeviceHealth, now: Instant) -> ((String, String), Reported) {
     };
     let message = Some(device.message).filter(|message| !message.is_empty());
     let id = device.device.unwrap_or_default();
-    ((id.pool_name, id.device_name), Reported { health: Health { status, message }, until: now + timeout })
+    (
+        (id.pool_name, id.device_name),
+        Reported { health: Health { status, message }, until: now + timeout },
+    )
 }
 
 #[cfg(test)]
@@ -131,7 +137,10 @@ mod tests {
         book.report("d", vec![], now);
         assert_eq!(status(&book, "d", "a", now), "Unhealthy");
         let later = now + Duration::from_secs(6);
-        assert_eq!((status(&book, "d", "a", later), status(&book, "d", "b", later)), ("Unknown", "Healthy"));
+        assert_eq!(
+            (status(&book, "d", "a", later), status(&book, "d", "b", later)),
+            ("Unknown", "Healthy")
+        );
         assert_eq!(status(&book, "d", "b", later + Duration::from_secs(30)), "Unknown");
     }
 
@@ -154,6 +163,9 @@ mod tests {
         book.report("one", vec![device("a", HealthStatus::Healthy, 0)], now);
         book.report("two", vec![device("a", HealthStatus::Healthy, 0)], now);
         book.forget("one");
-        assert_eq!((status(&book, "one", "a", now), status(&book, "two", "a", now)), ("Unknown", "Healthy"));
+        assert_eq!(
+            (status(&book, "one", "a", now), status(&book, "two", "a", now)),
+            ("Unknown", "Healthy")
+        );
     }
 }

@@ -24,8 +24,9 @@ use crate::node::container::{self, ContainerId};
 const FOLLOW_EVERY: Duration = Duration::from_millis(50);
 
 pub(crate) async fn serve(listener: TcpListener, shared: Arc<Shared>) {
-    let router =
-        Router::new().route("/containerLogs/{namespace}/{pod}/{container}", get(answer)).with_state(shared);
+    let router = Router::new()
+        .route("/containerLogs/{namespace}/{pod}/{container}", get(answer))
+        .with_state(shared);
     if let Err(error) = axum::serve(listener, router).await {
         tracing::error!(%error, "container logs cannot be served any more");
     }
@@ -65,7 +66,12 @@ fn find(
     name: &str,
     previous: bool,
 ) -> Option<container::Container> {
-    let uid = shared.pods.lock().unwrap_or_else(PoisonError::into_inner).get(&(namespace, pod)).cloned()?;
+    let uid = shared
+        .pods
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .get(&(namespace, pod))
+        .cloned()?;
     let mut attempts = shared.runtime.containers(&uid);
     attempts.retain(|container| container.id.name == name);
     attempts.sort_by_key(|container| container.id.attempt);
@@ -90,7 +96,8 @@ fn cut(mut output: Vec<u8>, query: &LogQuery) -> Vec<u8> {
 
 /// Sends what is there and what comes, until the container has ended.
 fn follow(shared: Arc<Shared>, container: container::Container) -> Response {
-    let follower = Follower { shared, id: container.id, path: container.log, file: None, last: false };
+    let follower =
+        Follower { shared, id: container.id, path: container.log, file: None, last: false };
     let chunks = stream::try_unfold(follower, |mut follower| async move {
         Ok::<_, io::Error>(follower.next().await?.map(|chunk| (chunk, follower)))
     });

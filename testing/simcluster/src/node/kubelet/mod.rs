@@ -8,9 +8,9 @@
 //! slices.rs     the wiping of ResourceSlices      logs.rs   container output over HTTP
 //! ```
 //!
-//! What a driver can notice is as in Kubernetes 1.37: the order of checks and calls, the batches, the time limit, the
-//! checkpoint, the wiping, the retries (their pace is an option). What only a user of many kinds of pods would notice is
-//! left out, see [`crate::node`].
+//! What a driver can notice is as in Kubernetes 1.37: the order of checks and calls, the batches,
+//! the time limit, the checkpoint, the wiping, the retries (their pace is an option). What only a
+//! user of many kinds of pods would notice is left out, see [`crate::node`].
 
 mod checkpoint;
 mod claims;
@@ -56,8 +56,8 @@ pub struct KubeletOptions {
     pub labels: BTreeMap<String, String>,
     /// Capacity and allocatable of the node.
     pub allocatable: BTreeMap<String, String>,
-    /// Root directory: plugin sockets, checkpoint, volumes. Made if missing; at most some 60 bytes long, for the sake
-    /// of the sockets' paths.
+    /// Root directory: plugin sockets, checkpoint, volumes. Made if missing; at most some 60 bytes
+    /// long, for the sake of the sockets' paths.
     pub root: PathBuf,
     /// How it talks to the API server.
     pub client: Client,
@@ -104,7 +104,8 @@ pub enum KubeletError {
     },
 }
 
-/// A running kubelet. Dropping it stops it less politely than [`Kubelet::stop`]; containers run on either way.
+/// A running kubelet. Dropping it stops it less politely than [`Kubelet::stop`]; containers run on
+/// either way.
 pub struct Kubelet {
     shared: Arc<Shared>,
     tasks: JoinSet<()>,
@@ -127,7 +128,8 @@ struct Shared {
 }
 
 impl Kubelet {
-    /// Registers the node, deletes its slices, and takes up work: containers of an earlier kubelet are taken over.
+    /// Registers the node, deletes its slices, and takes up work: containers of an earlier kubelet
+    /// are taken over.
     ///
     /// # Errors
     /// See [`KubeletError`]; nothing runs then.
@@ -144,13 +146,15 @@ impl Kubelet {
         } = options;
         let registry = make_directories(&root)?;
         let host_ip = Ipv4Addr::LOCALHOST;
-        let listener =
-            TcpListener::bind((host_ip, 0)).await.map_err(|source| KubeletError::Listen { source })?;
+        let listener = TcpListener::bind((host_ip, 0))
+            .await
+            .map_err(|source| KubeletError::Listen { source })?;
         let port = listener.local_addr().map_err(|source| KubeletError::Listen { source })?.port();
         let node = node_object::node(&node_name, labels, &allocatable, host_ip, port);
-        node_object::register(&client, &node)
-            .await
-            .map_err(|source| KubeletError::Register { node: node_name.clone(), source: Box::new(source) })?;
+        node_object::register(&client, &node).await.map_err(|source| KubeletError::Register {
+            node: node_name.clone(),
+            source: Box::new(source),
+        })?;
         let health = Arc::new(HealthBook::new());
         let wiper = SliceWiper::new(client.clone(), node_name.clone(), slice_wipe_delay);
         wiper.wipe_all().await;
@@ -193,7 +197,8 @@ impl Kubelet {
         }
     }
 
-    /// Stops. Containers and everything that is prepared stay for the next kubelet with the same root and runtime.
+    /// Stops. Containers and everything that is prepared stay for the next kubelet with the same
+    /// root and runtime.
     pub async fn stop(mut self) {
         self.tasks.shutdown().await;
     }
@@ -214,7 +219,8 @@ impl Shared {
 fn make_directories(root: &std::path::Path) -> Result<PathBuf, KubeletError> {
     let registry = root.join("plugins_registry");
     for path in [root.join("plugins"), root.join("pods"), registry.clone()] {
-        std::fs::create_dir_all(&path).map_err(|source| KubeletError::Directory { path, source })?;
+        std::fs::create_dir_all(&path)
+            .map_err(|source| KubeletError::Directory { path, source })?;
     }
     Ok(registry)
 }

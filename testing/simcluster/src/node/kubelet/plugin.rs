@@ -11,11 +11,14 @@ use std::time::Duration;
 use hyper_util::rt::TokioIo;
 use tessera_proto::dra_v1::dra_plugin_client::DraPluginClient;
 use tessera_proto::dra_v1::{
-    Claim, Device, NodePrepareResourceResponse, NodePrepareResourcesRequest, NodePrepareResourcesResponse,
-    NodeUnprepareResourceResponse, NodeUnprepareResourcesRequest, NodeUnprepareResourcesResponse,
+    Claim, Device, NodePrepareResourceResponse, NodePrepareResourcesRequest,
+    NodePrepareResourcesResponse, NodeUnprepareResourceResponse, NodeUnprepareResourcesRequest,
+    NodeUnprepareResourcesResponse,
 };
 use tessera_proto::dra_v1beta1::{self, dra_plugin_client::DraPluginClient as DraPluginBetaClient};
-use tessera_proto::{SUPPORTS_DRA_V1, SUPPORTS_DRA_V1BETA1, SUPPORTS_HEALTH_V1, SUPPORTS_HEALTH_V1ALPHA1};
+use tessera_proto::{
+    SUPPORTS_DRA_V1, SUPPORTS_DRA_V1BETA1, SUPPORTS_HEALTH_V1, SUPPORTS_HEALTH_V1ALPHA1,
+};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
@@ -166,7 +169,9 @@ fn older(claims: Vec<Claim>) -> Vec<dra_v1beta1::Claim> {
         .collect()
 }
 
-fn newer_prepare(response: dra_v1beta1::NodePrepareResourcesResponse) -> NodePrepareResourcesResponse {
+fn newer_prepare(
+    response: dra_v1beta1::NodePrepareResourcesResponse,
+) -> NodePrepareResourcesResponse {
     let device = |device: dra_v1beta1::Device| Device {
         request_names: device.request_names,
         pool_name: device.pool_name,
@@ -181,7 +186,9 @@ fn newer_prepare(response: dra_v1beta1::NodePrepareResourcesResponse) -> NodePre
     NodePrepareResourcesResponse { claims: claims.collect() }
 }
 
-fn newer_unprepare(response: dra_v1beta1::NodeUnprepareResourcesResponse) -> NodeUnprepareResourcesResponse {
+fn newer_unprepare(
+    response: dra_v1beta1::NodeUnprepareResourcesResponse,
+) -> NodeUnprepareResourcesResponse {
     let claims = response
         .claims
         .into_iter()
@@ -276,7 +283,11 @@ impl AsyncRead for Connection {
 }
 
 impl AsyncWrite for Connection {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(cx, buf)
     }
 

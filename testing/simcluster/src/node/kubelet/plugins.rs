@@ -58,8 +58,9 @@ impl Plugins {
     /// The newest connected instance, or the newest.
     pub(crate) fn get(&self, driver: &str) -> Option<Arc<Plugin>> {
         let registered = self.lock();
-        let instances =
-            || registered.iter().rev().map(|one| &one.plugin).filter(|plugin| plugin.driver == driver);
+        let instances = || {
+            registered.iter().rev().map(|one| &one.plugin).filter(|plugin| plugin.driver == driver)
+        };
         instances().find(|plugin| plugin.is_connected()).or_else(|| instances().next()).cloned()
     }
 
@@ -115,7 +116,8 @@ impl Plugins {
     }
 
     fn wipe_if_unusable(&self, driver: &str) {
-        let usable = self.lock().iter().any(|one| one.plugin.driver == driver && one.plugin.is_connected());
+        let usable =
+            self.lock().iter().any(|one| one.plugin.driver == driver && one.plugin.is_connected());
         if !usable {
             self.wiper.schedule(driver);
         }
@@ -156,10 +158,15 @@ async fn follow_v1(book: &HealthBook, plugin: &Plugin) -> Result<(), Status> {
 
 async fn follow_v1alpha1(book: &HealthBook, plugin: &Plugin) -> Result<(), Status> {
     let mut client = AlphaClient::new(plugin.channel.clone());
-    let response = client.node_watch_resources(health_v1alpha1::NodeWatchResourcesRequest {}).await?;
+    let response =
+        client.node_watch_resources(health_v1alpha1::NodeWatchResourcesRequest {}).await?;
     let mut stream = response.into_inner();
     while let Some(message) = stream.message().await? {
-        book.report(&plugin.driver, message.devices.into_iter().map(newer).collect(), Instant::now());
+        book.report(
+            &plugin.driver,
+            message.devices.into_iter().map(newer).collect(),
+            Instant::now(),
+        );
     }
     Ok(())
 }

@@ -49,7 +49,11 @@ pub(crate) fn container_config(
         return Err(ConfigError::Unsupported("privileged containers".into()));
     }
     Ok(ContainerConfig {
-        id: ContainerId { pod_uid: pod.uid().unwrap_or_default(), name: container.name.clone(), attempt },
+        id: ContainerId {
+            pod_uid: pod.uid().unwrap_or_default(),
+            name: container.name.clone(),
+            attempt,
+        },
         image: container.image.clone().unwrap_or_default(),
         hostname: spec.and_then(|spec| spec.hostname.clone()).unwrap_or_else(|| pod.name_any()),
         command: container.command.clone().unwrap_or_default(),
@@ -58,9 +62,12 @@ pub(crate) fn container_config(
         mounts: mounts(pod, container, kubelet_root)?,
         cdi_devices,
         working_dir: container.working_dir.clone().unwrap_or_else(|| "/".into()).into(),
-        read_only_root: security.and_then(|security| security.read_only_root_filesystem).unwrap_or(false),
+        read_only_root: security
+            .and_then(|security| security.read_only_root_filesystem)
+            .unwrap_or(false),
         user: user(pod_security, security)?,
-        no_new_privileges: security.and_then(|security| security.allow_privilege_escalation) == Some(false),
+        no_new_privileges: security.and_then(|security| security.allow_privilege_escalation)
+            == Some(false),
         user_namespace: spec.and_then(|spec| spec.host_users) == Some(false),
     })
 }
@@ -72,7 +79,11 @@ fn environment(pod: &Pod, container: &Container) -> Result<BTreeMap<String, Stri
     let value = |var: &EnvVar| match &var.value_from {
         None => Ok((var.name.clone(), var.value.clone().unwrap_or_default())),
         Some(source) => {
-            let path = source.field_ref.as_ref().map(|field| field.field_path.as_str()).unwrap_or_default();
+            let path = source
+                .field_ref
+                .as_ref()
+                .map(|field| field.field_path.as_str())
+                .unwrap_or_default();
             let value = match path {
                 "metadata.name" => pod.name_any(),
                 "metadata.namespace" => pod.namespace().unwrap_or_default(),
@@ -80,7 +91,12 @@ fn environment(pod: &Pod, container: &Container) -> Result<BTreeMap<String, Stri
                 "spec.nodeName" => {
                     pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).unwrap_or_default()
                 }
-                _ => return Err(ConfigError::Unsupported(format!("valueFrom of the variable {}", var.name))),
+                _ => {
+                    return Err(ConfigError::Unsupported(format!(
+                        "valueFrom of the variable {}",
+                        var.name
+                    )));
+                }
             };
             Ok((var.name.clone(), value))
         }
@@ -88,11 +104,16 @@ fn environment(pod: &Pod, container: &Container) -> Result<BTreeMap<String, Stri
     container.env.iter().flatten().map(value).collect()
 }
 
-fn mounts(pod: &Pod, container: &Container, kubelet_root: &Path) -> Result<Vec<BindMount>, ConfigError> {
+fn mounts(
+    pod: &Pod,
+    container: &Container,
+    kubelet_root: &Path,
+) -> Result<Vec<BindMount>, ConfigError> {
     let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_ref());
     let directory = volumes_directory(kubelet_root, pod);
     let memory = shared_memory(kubelet_root, pod);
-    let mut mounts = vec![BindMount { source: memory, target: "/dev/shm".into(), read_only: false }];
+    let mut mounts =
+        vec![BindMount { source: memory, target: "/dev/shm".into(), read_only: false }];
     for mount in container.volume_mounts.iter().flatten() {
         let volume = volumes.into_iter().flatten().find(|volume| volume.name == mount.name);
         let volume = volume.ok_or_else(|| ConfigError::NoVolume(mount.name.clone()))?;
@@ -111,15 +132,20 @@ fn mounts(pod: &Pod, container: &Container, kubelet_root: &Path) -> Result<Vec<B
     Ok(mounts)
 }
 
-fn user(pod: Option<&PodSecurityContext>, container: Option<&SecurityContext>) -> Result<RunAs, ConfigError> {
+fn user(
+    pod: Option<&PodSecurityContext>,
+    container: Option<&SecurityContext>,
+) -> Result<RunAs, ConfigError> {
     let id = |field, value: Option<i64>| {
         let value = value.unwrap_or(0);
         u32::try_from(value).map_err(|_| ConfigError::NoId { field, value })
     };
-    let uid =
-        container.and_then(|context| context.run_as_user).or(pod.and_then(|context| context.run_as_user));
-    let gid =
-        container.and_then(|context| context.run_as_group).or(pod.and_then(|context| context.run_as_group));
+    let uid = container
+        .and_then(|context| context.run_as_user)
+        .or(pod.and_then(|context| context.run_as_user));
+    let gid = container
+        .and_then(|context| context.run_as_group)
+        .or(pod.and_then(|context| context.run_as_group));
     let non_root = container
         .and_then(|context| context.run_as_non_root)
         .or(pod.and_then(|context| context.run_as_non_root));
@@ -128,8 +154,10 @@ fn user(pod: Option<&PodSecurityContext>, container: Option<&SecurityContext>) -
         return Err(ConfigError::RunsAsRoot);
     }
     let groups = pod.and_then(|context| context.supplemental_groups.clone()).unwrap_or_default();
-    let groups =
-        groups.into_iter().map(|group| id("supplementalGroups", Some(group))).collect::<Result<_, _>>()?;
+    let groups = groups
+        .into_iter()
+        .map(|group| id("supplementalGroups", Some(group)))
+        .collect::<Result<_, _>>()?;
     Ok(RunAs { uid, gid: id("runAsGroup", gid)?, groups })
 }
 
@@ -164,7 +192,8 @@ mod tests {
 
     #[test]
     fn running_as_root_against_the_pods_will_is_refused() {
-        let pod = pod(json!({"securityContext": {"runAsNonRoot": true}, "containers": [{"name": "c"}]}));
+        let pod =
+            pod(json!({"securityContext": {"runAsNonRoot": true}, "containers": [{"name": "c"}]}));
         assert_eq!(config(&pod).unwrap_err(), ConfigError::RunsAsRoot);
     }
 

@@ -7,7 +7,8 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 
 use crate::node::container::{self, State};
 
-/// Pause before a container is started again. The kubelet's grows from 10 s; nobody wants to wait for a stand-in.
+/// Pause before a container is started again. The kubelet's grows from 10 s; nobody wants to wait
+/// for a stand-in.
 const RESTART_DELAY: Duration = Duration::from_secs(1);
 
 /// How a pod ends.
@@ -46,7 +47,11 @@ enum Want {
 }
 
 /// The next step of `pod`, whose containers so far are `containers`.
-pub(crate) fn next<'a>(pod: &'a Pod, containers: &[container::Container], now: Timestamp) -> Next<'a> {
+pub(crate) fn next<'a>(
+    pod: &'a Pod,
+    containers: &[container::Container],
+    now: Timestamp,
+) -> Next<'a> {
     let Some(spec) = &pod.spec else { return Next::default() };
     let policy = spec.restart_policy.as_deref().unwrap_or("Always");
     let mut next = Next::default();
@@ -102,7 +107,8 @@ fn want(latest: Option<&container::Container>, policy: &str, now: Timestamp) -> 
     if policy == "Never" || (policy == "OnFailure" && success) {
         return Want::Done { success };
     }
-    let due = finished_at.saturating_add(SignedDuration::try_from(RESTART_DELAY).unwrap_or_default());
+    let due =
+        finished_at.saturating_add(SignedDuration::try_from(RESTART_DELAY).unwrap_or_default());
     match Duration::try_from(due.unwrap_or(now).duration_since(now)) {
         Ok(pause) if !pause.is_zero() => Want::StartIn(pause),
         _ => Want::Start(latest.id.attempt + 1),
@@ -129,7 +135,8 @@ mod tests {
 
     fn exited(name: &str, attempt: u32, code: i32, seconds_ago: i64) -> container::Container {
         let finished_at = NOW - SignedDuration::from_secs(seconds_ago);
-        let state = State::Exited { code, signal: None, started_at: None, finished_at, message: None };
+        let state =
+            State::Exited { code, signal: None, started_at: None, finished_at, message: None };
         record(name, attempt, state)
     }
 

@@ -18,7 +18,8 @@ use tokio::task::JoinSet;
 use super::plugin::{Authority, DraService, HealthService, Plugin, channel};
 use super::plugins::Plugins;
 
-/// A driver binds its socket before it serves it; the kubelet tries again after 500 ms, which a test need not.
+/// A driver binds its socket before it serves it; the kubelet tries again after 500 ms, which a
+/// test need not.
 const RETRY: Duration = Duration::from_millis(50);
 
 /// The kubelet gives up on a socket that nobody serves after some rounds; a new socket starts anew.
@@ -108,16 +109,23 @@ async fn register(socket: PathBuf, plugins: Arc<Plugins>) {
 
 /// Asks who is there, takes it or not, and tells it so. An error is worth another try.
 async fn handshake(socket: &Path, plugins: &Arc<Plugins>) -> Result<(), String> {
-    let channel = channel(socket, Authority::SocketPath, None).await.map_err(|error| error.to_string())?;
+    let channel =
+        channel(socket, Authority::SocketPath, None).await.map_err(|error| error.to_string())?;
     let mut client = RegistrationClient::new(channel);
-    let info =
-        client.get_info(InfoRequest {}).await.map_err(|status| status.message().to_owned())?.into_inner();
+    let info = client
+        .get_info(InfoRequest {})
+        .await
+        .map_err(|status| status.message().to_owned())?
+        .into_inner();
     let outcome = accept(socket, info, plugins).await;
     let status = RegistrationStatus {
         plugin_registered: outcome.is_ok(),
         error: outcome.as_ref().err().cloned().unwrap_or_default(),
     };
-    client.notify_registration_status(status).await.map_err(|status| status.message().to_owned())?;
+    client
+        .notify_registration_status(status)
+        .await
+        .map_err(|status| status.message().to_owned())?;
     if let Err(error) = outcome {
         tracing::warn!(socket = %socket.display(), error, "plugin refused");
     }

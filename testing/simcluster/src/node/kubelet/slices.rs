@@ -1,4 +1,5 @@
-//! The kubelet's wiping of its node's ResourceSlices: at start, and some time after a driver is gone.
+//! The kubelet's wiping of its node's ResourceSlices: at start, and some time after a driver is
+//! gone.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -38,7 +39,8 @@ impl SliceWiper {
         if pending.get(driver).is_some_and(|task| !task.is_finished()) {
             return;
         }
-        let (wiper, selector) = (self.clone(), format!("spec.nodeName={},spec.driver={driver}", self.node));
+        let (wiper, selector) =
+            (self.clone(), format!("spec.nodeName={},spec.driver={driver}", self.node));
         let task = tokio::spawn(async move {
             tokio::time::sleep(wiper.delay).await;
             wiper.wipe(&selector).await;
@@ -48,14 +50,17 @@ impl SliceWiper {
 
     /// The driver is back.
     pub(crate) fn call_off(&self, driver: &str) {
-        if let Some(task) = self.pending.lock().unwrap_or_else(PoisonError::into_inner).remove(driver) {
+        if let Some(task) =
+            self.pending.lock().unwrap_or_else(PoisonError::into_inner).remove(driver)
+        {
             task.abort();
         }
     }
 
     /// Nothing more will be deleted.
     pub(crate) fn call_off_all(&self) {
-        let tasks = std::mem::take(&mut *self.pending.lock().unwrap_or_else(PoisonError::into_inner));
+        let tasks =
+            std::mem::take(&mut *self.pending.lock().unwrap_or_else(PoisonError::into_inner));
         tasks.into_values().for_each(|task| task.abort());
     }
 

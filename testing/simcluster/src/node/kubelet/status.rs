@@ -37,7 +37,8 @@ pub(crate) struct Seen<'a> {
 /// The fields of `status` that a kubelet owns, for a merge patch.
 pub(crate) fn pod_status(seen: &Seen<'_>) -> Value {
     let spec = seen.pod.spec.as_ref();
-    let init: &[Container] = spec.and_then(|spec| spec.init_containers.as_deref()).unwrap_or_default();
+    let init: &[Container] =
+        spec.and_then(|spec| spec.init_containers.as_deref()).unwrap_or_default();
     let containers: &[Container] = spec.map(|spec| spec.containers.as_slice()).unwrap_or_default();
     let initialized = init.iter().all(|container| succeeded(seen, &container.name));
     let ready = seen.outcome.is_none()
@@ -77,7 +78,8 @@ fn phase(seen: &Seen<'_>, init: &[Container], containers: &[Container]) -> &'sta
         progress::latest(seen.containers, &container.name)
             .is_some_and(|latest| latest.state != State::Starting)
     };
-    if init.iter().all(|container| succeeded(seen, &container.name)) && containers.iter().all(began) {
+    if init.iter().all(|container| succeeded(seen, &container.name)) && containers.iter().all(began)
+    {
         "Running"
     } else {
         "Pending"
@@ -85,16 +87,20 @@ fn phase(seen: &Seen<'_>, init: &[Container], containers: &[Container]) -> &'sta
 }
 
 fn succeeded(seen: &Seen<'_>, name: &str) -> bool {
-    progress::latest(seen.containers, name).is_some_and(|c| matches!(c.state, State::Exited { code: 0, .. }))
+    progress::latest(seen.containers, name)
+        .is_some_and(|c| matches!(c.state, State::Exited { code: 0, .. }))
 }
 
 fn runs(seen: &Seen<'_>, name: &str) -> bool {
-    progress::latest(seen.containers, name).is_some_and(|c| matches!(c.state, State::Running { .. }))
+    progress::latest(seen.containers, name)
+        .is_some_and(|c| matches!(c.state, State::Running { .. }))
 }
 
-/// The kubelet's own conditions, merged into those of others. A condition keeps its time while it keeps its status.
+/// The kubelet's own conditions, merged into those of others. A condition keeps its time while it
+/// keeps its status.
 fn conditions(seen: &Seen<'_>, own: &[(&str, bool)]) -> Vec<Value> {
-    let present = seen.pod.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default();
+    let present =
+        seen.pod.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default();
     let mut conditions: Vec<Value> = present
         .iter()
         .filter(|condition| !own.iter().any(|(name, _)| *name == condition.type_))
@@ -102,11 +108,13 @@ fn conditions(seen: &Seen<'_>, own: &[(&str, bool)]) -> Vec<Value> {
         .collect();
     for (name, holds) in own {
         let status = if *holds { "True" } else { "False" };
-        let before = present.iter().find(|condition| condition.type_ == *name && condition.status == status);
+        let before =
+            present.iter().find(|condition| condition.type_ == *name && condition.status == status);
         let since = before
             .and_then(|condition| condition.last_transition_time.as_ref())
             .map_or(seen.now, |time| time.0);
-        let mut condition = json!({"type": name, "status": status, "lastTransitionTime": since.to_string()});
+        let mut condition =
+            json!({"type": name, "status": status, "lastTransitionTime": since.to_string()});
         if let (false, Some(_)) = (holds, seen.outcome) {
             condition["reason"] = "PodCompleted".into();
         }
@@ -133,17 +141,23 @@ fn container_status(seen: &Seen<'_>, container: &Container, not_yet: &str) -> Va
         "state": {"waiting": {"reason": not_yet}},
     });
     if let Some(waiting) = seen.waiting.get(name) {
-        status["state"] = json!({"waiting": {"reason": waiting.reason, "message": waiting.message}});
+        status["state"] =
+            json!({"waiting": {"reason": waiting.reason, "message": waiting.message}});
     }
     if let Some(latest) = latest {
-        status["containerID"] =
-            format!("simcluster://{}-{name}-{}", seen.pod.uid().unwrap_or_default(), latest.id.attempt)
-                .into();
+        status["containerID"] = format!(
+            "simcluster://{}-{name}-{}",
+            seen.pod.uid().unwrap_or_default(),
+            latest.id.attempt
+        )
+        .into();
         if latest.state != State::Starting {
             status["state"] = state(&latest.state);
         }
-        let before =
-            seen.containers.iter().filter(|c| c.id.name == *name && c.id.attempt < latest.id.attempt);
+        let before = seen
+            .containers
+            .iter()
+            .filter(|c| c.id.name == *name && c.id.attempt < latest.id.attempt);
         if let Some(before) = before.max_by_key(|c| c.id.attempt) {
             status["lastState"] = state(&before.state);
         }
@@ -157,7 +171,9 @@ fn container_status(seen: &Seen<'_>, container: &Container, not_yet: &str) -> Va
 fn state(state: &State) -> Value {
     match state {
         State::Starting => json!({"waiting": {"reason": "ContainerCreating"}}),
-        State::Running { started_at, .. } => json!({"running": {"startedAt": started_at.to_string()}}),
+        State::Running { started_at, .. } => {
+            json!({"running": {"startedAt": started_at.to_string()}})
+        }
         State::Exited { code, signal, started_at, finished_at, message } => {
             let reason = match (started_at, code) {
                 (None, _) => "StartError",

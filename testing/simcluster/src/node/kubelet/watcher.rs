@@ -18,9 +18,14 @@ pub(crate) async fn run(shared: Arc<Shared>) {
     let api: Api<Pod> = Api::all(shared.client.clone());
     let config = watcher::Config::default().fields(&format!("spec.nodeName={}", shared.node));
     let mut stream = Box::pin(watcher(api, config).default_backoff());
-    let mut desk =
-        Desk { shared: shared.clone(), workers: BTreeMap::new(), tasks: JoinSet::new(), listed: None };
-    let mut tidy = tokio::time::interval(shared.sync_period.max(std::time::Duration::from_millis(10)));
+    let mut desk = Desk {
+        shared: shared.clone(),
+        workers: BTreeMap::new(),
+        tasks: JoinSet::new(),
+        listed: None,
+    };
+    let mut tidy =
+        tokio::time::interval(shared.sync_period.max(std::time::Duration::from_millis(10)));
     let mut synced = false;
     loop {
         tokio::select! {
@@ -82,7 +87,8 @@ impl Desk {
         self.shared.pods.lock().unwrap_or_else(PoisonError::into_inner).insert(key, uid.clone());
         let pod = Arc::new(pod);
         match self.workers.get(&uid) {
-            // A worker that has just ended is forgotten in a moment; nothing about its pod can be new.
+            // A worker that has just ended is forgotten in a moment; nothing about its pod can be
+            // new.
             Some(worker) => drop(worker.send(Input::Present(pod))),
             None => self.start(uid, Input::Present(pod)),
         }
@@ -105,7 +111,8 @@ impl Desk {
         self.shared.events.forget(uid);
     }
 
-    /// Ends what belongs to pods that nobody knows any more: they went away while there was no kubelet.
+    /// Ends what belongs to pods that nobody knows any more: they went away while there was no
+    /// kubelet.
     fn tidy(&mut self) {
         let mut orphans = self.shared.claims.users();
         orphans.extend(self.shared.runtime.pods());

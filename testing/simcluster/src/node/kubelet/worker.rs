@@ -46,7 +46,15 @@ type Again = Option<Duration>;
 
 impl Worker {
     pub(crate) fn new(shared: Arc<Shared>, uid: String, input: watch::Receiver<Input>) -> Self {
-        Self { shared, uid, input, prepared: false, outcome: None, waiting: BTreeMap::new(), written: None }
+        Self {
+            shared,
+            uid,
+            input,
+            prepared: false,
+            outcome: None,
+            waiting: BTreeMap::new(),
+            written: None,
+        }
     }
 
     pub(crate) fn uid(&self) -> &str {
@@ -61,7 +69,9 @@ impl Worker {
             health.mark_unchanged();
             let input = self.input.borrow_and_update().clone();
             let again = match input {
-                Input::Present(pod) if pod.metadata.deletion_timestamp.is_none() => self.advance(&pod).await,
+                Input::Present(pod) if pod.metadata.deletion_timestamp.is_none() => {
+                    self.advance(&pod).await
+                }
                 Input::Present(pod) => return self.end(Some(&pod), true).await,
                 Input::Gone(pod) => return self.end(pod.as_deref(), false).await,
             };
@@ -85,7 +95,11 @@ impl Worker {
         if self.outcome.is_none() {
             self.outcome = ended_before(pod);
         }
-        let again = if self.outcome.is_some() { self.release(pod).await } else { self.keep_going(pod).await };
+        let again = if self.outcome.is_some() {
+            self.release(pod).await
+        } else {
+            self.keep_going(pod).await
+        };
         let written = self.write_status(pod).await;
         again.or(written)
     }
@@ -98,7 +112,8 @@ impl Worker {
             let containers = self.shared.runtime.containers(&self.uid);
             let next = progress::next(pod, &containers, Timestamp::now());
             if let Some(outcome) = next.outcome {
-                // The kubelet unprepares after the last container and before it says that the pod has ended.
+                // The kubelet unprepares after the last container and before it says that the pod
+                // has ended.
                 let again = self.release(pod).await;
                 self.outcome = again.is_none().then_some(outcome);
                 return again;
@@ -172,10 +187,19 @@ impl Worker {
         false
     }
 
-    async fn try_start(&self, pod: &Pod, container: &Container, attempt: u32) -> Result<(), Waiting> {
-        let config_error = |message: String| Waiting { reason: "CreateContainerConfigError", message };
-        let ids =
-            self.shared.claims.cdi_devices(pod, container).map_err(|error| config_error(chain(&error)))?;
+    async fn try_start(
+        &self,
+        pod: &Pod,
+        container: &Container,
+        attempt: u32,
+    ) -> Result<(), Waiting> {
+        let config_error =
+            |message: String| Waiting { reason: "CreateContainerConfigError", message };
+        let ids = self
+            .shared
+            .claims
+            .cdi_devices(pod, container)
+            .map_err(|error| config_error(chain(&error)))?;
         self.make_volumes(pod).map_err(config_error)?;
         let config = podspec::container_config(pod, container, attempt, ids, &self.shared.root)
             .map_err(|error: ConfigError| config_error(error.to_string()))?;
@@ -190,12 +214,16 @@ impl Worker {
 
     fn make_volumes(&self, pod: &Pod) -> Result<(), String> {
         let directory = podspec::volumes_directory(&self.shared.root, pod);
-        let names = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()).map(|volume| &volume.name);
+        let names = pod
+            .spec
+            .iter()
+            .flat_map(|spec| spec.volumes.iter().flatten())
+            .map(|volume| &volume.name);
         let mut paths: Vec<_> = names.map(|name| directory.join(name)).collect();
         paths.push(podspec::shared_memory(&self.shared.root, pod));
-        paths
-            .iter()
-            .try_for_each(|path| make_volume(path).map_err(|error| format!("`{}`: {error}", path.display())))
+        paths.iter().try_for_each(|path| {
+            make_volume(path).map_err(|error| format!("`{}`: {error}", path.display()))
+        })
     }
 
     /// Stops the containers, gives the claims back, and lets go of the object.
@@ -258,14 +286,20 @@ impl Worker {
 
     async fn delete(&self, pod: &Pod) {
         let api = self.shared.pods_api(&pod.namespace().unwrap_or_default());
-        let preconditions = Some(Preconditions { uid: Some(self.uid.clone()), resource_version: None });
-        let parameters =
-            DeleteParams { grace_period_seconds: Some(0), preconditions, ..DeleteParams::default() };
+        let preconditions =
+            Some(Preconditions { uid: Some(self.uid.clone()), resource_version: None });
+        let parameters = DeleteParams {
+            grace_period_seconds: Some(0),
+            preconditions,
+            ..DeleteParams::default()
+        };
         loop {
             match api.delete(&pod.name_any(), &parameters).await {
                 Ok(_) => return,
                 // Gone already, or another pod of that name is there.
-                Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => return,
+                Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => {
+                    return;
+                }
                 Err(error) => {
                     tracing::warn!(%error, pod = pod.name_any(), "failed to delete the pod; trying again")
                 }
@@ -293,7 +327,8 @@ impl Worker {
         }
         let api = self.shared.pods_api(&pod.namespace().unwrap_or_default());
         let patch = json!({"metadata": {"uid": self.uid}, "status": status});
-        match api.patch_status(&pod.name_any(), &PatchParams::default(), &Patch::Merge(patch)).await {
+        match api.patch_status(&pod.name_any(), &PatchParams::default(), &Patch::Merge(patch)).await
+        {
             Ok(_) => {
                 self.written = Some(status);
                 None
@@ -316,18 +351,24 @@ impl Worker {
                 let statuses: Vec<Value> = claims
                     .iter()
                     .map(|(name, request, info)| {
-                        let name =
-                            request.as_ref().map_or(format!("claim:{name}"), |r| format!("claim:{name}/{r}"));
+                        let name = request
+                            .as_ref()
+                            .map_or(format!("claim:{name}"), |r| format!("claim:{name}/{r}"));
                         let mut resources: Vec<Value> = Vec::new();
                         for (driver, device) in info.devices(request.as_deref()) {
                             let id = device.cdi_ids.first().cloned();
-                            let id =
-                                id.unwrap_or_else(|| format!("{driver}/{}/{}", device.pool, device.device));
+                            let id = id.unwrap_or_else(|| {
+                                format!("{driver}/{}/{}", device.pool, device.device)
+                            });
                             if resources.iter().any(|seen| seen["resourceID"] == id.as_str()) {
                                 continue;
                             }
-                            let health =
-                                self.shared.health.of(driver, &device.pool, &device.device, Instant::now());
+                            let health = self.shared.health.of(
+                                driver,
+                                &device.pool,
+                                &device.device,
+                                Instant::now(),
+                            );
                             let mut resource = json!({"resourceID": id, "health": health.status});
                             if let Some(message) = health.message {
                                 resource["message"] = message.into();
@@ -337,7 +378,9 @@ impl Worker {
                         json!({"name": name, "resources": resources})
                     })
                     .filter(|status| {
-                        status["resources"].as_array().is_some_and(|resources| !resources.is_empty())
+                        status["resources"]
+                            .as_array()
+                            .is_some_and(|resources| !resources.is_empty())
                     })
                     .collect();
                 (!statuses.is_empty()).then(|| (container.name.clone(), Value::from(statuses)))

@@ -71,9 +71,11 @@ fn a_later_mount_at_the_same_path_wins_and_deep_paths_come_last() {
         ],
     );
     let directory = directory(&[base(), ("claim.json", over)]);
-    let edits =
-        resolve(&[directory.path().to_owned()], &ids(&["example.com/driver=GPU-1", "example.com/claim=a"]))
-            .unwrap();
+    let edits = resolve(
+        &[directory.path().to_owned()],
+        &ids(&["example.com/driver=GPU-1", "example.com/claim=a"]),
+    )
+    .unwrap();
     let targets: Vec<_> = edits.mounts.iter().map(|mount| mount.target.to_str().unwrap()).collect();
     assert_eq!(targets, ["/deep", "/deep/er/path", "/usr/lib/libcuda.so.1"]);
     assert_eq!(edits.mounts[2].source, Path::new("/proxy/libcuda.so.1"));
@@ -98,14 +100,18 @@ fn a_device_in_two_specs_is_a_conflict_only_for_those_who_ask_for_it() {
         ("two.json", claim("a", vec![mount("/b", "/b", &["bind"])])),
     ]);
     let directories = [directory.path().to_owned()];
-    assert!(matches!(resolve(&directories, &ids(&["example.com/claim=a"])), Err(CdiError::Conflict { .. })));
+    assert!(matches!(
+        resolve(&directories, &ids(&["example.com/claim=a"])),
+        Err(CdiError::Conflict { .. })
+    ));
     assert!(resolve(&directories, &ids(&["example.com/driver=GPU-1"])).is_ok());
 }
 
 #[test]
 fn a_mount_without_bind_is_refused_as_runc_would() {
     let directory = directory(&[("claim.json", claim("a", vec![mount("/a", "/a", &["ro"])]))]);
-    let error = resolve(&[directory.path().to_owned()], &ids(&["example.com/claim=a"])).unwrap_err();
+    let error =
+        resolve(&[directory.path().to_owned()], &ids(&["example.com/claim=a"])).unwrap_err();
     assert!(error.to_string().contains("without the option `bind`"), "{error}");
 }
 
@@ -116,7 +122,8 @@ fn a_hook_is_refused_and_not_skipped() {
         "devices": [{"name": "a", "containerEdits": {"hooks": [{"hookName": "createContainer", "path": "/bin/ldconfig"}]}}],
     });
     let directory = directory(&[("claim.json", spec)]);
-    let error = resolve(&[directory.path().to_owned()], &ids(&["example.com/claim=a"])).unwrap_err();
+    let error =
+        resolve(&[directory.path().to_owned()], &ids(&["example.com/claim=a"])).unwrap_err();
     assert!(error.to_string().contains("createContainer"), "{error}");
 }
 

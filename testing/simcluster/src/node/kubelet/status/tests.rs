@@ -21,13 +21,21 @@ fn container(name: &str, attempt: u32, state: State) -> container::Container {
 }
 
 fn exited(name: &str, attempt: u32, code: i32) -> container::Container {
-    let state = State::Exited { code, signal: None, started_at: Some(NOW), finished_at: NOW, message: None };
+    let state = State::Exited {
+        code,
+        signal: None,
+        started_at: Some(NOW),
+        finished_at: NOW,
+        message: None,
+    };
     container(name, attempt, state)
 }
 
 fn status(containers: &[container::Container], outcome: Option<Outcome>) -> Value {
-    let waiting =
-        BTreeMap::from([("c".to_owned(), Waiting { reason: "CreateContainerError", message: "cdi".into() })]);
+    let waiting = BTreeMap::from([(
+        "c".to_owned(),
+        Waiting { reason: "CreateContainerError", message: "cdi".into() },
+    )]);
     pod_status(&Seen {
         pod: &pod(),
         containers,
@@ -41,14 +49,22 @@ fn status(containers: &[container::Container], outcome: Option<Outcome>) -> Valu
 }
 
 fn condition<'a>(status: &'a Value, name: &str) -> &'a Value {
-    status["conditions"].as_array().unwrap().iter().find(|condition| condition["type"] == name).unwrap()
+    status["conditions"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|condition| condition["type"] == name)
+        .unwrap()
 }
 
 #[test]
 fn a_pod_is_pending_until_each_container_has_begun() {
     let status = status(&[], None);
     assert_eq!(status["phase"], "Pending");
-    assert_eq!(status["containerStatuses"][0]["state"]["waiting"]["reason"], "CreateContainerError");
+    assert_eq!(
+        status["containerStatuses"][0]["state"]["waiting"]["reason"],
+        "CreateContainerError"
+    );
     assert_eq!(status["initContainerStatuses"][0]["state"]["waiting"]["reason"], "PodInitializing");
     assert_eq!(condition(&status, "Initialized")["status"], "False");
 }
