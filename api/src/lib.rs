@@ -14,8 +14,10 @@
 #![forbid(unsafe_code)]
 
 pub mod config;
+pub mod events;
 pub mod gpu;
 pub mod labels;
+pub mod metrics;
 pub mod names;
 pub mod quantity;
 pub mod reason;

@@ -3,6 +3,8 @@
 //! Each type holds text that is known to obey a rule of the Kubernetes API or of NVIDIA's driver;
 //! the rule is cited at the type. Cloning is cheap (the text is shared).
 
+pub mod attribute;
+pub mod capacity;
 mod claim;
 mod error;
 mod gpu;
@@ -69,48 +71,3 @@ pub const CDI_CLAIM_KIND: &str = "k8s.gpu.tessera.dev/claim";
 /// CDI vendor and class of the devices that bring the NVIDIA driver's files and device nodes; named
 /// by full GPU UUID.
 pub const CDI_DRIVER_KIND: &str = "k8s.gpu.tessera.dev/driver";
-
-/// Names of the attributes that devices carry. Without a domain they belong to [`DRIVER_NAME`].
-pub mod attribute {
-    /// `string`: what kind of device; always [`TYPE_GPU`].
-    pub const TYPE: &str = "type";
-    /// The value of [`TYPE`] for a whole GPU.
-    pub const TYPE_GPU: &str = "gpu";
-    /// `string`: the GPU's UUID as NVML prints it.
-    pub const UUID: &str = "uuid";
-    /// `string`: the marketing name, cut to 64 bytes.
-    pub const PRODUCT_NAME: &str = "productName";
-    /// `string`: the architecture, such as `Hopper`.
-    pub const ARCHITECTURE: &str = "architecture";
-    /// `version`: CUDA compute capability, such as `9.0.0`.
-    pub const CUDA_COMPUTE_CAPABILITY: &str = "cudaComputeCapability";
-    /// `version`: the NVIDIA kernel driver's version, normalised to semver.
-    pub const DRIVER_VERSION: &str = "driverVersion";
-    /// `version`: the highest CUDA version that the driver supports.
-    pub const CUDA_DRIVER_VERSION: &str = "cudaDriverVersion";
-    /// `int`: NVML's index on the node. For people; never used as an identity.
-    pub const INDEX: &str = "index";
-    /// `string`: `<hash of the node's name>/<clique>`: equal on GPUs that are all joined to one
-    /// another by NVLink.
-    pub const NVLINK_CLIQUE: &str = "nvlinkClique";
-    /// `string` (a quantity): the memory that is really there, on nodes that publish more than
-    /// that.
-    pub const PHYSICAL_MEMORY: &str = "physicalMemory";
-    /// `bool`: `true` where claims can share the GPU by MPS; left out elsewhere.
-    pub const MPS: &str = "mps";
-    /// `string`: the PCI address; a standard attribute of Kubernetes.
-    pub const PCI_BUS_ID: &str = "resource.kubernetes.io/pciBusID";
-    /// `string`: the PCIe root complex; a standard attribute of Kubernetes.
-    pub const PCIE_ROOT: &str = "resource.kubernetes.io/pcieRoot";
-    /// `int`: the NUMA node; a standard attribute of Kubernetes (KEP-6072).
-    pub const NUMA_NODE: &str = "resource.kubernetes.io/numaNode";
-}
-
-/// Names of the capacities that devices carry. Published without a domain, because up to 1.37 a
-/// request must name them literally as the slice does.
-pub mod capacity {
-    /// Device memory, whole MiB.
-    pub const MEMORY: &str = "memory";
-    /// Percent of the GPU's compute, 0 to 100.
-    pub const CORES: &str = "cores";
-}
