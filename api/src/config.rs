@@ -2,7 +2,8 @@
 //! and shared.
 //!
 //! ```text
-//! class configs, claim configs --decode (strict)--> GpuConfig --merge, per field--> GpuConfig --supported--> EffectiveConfig
+//! class configs, claim configs --decode (strict)--> GpuConfig --merge, per field--> GpuConfig
+//!     --supported, consistent, defaults--> EffectiveConfig
 //! ```
 //!
 //! Decoding is strict: an unknown field, value, version or kind is an error that names the field

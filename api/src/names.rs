@@ -30,21 +30,21 @@ pub const DRIVER_NAME: &str = "gpu.tessera.dev";
 /// The Lease that the leading controller holds, in the namespace it runs in.
 pub const CONTROLLER_LEASE: &str = "tessera-controller";
 
-/// Taint that every managed device carries, with effect `NoSchedule`: the fence that keeps
-/// kube-scheduler from allocating our devices while it still honours what our controller allocated.
+/// Taint of every managed device, effect `NoSchedule`: kube-scheduler does not allocate the device,
+/// and still honours allocations by the controller.
 pub const MANAGED_TAINT_KEY: &str = "gpu.tessera.dev/managed";
 
-/// Taint of a device whose health check failed, effect `NoSchedule`: nothing new is put on it, what
-/// runs there stays.
+/// Taint of a device whose health check failed, effect `NoSchedule`: it gets no new claims, and
+/// running pods stay.
 pub const UNHEALTHY_TAINT_KEY: &str = "gpu.tessera.dev/unhealthy";
 
-/// Taint of a device on which a claim is prepared that the API no longer has, or not with this
-/// device; effect `NoSchedule`. The share looks free and is in use.
+/// Taint of a device with an orphaned claim, effect `NoSchedule`: a prepared claim that the API no
+/// longer has, or has with another device. The share looks free and is in use.
 pub const ORPHANED_TAINT_KEY: &str = "gpu.tessera.dev/orphaned-claim";
 
-/// Taint of a device that was published without the fence a while ago, effect `NoSchedule`: what
-/// kube-scheduler had begun to allocate then may still be written. Nobody gets it, whatever a claim
-/// tolerates.
+/// Taint of a device that was published without the managed taint a while ago, effect `NoSchedule`:
+/// kube-scheduler may still write allocations that it began then. The device gets no claims,
+/// whatever they tolerate.
 pub const LEAVING_STOCK_TAINT_KEY: &str = "gpu.tessera.dev/leaving-stock";
 
 /// The taint effect that keeps new claims away and leaves running pods alone.
