@@ -78,6 +78,10 @@ lint: ## Formatting, words, clippy, documentation, dependencies, shell scripts, 
 	$(CARGO) deny --locked check --hide-inclusion-graph bans licenses sources
 	e2e/cluster/lint.sh
 
+.PHONY: reference
+reference: ## Write the generated pages of docs/reference anew
+	$(CARGO) run --locked --quiet --package tessera-reference
+
 .PHONY: format
 format: ## Format code, and wrap comments at 100 columns (nightly Rust)
 	$(CARGO) +nightly fmt --all -- --config wrap_comments=true,comment_width=100

@@ -71,3 +71,17 @@ pub const CDI_CLAIM_KIND: &str = "k8s.gpu.tessera.dev/claim";
 /// CDI vendor and class of the devices that bring the NVIDIA driver's files and device nodes; named
 /// by full GPU UUID.
 pub const CDI_DRIVER_KIND: &str = "k8s.gpu.tessera.dev/driver";
+
+/// Taints that devices carry, with their meaning for users.
+pub const TAINTS: &[(&str, &str)] = &[
+    (MANAGED_TAINT_KEY, "tessera-controller allocates the device; kube-scheduler does not."),
+    (UNHEALTHY_TAINT_KEY, "A health check failed: no new claims; running pods stay."),
+    (
+        ORPHANED_TAINT_KEY,
+        "A prepared claim is gone from the API: the share looks free and is in use.",
+    ),
+    (
+        LEAVING_STOCK_TAINT_KEY,
+        "The mode changed from stock to managed: no claims until kube-scheduler's are written.",
+    ),
+];
