@@ -11,7 +11,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     for proto in PROTOS {
         println!("cargo::rerun-if-changed=proto/{proto}");
-        // Compiled separately: the packages `v1` and `k8s.io…v1` would conflict in one descriptor set.
+        // Compiled separately: the packages `v1` and `k8s.io…v1` would conflict in one descriptor
+        // set.
         let descriptors = protox::compile([proto], ["proto"])?;
         tonic_prost_build::configure().compile_fds(descriptors)?;
     }

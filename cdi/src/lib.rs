@@ -7,9 +7,9 @@
 //! ```
 //!
 //! The models cover the fields that this project writes (environment, device nodes, mounts, hooks,
-//! additional groups) and refuse any other field, so that no field is read, dropped and written back. A
-//! spec declares the *lowest* version that its content needs ([`Spec::minimum_version`]), because
-//! runtimes refuse specs that are newer than they support. `tests/oracle.rs` checks that
+//! additional groups) and refuse any other field, so that no field is read, dropped and written
+//! back. A spec declares the *lowest* version that its content needs ([`Spec::minimum_version`]),
+//! because runtimes refuse specs that are newer than they support. `tests/oracle.rs` checks that
 //! `container-device-interface`, the ecosystem's crate, parses, validates and injects these specs.
 #![forbid(unsafe_code)]
 

@@ -15,14 +15,14 @@ pub enum NameError {
     /// A qualified name is not `<vendor>/<class>=<device>`.
     #[error("invalid qualified CDI device name `{0}`: expected <vendor>/<class>=<device>")]
     NotQualified(String),
-    /// A vendor or class is invalid. Both begin with a letter, end with a letter or digit, and have letters,
-    /// digits, `-`, `_` and `.`.
+    /// A vendor or class is invalid. Both begin with a letter, end with a letter or digit, and have
+    /// letters, digits, `-`, `_` and `.`.
     #[error(
         "invalid CDI vendor or class `{0}`: use letters, digits, `-`, `_` and `.`, starting with a letter"
     )]
     VendorOrClass(String),
-    /// A device name is invalid. It begins and ends with a letter or digit, and has letters, digits, `-`, `_`,
-    /// `.` and `:`.
+    /// A device name is invalid. It begins and ends with a letter or digit, and has letters,
+    /// digits, `-`, `_`, `.` and `:`.
     #[error(
         "invalid CDI device name `{0}`: use letters, digits, `-`, `_`, `.` and `:`, alphanumeric at both ends"
     )]
@@ -144,7 +144,8 @@ impl From<DeviceName> for String {
     }
 }
 
-/// Qualified device name `<vendor>/<class>=<device>`, which the kubelet passes to the container runtime.
+/// Qualified device name `<vendor>/<class>=<device>`, which the kubelet passes to the container
+/// runtime.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct QualifiedName {

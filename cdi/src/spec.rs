@@ -25,7 +25,8 @@ pub struct Spec {
     pub annotations: BTreeMap<String, String>,
     /// Devices of the spec.
     pub devices: Vec<Device>,
-    /// Edits of each container that gets any of the devices, applied before the devices' own edits.
+    /// Edits of each container that gets any of the devices, applied before the devices' own
+    /// edits.
     #[serde(default, skip_serializing_if = "ContainerEdits::is_empty")]
     pub container_edits: ContainerEdits,
 }
@@ -34,7 +35,7 @@ pub struct Spec {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Device {
-    /// Its name within the kind.
+    /// Name within the kind.
     pub name: DeviceName,
     /// Free-form annotations; need 0.6.0.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -162,8 +163,8 @@ impl ContainerEdits {
 }
 
 impl DeviceNode {
-    /// Returns a node of the host at `path` in the container. The runtime reads type and numbers from
-    /// the host.
+    /// Returns a node of the host at `path` in the container. The runtime reads type and numbers
+    /// from the host.
     #[must_use]
     pub fn of_host(path: &Path, host_path: &Path) -> Self {
         Self {
@@ -183,9 +184,9 @@ impl DeviceNode {
 impl Mount {
     /// Returns a bind mount that is writable as far as the file's mode permits.
     ///
-    /// The option `bind` is explicit because a runtime may not add it itself, and a container in its
-    /// own user namespace fails without it. The mount is private to the container, and `nosuid` and
-    /// `nodev` are set.
+    /// The option `bind` is explicit because a runtime may not add it itself, and a container in
+    /// its own user namespace fails without it. The mount is private to the container, and
+    /// `nosuid` and `nodev` are set.
     #[must_use]
     pub fn bind(host_path: &Path, container_path: &Path) -> Self {
         let options = ["bind", "rprivate", "nosuid", "nodev"].map(str::to_owned).to_vec();

@@ -45,8 +45,8 @@ pub enum StoreError {
     },
 }
 
-/// Name of a spec file of Tessera: `<vendor>-<class>.json`, or `<vendor>-<class>_<id>.json` if the kind has
-/// several.
+/// Name of a spec file of Tessera: `<vendor>-<class>.json`, or `<vendor>-<class>_<id>.json` if the
+/// kind has several.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SpecFile {
     kind: Kind,
@@ -109,8 +109,8 @@ struct KindOnly {
 /// A directory of CDI specs.
 ///
 /// # Guarantees
-/// A reader sees a file's old content or its new one, never a part. A file is managed by Tessera if its
-/// name *and* its kind match; no other file is changed or removed.
+/// A reader sees a file's old content or its new one, never a part. A file is managed by Tessera if
+/// its name *and* its kind match; no other file is changed or removed.
 #[derive(Clone, Debug)]
 pub struct SpecStore {
     directory: PathBuf,
@@ -132,14 +132,14 @@ impl SpecStore {
     /// Writes `spec` to a temporary file, which runtimes ignore, and renames it.
     ///
     /// # Errors
-    /// Returns [`StoreError::Invalid`] if the spec is invalid, [`StoreError::Foreign`] if the file is of another
-    /// kind, and [`StoreError::Io`] if it cannot be written.
+    /// Returns [`StoreError::Invalid`] if the spec is invalid, [`StoreError::Foreign`] if the file
+    /// is of another kind, and [`StoreError::Io`] if it cannot be written.
     pub fn write(&self, file: &SpecFile, spec: &Spec) -> Result<Written, StoreError> {
         let path = self.path(file);
         spec.validate().map_err(|source| StoreError::Invalid { path: path.clone(), source })?;
         debug_assert_eq!(spec.kind, file.kind, "file name and content have the same kind");
-        let mut content = serde_json::to_vec_pretty(spec)
-            .expect("invariant: the models are plain data");
+        let mut content =
+            serde_json::to_vec_pretty(spec).expect("invariant: the models are plain data");
         content.push(b'\n');
 
         match read(&path)? {
@@ -156,7 +156,8 @@ impl SpecStore {
         Ok(Written::Changed)
     }
 
-    /// Returns the spec in `file`, or `None` if the file does not exist or is not a spec of this store.
+    /// Returns the spec in `file`, or `None` if the file does not exist or is not a spec of this
+    /// store.
     ///
     /// # Errors
     /// Returns [`StoreError::Io`] if the file cannot be read.
@@ -195,7 +196,8 @@ impl SpecStore {
         Ok(managed)
     }
 
-    /// Removes every file of this kind whose id is not in `keep`, and temporary files of interrupted writes.
+    /// Removes every file of this kind whose id is not in `keep`, and temporary files of
+    /// interrupted writes.
     ///
     /// The caller holds the writers' lock: no file of this kind may be written at the same time.
     ///
@@ -218,8 +220,8 @@ impl SpecStore {
         Ok(cleaned)
     }
 
-    /// Returns the ids of the managed files of this kind, and the paths of files that only have a matching
-    /// name.
+    /// Returns the ids of the managed files of this kind, and the paths of files that only have a
+    /// matching name.
     fn scan(&self, kind: &Kind) -> Result<(BTreeSet<String>, Vec<PathBuf>), StoreError> {
         let prefix = format!("{}-{}_", kind.vendor(), kind.class());
         let (mut managed, mut foreign) = (BTreeSet::new(), Vec::new());

@@ -55,9 +55,7 @@ impl fmt::Display for Version {
 
 /// Error of a `cdiVersion` that is not a released version.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "unsupported cdiVersion `{0}` (supported: 0.3.0 to 1.1.0)"
-)]
+#[error("unsupported cdiVersion `{0}` (supported: 0.3.0 to 1.1.0)")]
 pub struct UnknownVersion(String);
 
 impl FromStr for Version {

@@ -29,7 +29,8 @@ fn env(entry: &str) -> ContainerEdits {
     ContainerEdits { env: vec![entry.to_owned()], ..Default::default() }
 }
 
-/// Returns a claim's spec as the driver writes it: a grant and a ledger per device, the library for all.
+/// Returns a claim's spec as the driver writes it: a grant and a ledger per device, the library for
+/// all.
 fn claim_spec() -> Spec {
     let share = |name: &str| {
         let at = |file: &str| {

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! [`GpuLibrary`] is the interface between the driver and the hardware. [`NvmlLibrary`] is the only
-//! implementation. It loads NVIDIA's library or, in tests and the demo, a fake with the same symbols
-//! and layouts.
+//! implementation. It loads NVIDIA's library or, in tests and the demo, a fake with the same
+//! symbols and layouts.
 //!
 //! This crate has no tasks and no threads: calls block, and [`HealthWatch::wait`] blocks up to its
 //! timeout.

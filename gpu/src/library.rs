@@ -27,8 +27,8 @@ pub trait GpuLibrary: Send + Sync {
     /// The GPU is lost or unknown, or the library fails.
     fn memory(&self, gpu: &GpuUuid) -> Result<GpuMemory, LibraryError>;
 
-    /// Returns the processes that hold memory on a GPU, for compute or graphics, sorted by PID. The PIDs
-    /// are those of the caller's PID namespace.
+    /// Returns the processes that hold memory on a GPU, for compute or graphics, sorted by PID. The
+    /// PIDs are those of the caller's PID namespace.
     ///
     /// # Errors
     /// The GPU is lost or unknown, or the library fails.
@@ -51,8 +51,9 @@ pub trait GpuLibrary: Send + Sync {
 
 /// Watches the health of some GPUs.
 pub trait HealthWatch: Send {
-    /// Waits up to `timeout` for an event and returns all pending events, or none after the timeout.
-    /// It also polls the presence of each GPU, because not every loss creates an event.
+    /// Waits up to `timeout` for an event and returns all pending events, or none after the
+    /// timeout. It also polls the presence of each GPU, because not every loss creates an
+    /// event.
     ///
     /// # Errors
     /// The library fails. The GPUs stay watched; call again after a pause.
@@ -82,8 +83,8 @@ pub enum HealthEventKind {
 }
 
 impl HealthEventKind {
-    /// Returns true if a [recovery action](RecoveryAction) of "none" after this event means that the
-    /// GPU is usable.
+    /// Returns true if a [recovery action](RecoveryAction) of "none" after this event means that
+    /// the GPU is usable.
     pub fn sets_recovery_action(self) -> bool {
         match self {
             Self::Xid(xid) => xid.sets_recovery_action(),

@@ -50,9 +50,9 @@ impl Default for NvmlOptions {
 
 /// The GPUs of this node, read through NVML.
 ///
-/// The library is loaded at first use. If that fails, or the kernel driver is replaced, it is loaded
-/// again by the next [`inventory`](GpuLibrary::inventory): a driver that is installed later is found
-/// without a restart.
+/// The library is loaded at first use. If that fails, or the kernel driver is replaced, it is
+/// loaded again by the next [`inventory`](GpuLibrary::inventory): a driver that is installed later
+/// is found without a restart.
 #[derive(Debug)]
 pub struct NvmlLibrary {
     options: NvmlOptions,
@@ -67,8 +67,8 @@ impl NvmlLibrary {
         Self { options, session: Mutex::new(None), known: Mutex::default() }
     }
 
-    /// Returns the file that NVML was loaded from. Returns `None` before it is loaded, and if the dynamic
-    /// loader found it.
+    /// Returns the file that NVML was loaded from. Returns `None` before it is loaded, and if the
+    /// dynamic loader found it.
     pub fn library_path(&self) -> Option<PathBuf> {
         self.session.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.library_path()
     }
@@ -103,8 +103,8 @@ impl NvmlLibrary {
         )
     }
 
-    /// Records the present GPUs and lists earlier ones that are gone as lost. NVML counts a lost GPU
-    /// without identifying it, or does not count it.
+    /// Records the present GPUs and lists earlier ones that are gone as lost. NVML counts a lost
+    /// GPU without identifying it, or does not count it.
     fn record_lost(&self, gpus: &[Gpu], unpublished: &mut Vec<Unpublished>) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let present: BTreeSet<&GpuUuid> = gpus

@@ -18,8 +18,8 @@ pub enum RecoveryAction {
     NodeReboot,
     /// Processes that use peer-to-peer must exit; then the driver reports the next action.
     DrainP2p,
-    /// The GPU continues with reduced capacity. It takes no new processes and must be reset after the
-    /// running ones have exited.
+    /// The GPU continues with reduced capacity. It takes no new processes and must be reset after
+    /// the running ones have exited.
     DrainAndReset,
     /// A value that this version does not know.
     Other(u32),
@@ -58,7 +58,9 @@ impl fmt::Display for RecoveryAction {
             Self::GpuReset => f.write_str("a reset of the GPU (nvidia-smi --gpu-reset)"),
             Self::NodeReboot => f.write_str("a reboot of the node"),
             Self::DrainP2p => f.write_str("termination of all processes that use peer-to-peer"),
-            Self::DrainAndReset => f.write_str("a reset of the GPU after its processes have exited"),
+            Self::DrainAndReset => {
+                f.write_str("a reset of the GPU after its processes have exited")
+            }
             Self::Other(number) => write!(f, "recovery action {number} (see nvidia-smi -q)"),
         }
     }

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 /// Name of the library for the dynamic loader.
 pub const NVML: &str = "libnvidia-ml.so.1";
 
-/// Library directories of the distributions for which NVIDIA packages its driver: Debian's multiarch,
-/// Fedora's, the plain ones. The order is that of NVIDIA's container toolkit.
+/// Library directories of the distributions for which NVIDIA packages its driver: Debian's
+/// multiarch, Fedora's, the plain ones. The order is that of NVIDIA's container toolkit.
 const DIRECTORIES: [&str; 8] = [
     "usr/lib64",
     "usr/lib/x86_64-linux-gnu",
@@ -52,9 +52,9 @@ impl std::fmt::Display for Candidate {
 
 /// Returns the candidates, best first.
 ///
-/// An explicit path is the only candidate, so that no other library is used by mistake. Otherwise the
-/// candidates are the existing files below the driver root, then below a driver container's root in it,
-/// and last the library that the loader finds.
+/// An explicit path is the only candidate, so that no other library is used by mistake. Otherwise
+/// the candidates are the existing files below the driver root, then below a driver container's
+/// root in it, and last the library that the loader finds.
 pub fn candidates(explicit: Option<&Path>, driver_root: &Path) -> Vec<Candidate> {
     if let Some(path) = explicit {
         return vec![Candidate::File(path.to_owned())];

@@ -1,7 +1,7 @@
 //! Location of a PCI device, read from sysfs.
 //!
-//! NVML reports the distance between two GPUs, but not the location of one. PCIe root and NUMA node come
-//! from `<sysfs>/bus/pci/devices/<address>`, a link into
+//! NVML reports the distance between two GPUs, but not the location of one. PCIe root and NUMA node
+//! come from `<sysfs>/bus/pci/devices/<address>`, a link into
 //! `<sysfs>/devices/pci<domain>:<bus>/<bridge>/.../<address>`.
 
 use std::fs;
@@ -44,7 +44,8 @@ pub enum SysfsError {
 /// Location of a PCI device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
-    /// Name of the host bridge, such as `pci0000:16`: the value of `resource.kubernetes.io/pcieRoot`.
+    /// Name of the host bridge, such as `pci0000:16`: the value of
+    /// `resource.kubernetes.io/pcieRoot`.
     pub pcie_root: String,
     /// NUMA node; `None` on machines without NUMA.
     pub numa_node: Option<i32>,
@@ -73,8 +74,8 @@ fn host_bridge(path: &Path) -> Option<String> {
     names.into_iter().find(is_bridge).map(str::to_owned)
 }
 
-/// Reads the NUMA node. The kernel writes -1 on machines without NUMA; kernels built without NUMA have
-/// no such file.
+/// Reads the NUMA node. The kernel writes -1 on machines without NUMA; kernels built without NUMA
+/// have no such file.
 fn numa_node(path: &Path) -> Result<Option<i32>, SysfsError> {
     let Ok(content) = fs::read_to_string(path) else { return Ok(None) };
     let content = content.trim();

@@ -2,9 +2,9 @@
 //!
 //! An XID is an error code of NVIDIA's kernel driver
 //! (<https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html>). Most mean that the GPU must
-//! be reset or its node needs service. Others are caused by an application, or are only informational, and
-//! the GPU continues to serve other processes. The difference matters for shared GPUs: an invalid pointer
-//! of one tenant (31) must not make the GPU unusable for the others.
+//! be reset or its node needs service. Others are caused by an application, or are only
+//! informational, and the GPU continues to serve other processes. The difference matters for shared
+//! GPUs: an invalid pointer of one tenant (31) must not make the GPU unusable for the others.
 
 use std::ops::RangeInclusive;
 
@@ -28,10 +28,10 @@ pub enum Verdict {
 /// Descriptions of XIDs.
 type Descriptions = [(RangeInclusive<u64>, &'static str)];
 
-/// XIDs of application errors. The catalogue recommends a restart of the application, or NVIDIA's device
-/// plugin treats them as application errors (k8s-device-plugin, `internal/rm/health.go`: 13, 31, 43, 45,
-/// 68, 109). 94 was contained in the application. If 109 or 45 is more severe, the recovery action
-/// reports it.
+/// XIDs of application errors. The catalogue recommends a restart of the application, or NVIDIA's
+/// device plugin treats them as application errors (k8s-device-plugin, `internal/rm/health.go`: 13,
+/// 31, 43, 45, 68, 109). 94 was contained in the application. If 109 or 45 is more severe, the
+/// recovery action reports it.
 const APPLICATION: &Descriptions = &[
     (8..=8, "GPU stopped processing a channel"),
     (11..=11, "invalid or corrupted push buffer stream"),
@@ -61,8 +61,8 @@ const APPLICATION: &Descriptions = &[
     (139..=139, "optical flow engine exception"),
 ];
 
-/// XIDs that the catalogue recommends to ignore, or to inspect at a convenient time. After 63 the GPU has
-/// repaired itself and should be reset later.
+/// XIDs that the catalogue recommends to ignore, or to inspect at a convenient time. After 63 the
+/// GPU has repaired itself and should be reset later.
 const NOTICE: &Descriptions = &[
     (14..=14, "test of the error path"),
     (37..=37, "unknown method"),
@@ -102,8 +102,8 @@ const UNHEALTHY: &Descriptions = &[
 /// XID that reports a changed recovery action.
 const RECOVERY_ACTION_CHANGED: u64 = 154;
 
-/// XIDs after which drivers since 565 set the recovery action if one is needed (catalogue, column "Xid
-/// 154 linkage"). After other XIDs it may stay "none" although the GPU is broken.
+/// XIDs after which drivers since 565 set the recovery action if one is needed (catalogue, column
+/// "Xid 154 linkage"). After other XIDs it may stay "none" although the GPU is broken.
 const SETS_RECOVERY_ACTION: &[RangeInclusive<u64>] = &[
     48..=48,
     62..=64,
@@ -118,8 +118,8 @@ const SETS_RECOVERY_ACTION: &[RangeInclusive<u64>] = &[
 ];
 
 impl Xid {
-    /// Returns the effect on the GPU's health. An unlisted XID is unhealthy, because new ones are added
-    /// for new failures.
+    /// Returns the effect on the GPU's health. An unlisted XID is unhealthy, because new ones are
+    /// added for new failures.
     pub fn verdict(self) -> Verdict {
         if self.0 == RECOVERY_ACTION_CHANGED {
             Verdict::RecoveryAction
@@ -140,7 +140,10 @@ impl Xid {
     /// Returns a short description.
     pub fn description(self) -> &'static str {
         let lists = [APPLICATION, NOTICE, UNHEALTHY];
-        lists.iter().find_map(|list| self.description_in(list)).unwrap_or("see NVIDIA's XID catalogue")
+        lists
+            .iter()
+            .find_map(|list| self.description_in(list))
+            .unwrap_or("see NVIDIA's XID catalogue")
     }
 
     fn description_in(self, list: &Descriptions) -> Option<&'static str> {

@@ -180,7 +180,7 @@ fn reads_memory_and_processes_of_the_gpu() {
         .unwrap();
     let state = StatePlace::Shared(node.control.path().with_file_name("state"));
     let usage = Usage::open(&state, &node.world).unwrap();
-    usage.take(1, GIB, 80 * GIB).unwrap();
+    usage.charge(1, GIB, 80 * GIB).unwrap();
     let after = library.memory(&node.uuid(1)).unwrap();
     assert_eq!((after.used - before.used, before.free - after.free), (3 * GIB, 3 * GIB));
     let expected = [

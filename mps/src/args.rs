@@ -84,7 +84,7 @@ pub struct MpsArgs {
 pub enum Stage {
     /// Becomes the daemon.
     #[command(hide = true)]
-    Enter(Enter),
+    Enter(EnterArgs),
 }
 
 fn duration(text: &str) -> Result<Duration, &'static str> {

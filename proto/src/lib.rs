@@ -6,14 +6,14 @@
 //! kubelet --NodeWatchResources (stream)--------> plugins/<driver>/dra.sock            health_v1, health_v1alpha1
 //! ```
 //!
-//! The code is generated at build time from `proto/*.proto`, which follow Kubernetes 1.37: package, service
-//! and field numbers are the contract. Clients and servers are generated for each service.
+//! The code is generated at build time from `proto/*.proto`, which follow Kubernetes 1.37: package,
+//! service and field numbers are the contract. Clients and servers are generated for each service.
 //!
-//! gRPC over a Unix socket has an `:authority`, and the `http` crate refuses one with a `%` in the host: if
-//! a client sends the escaped socket path, its stream is reset before any handler runs. The kubelet sends
-//! `localhost` to the DRA socket, and the escaped path to the registration socket (observed on 1.37.1).
-//! The registration socket therefore has an `@` in its file name: the part before it is the user
-//! part, in which `%` is legal. `tests/authority.rs` checks this.
+//! gRPC over a Unix socket has an `:authority`, and the `http` crate refuses one with a `%` in the
+//! host: if a client sends the escaped socket path, its stream is reset before any handler runs.
+//! The kubelet sends `localhost` to the DRA socket, and the escaped path to the registration socket
+//! (observed on 1.37.1). The registration socket therefore has an `@` in its file name: the part
+//! before it is the user part, in which `%` is legal. `tests/authority.rs` checks this.
 
 /// Plugin registration service (`pluginregistration.Registration`).
 #[allow(missing_docs, unreachable_pub, clippy::all, reason = "generated")]

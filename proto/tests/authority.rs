@@ -1,5 +1,5 @@
-//! Handling of the `:authority` of requests over a Unix socket, sent as raw HTTP/2, because no Rust client
-//! sends the invalid ones.
+//! Handling of the `:authority` of requests over a Unix socket, sent as raw HTTP/2, because no Rust
+//! client sends the invalid ones.
 
 use std::{
     io::{Read, Write},
@@ -56,8 +56,8 @@ fn header(block: &mut Vec<u8>, name: &str, value: &str) {
     }
 }
 
-/// Sends one GetInfo with this authority. Returns the kinds of the frames on its stream, up to the first
-/// body or reset.
+/// Sends one GetInfo with this authority. Returns the kinds of the frames on its stream, up to the
+/// first body or reset.
 fn response_frames(socket: &Path, authority: Option<&str>) -> Vec<u8> {
     let mut block = Vec::new();
     header(&mut block, ":method", "POST");
@@ -120,7 +120,11 @@ fn kubelet_authorities_are_served() {
     for authority in
         ["localhost", "%2Fvar%2Flib%2Fkubelet%2Fplugins_registry%2Fgpu.example@reg.sock"]
     {
-        assert_eq!(response_frames(&socket, Some(authority)), [HEADERS, DATA], "authority {authority:?}");
+        assert_eq!(
+            response_frames(&socket, Some(authority)),
+            [HEADERS, DATA],
+            "authority {authority:?}"
+        );
     }
 }
 
@@ -132,6 +136,10 @@ fn socket_path_as_authority_resets_the_stream() {
     for authority in
         ["%2Fvar%2Flib%2Fkubelet%2Fplugins%2Fdra.sock", "/var/lib/kubelet/plugins/dra.sock", ""]
     {
-        assert_eq!(response_frames(&socket, Some(authority)), [RST_STREAM], "authority {authority:?}");
+        assert_eq!(
+            response_frames(&socket, Some(authority)),
+            [RST_STREAM],
+            "authority {authority:?}"
+        );
     }
 }

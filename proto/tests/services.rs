@@ -173,8 +173,10 @@ async fn registration_returns_info_and_receives_status() {
         plugin_registered: false,
         error: "no such version".into(),
     };
-    let error =
-        client.notify_registration_status(failed).await.expect_err("the fake plugin returns an error");
+    let error = client
+        .notify_registration_status(failed)
+        .await
+        .expect_err("the fake plugin returns an error");
     assert_eq!(error.message(), "no such version");
 }
 

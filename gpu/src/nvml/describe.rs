@@ -69,7 +69,8 @@ fn read(
     let uuid = GpuUuid::new(uuid).map_err(FailedCall::format("nvmlDeviceGetUUID"))?;
     *identity = Some(uuid.clone());
     let pci = device.pci_info().map_err(FailedCall::nvml("nvmlDeviceGetPciInfo_v3"))?;
-    let pci_bus_id = PciBusId::new(pci.bus_id).map_err(FailedCall::format("nvmlDeviceGetPciInfo_v3"))?;
+    let pci_bus_id =
+        PciBusId::new(pci.bus_id).map_err(FailedCall::format("nvmlDeviceGetPciInfo_v3"))?;
     let capability = device
         .cuda_compute_capability()
         .map_err(FailedCall::nvml("nvmlDeviceGetCudaComputeCapability"))?;

@@ -19,21 +19,26 @@ struct NvLinkPeers {
     switches: BTreeMap<PciBusId, u32>,
 }
 
-/// NVLinks between two GPUs, given by their indexes in the inventory; the lower first_gpu comes first.
+/// NVLinks between two GPUs, given by their indexes in the inventory; the lower first_gpu comes
+/// first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct NvLinks {
     between: (usize, usize),
     count: u32,
 }
 
-/// Returns all links between the GPUs: the PCIe level of each pair, and their NVLinks. Links that cannot
-/// be read are left out: a claim that requires a topology must not get a guess.
+/// Returns all links between the GPUs: the PCIe level of each pair, and their NVLinks. Links that
+/// cannot be read are left out: a claim that requires a topology must not get a guess.
 pub(super) fn between(session: &Session, gpus: &[Gpu]) -> Vec<Link> {
     let peers_by_address: Vec<_> =
         gpus.iter().map(|gpu| (gpu.pci_bus_id.clone(), read_peers(session, gpu))).collect();
     let nvlinks = pairs(&peers_by_address).into_iter().map(|links| {
         let (first_gpu, second_gpu) = links.between;
-        Link::new(gpus[first_gpu].uuid.clone(), gpus[second_gpu].uuid.clone(), LinkKind::NvLink(links.count))
+        Link::new(
+            gpus[first_gpu].uuid.clone(),
+            gpus[second_gpu].uuid.clone(),
+            LinkKind::NvLink(links.count),
+        )
     });
     nvlinks.chain(pcie_levels(session, gpus)).collect()
 }
@@ -102,8 +107,9 @@ fn peers(device: &Device<'_>) -> Result<NvLinkPeers, NvmlError> {
     Ok(peers)
 }
 
-/// Returns the NVLinks of each pair. Direct links count if first_gpu of the GPUs reports them. Through
-/// switches, a pair can use as many links as the GPU with fewer links to their common switches.
+/// Returns the NVLinks of each pair. Direct links count if first_gpu of the GPUs reports them.
+/// Through switches, a pair can use as many links as the GPU with fewer links to their common
+/// switches.
 fn pairs(gpus: &[(PciBusId, NvLinkPeers)]) -> Vec<NvLinks> {
     let mut found = Vec::new();
     for (first, (first_address, first_peers)) in gpus.iter().enumerate() {

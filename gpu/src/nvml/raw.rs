@@ -48,8 +48,8 @@ pub(super) struct EventSet {
     set: nvmlEventSet_t,
 }
 
-// SAFETY: NVML is thread-safe ("the NVML library is thread-safe", NVML reference, section 1.2), and the
-// pointer is opaque and only passed back to NVML.
+// SAFETY: NVML is thread-safe ("the NVML library is thread-safe", NVML reference, section 1.2), and
+// the pointer is opaque and only passed back to NVML.
 unsafe impl Send for EventSet {}
 
 impl EventSet {

@@ -74,8 +74,8 @@ impl NvmlWatch {
         Ok(changed)
     }
 
-    /// Handles the set's report that one of its GPUs is lost, without naming it. While that GPU is in
-    /// the set, waiting returns at once.
+    /// Handles the set's report that one of its GPUs is lost, without naming it. While that GPU is
+    /// in the set, waiting returns at once.
     fn find_lost(
         &mut self,
         timeout: Duration,
@@ -107,11 +107,16 @@ enum HealthUncertainty {
 
 /// Returns the presence of a GPU.
 ///
-/// A GPU is present unless it answers "lost"; other errors are reported elsewhere. If one GPU is known
-/// to be lost, a GPU that returns any error is the lost one. A lost GPU is back only after a valid
-/// answer. The poll reads memory, because that answer comes from the kernel driver's state of the GPU
-/// and not from NVML's cache.
-fn poll(session: &Session, gpu: &GpuUuid, before: Presence, uncertainty: HealthUncertainty) -> Presence {
+/// A GPU is present unless it answers "lost"; other errors are reported elsewhere. If one GPU is
+/// known to be lost, a GPU that returns any error is the lost one. A lost GPU is back only after a
+/// valid answer. The poll reads memory, because that answer comes from the kernel driver's state of
+/// the GPU and not from NVML's cache.
+fn poll(
+    session: &Session,
+    gpu: &GpuUuid,
+    before: Presence,
+    uncertainty: HealthUncertainty,
+) -> Presence {
     let answer =
         session.nvml().device_by_uuid(gpu.as_str()).and_then(|device| device.memory_info());
     match answer {

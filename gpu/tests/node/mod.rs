@@ -22,7 +22,7 @@ impl Node {
         let libraries =
             Libraries { nvml: artifact::nvml().expect("the fake NVML is built"), cuda: None };
         let node =
-            FakeNode::lay_out(world, &libraries, directory.path()).expect("the node is created");
+            FakeNode::create(world, &libraries, directory.path()).expect("the node is created");
         Self { node, _directory: directory }
     }
 

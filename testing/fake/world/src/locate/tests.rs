@@ -5,7 +5,7 @@ use tempfile::TempDir;
 use super::*;
 
 #[test]
-fn a_library_in_a_driver_root_finds_the_world_of_that_root() {
+fn library_finds_world_of_its_driver_root() {
     let root = TempDir::new().unwrap();
     let world = root.path().join(WORLD_IN_DRIVER_ROOT);
     fs::create_dir_all(world.parent().unwrap()).unwrap();
@@ -16,7 +16,7 @@ fn a_library_in_a_driver_root_finds_the_world_of_that_root() {
 }
 
 #[test]
-fn control_and_state_are_beside_the_world() {
+fn control_and_state_are_beside_world() {
     let root = TempDir::new().unwrap();
     let world = root.path().join("world.yaml");
     fs::write(&world, "").unwrap();
