@@ -1,5 +1,5 @@
-//! Sets the library's soname to NVIDIA's, and generates a stub for every NVML function that the sources do
-//! not define.
+//! Sets the library's soname to NVIDIA's, and generates a stub for every NVML function that the
+//! sources do not define.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -15,7 +15,8 @@ fn main() {
     let mut stubs = String::new();
     let nvml = TABLE.iter().filter(|symbol| symbol.library() == Library::Nvml);
     for name in nvml.map(|symbol| symbol.symbol.text).filter(|name| !defined.contains(*name)) {
-        // By the C calling conventions of Linux a function ignores arguments that it does not declare.
+        // By the C calling conventions of Linux a function ignores arguments that it does not
+        // declare.
         writeln!(
             stubs,
             "#[unsafe(no_mangle)]\nextern \"C\" fn {name}() -> crate::abi::Return {{ crate::abi::not_supported() }}"

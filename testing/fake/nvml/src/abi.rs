@@ -142,8 +142,8 @@ impl OutPtr<c_char> {
     }
 }
 
-/// Writes a list by NVML's convention: the count is the capacity on entry and the required size on return.
-/// Returns `INSUFFICIENT_SIZE` if the capacity is too small.
+/// Writes a list by NVML's convention: the count is the capacity on entry and the required size on
+/// return. Returns `INSUFFICIENT_SIZE` if the capacity is too small.
 pub(crate) fn set_list<T>(count: OutPtr<c_uint>, list: OutPtr<T>, values: Vec<T>) -> NvmlResult {
     let room = count.get()? as usize;
     count.set(values.len() as c_uint)?;
@@ -178,7 +178,8 @@ impl InText {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Handle(usize);
 
-/// First handle value; far from small numbers, so that indexes and garbage pointers are not valid handles.
+/// First handle value; far from small numbers, so that indexes and garbage pointers are not valid
+/// handles.
 const FIRST_HANDLE: usize = 0x7e55_e7a0_0000;
 
 impl Handle {

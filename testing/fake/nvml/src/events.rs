@@ -1,5 +1,5 @@
-//! Event sets. Events come from the control file. A set delivers each event once if it happened after its
-//! GPU was registered.
+//! Event sets. Events come from the control file. A set delivers each event once if it happened
+//! after its GPU was registered.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{c_uint, c_ulonglong};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use nvml_wrapper_sys::bindings::nvmlEventData_t;
 use tessera_fake_world::{Control, EventKind, World};
 
-use crate::abi::{NvmlResult, Code, Handle, OutPtr, Return, export};
+use crate::abi::{Code, Handle, NvmlResult, OutPtr, Return, export};
 use crate::library::machine;
 
 const SINGLE_BIT_ECC: u64 = 0x1;
@@ -65,8 +65,8 @@ struct Delivery {
     data: u64,
 }
 
-/// Returns the oldest undelivered event of a set. Returns `GPU_IS_LOST` if there is none and one of its GPUs
-/// is lost or hangs.
+/// Returns the oldest undelivered event of a set. Returns `GPU_IS_LOST` if there is none and one of
+/// its GPUs is lost or hangs.
 fn next(set: SetHandle, world: &World, control: &Control) -> NvmlResult<Option<Delivery>> {
     with_sets(|sets| {
         let registrations = sets.get_mut(&set).ok_or(Code::InvalidArgument)?;

@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_int, c_uint};
 use nvml_wrapper_sys::bindings::{nvmlPciInfo_t, nvmlPciInfoExt_t};
 use tessera_fake_world::{Gpu, PciAddress};
 
-use crate::abi::{NvmlResult, Code, Handle, OutPtr, InText, export};
+use crate::abi::{Code, Handle, InText, NvmlResult, OutPtr, export};
 use crate::library::machine;
 
 /// Writes the handle of the first matching GPU.

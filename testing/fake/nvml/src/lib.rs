@@ -1,10 +1,10 @@
 //! A fake `libnvidia-ml.so.1` over the fake world.
 //!
-//! It has NVIDIA's symbol names, struct layouts and error codes, so that programs for the real library run on
-//! it unchanged. Its data comes from [`tessera_fake_world::Machine`]: the world file, the control file (read
-//! again at each call if it has changed), and the memory of the fake CUDA's processes. Functions that
-//! are not modelled return `NVML_ERROR_NOT_SUPPORTED`; NULL pointers return
-//! `NVML_ERROR_INVALID_ARGUMENT`.
+//! It has NVIDIA's symbol names, struct layouts and error codes, so that programs for the real
+//! library run on it unchanged. Its data comes from [`tessera_fake_world::Machine`]: the world
+//! file, the control file (read again at each call if it has changed), and the memory of the fake
+//! CUDA's processes. Functions that are not modelled return `NVML_ERROR_NOT_SUPPORTED`; NULL
+//! pointers return `NVML_ERROR_INVALID_ARGUMENT`.
 //!
 //! | module | functions |
 //! |---|---|

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tessera_fake_world::Machine;
 use tessera_runtime::error_chain::chain;
 
-use crate::abi::{NvmlResult, Code, OutPtr, Return, export};
+use crate::abi::{Code, NvmlResult, OutPtr, Return, export};
 
 /// Number of initialisations, and the machine.
 struct Library {

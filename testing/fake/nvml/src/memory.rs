@@ -1,5 +1,5 @@
-//! Memory, and the processes that hold it. Each process is in all process lists: graphics, MPS, accounting and
-//! sessions.
+//! Memory, and the processes that hold it. Each process is in all process lists: graphics, MPS,
+//! accounting and sessions.
 
 use std::ffi::c_uint;
 
@@ -11,7 +11,7 @@ use nvml_wrapper_sys::bindings::{
     nvmlProcessesUtilizationInfo_t,
 };
 
-use crate::abi::{NvmlResult, Code, Handle, OutPtr, export, set_list};
+use crate::abi::{Code, Handle, NvmlResult, OutPtr, export, set_list};
 
 /// `NVML_STRUCT_VERSION(Memory, 2)`.
 const MEMORY_V2: c_uint = size_of::<nvmlMemory_v2_t>() as c_uint | 2 << 24;

@@ -5,7 +5,7 @@ use std::ffi::{c_uint, c_ulonglong};
 use nvml_wrapper_sys::bindings::nvmlPciInfo_t;
 use tessera_fake_world::{NvLink, NvLinkEnd};
 
-use crate::abi::{NvmlResult, Code, Device, Handle, OutPtr, export};
+use crate::abi::{Code, Device, Handle, NvmlResult, OutPtr, export};
 use crate::identity::pci_info;
 
 /// Vendor and device id of an NVSwitch (third generation).
@@ -19,8 +19,8 @@ const CAPABILITIES: c_uint = 6;
 /// Number of `nvmlNvLinkErrorCounter_t` values.
 const ERROR_COUNTERS: c_uint = 5;
 
-/// Returns the link if it is active. GPUs without NVLink return `NOT_SUPPORTED`, and numbers beyond the
-/// GPU's links an error.
+/// Returns the link if it is active. GPUs without NVLink return `NOT_SUPPORTED`, and numbers beyond
+/// the GPU's links an error.
 fn link(device: Handle, number: c_uint) -> NvmlResult<(Device, Option<NvLink>)> {
     let device = device.device()?;
     if device.model.nvlink_version.is_none() {

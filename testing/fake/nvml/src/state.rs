@@ -12,7 +12,7 @@ use nvml_wrapper_sys::bindings::{
 };
 use tessera_fake_world::GpuCondition;
 
-use crate::abi::{NvmlResult, Code, Device, Handle, OutPtr, export};
+use crate::abi::{Code, Device, Handle, NvmlResult, OutPtr, export};
 
 const CLOCK_MEMORY: c_uint = 2;
 const CLOCKS: c_uint = 4;
@@ -30,8 +30,8 @@ impl Device {
         self.control.gpu(&self.uuid).cloned().unwrap_or_default()
     }
 
-    /// Returns the utilisation in percent, from the control file. Kernels of the fake CUDA only take
-    /// modelled time.
+    /// Returns the utilisation in percent, from the control file. Kernels of the fake CUDA only
+    /// take modelled time.
     fn utilization(&self) -> u32 {
         self.condition().utilization.unwrap_or(0).min(100)
     }

@@ -4,7 +4,7 @@ use std::ffi::{c_uint, c_ulong};
 
 use tessera_fake_world::{NvLinkEnd, PcieLevel, World};
 
-use crate::abi::{NvmlResult, Code, Handle, OutPtr, export, set_list};
+use crate::abi::{Code, Handle, NvmlResult, OutPtr, export, set_list};
 use crate::library::machine;
 
 /// `nvmlGpuP2PStatus_t`.

@@ -20,7 +20,8 @@ const INVALID_ARGUMENT: u32 = 2;
 const NOT_SUPPORTED: u32 = 3;
 const VERSION_MISMATCH: u32 = 25;
 
-/// Any NVML function, with more arguments than the longest needs, which the C calling conventions permit.
+/// Any NVML function, with more arguments than the longest needs, which the C calling conventions
+/// permit.
 type AnyFunction =
     unsafe extern "C" fn(usize, usize, usize, usize, usize, usize, usize, usize) -> u32;
 
@@ -61,7 +62,8 @@ fn functions() -> impl Iterator<Item = &'static str> {
 fn functions_need_initialisation_and_accept_null() {
     let node = Node::new(shipped::DGX_1V);
     let library = Library::open(&node.nvml_path());
-    let excluded = ["nvmlInit", "nvmlInit_v2", "nvmlInitWithFlags", "nvmlShutdown", "nvmlErrorString"];
+    let excluded =
+        ["nvmlInit", "nvmlInit_v2", "nvmlInitWithFlags", "nvmlShutdown", "nvmlErrorString"];
     for name in functions().filter(|name| !excluded.contains(name)) {
         let answer = library.call_with_zeroes(name);
         assert!(

@@ -1,5 +1,5 @@
-//! Builds the fake libraries for tests that load them, because cargo does not build a `cdylib` for tests,
-//! not even for those of its own package.
+//! Builds the fake libraries for tests that load them, because cargo does not build a `cdylib` for
+//! tests, not even for those of its own package.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -11,9 +11,7 @@ use std::process::Command;
 #[derive(Debug, thiserror::Error)]
 pub enum ArtifactError {
     /// This program is not in cargo's target directory.
-    #[error(
-        "cannot find fake libraries: `{program}` is not in a target directory of cargo"
-    )]
+    #[error("cannot find fake libraries: `{program}` is not in a target directory of cargo")]
     NoTargetDirectory {
         /// Path of the program.
         program: PathBuf,
@@ -77,9 +75,10 @@ fn build(package: &'static str, file: &str) -> Result<PathBuf, ArtifactError> {
     Ok(directory.join(&location.profile).join(file))
 }
 
-/// Builds a package of this workspace with options of cargo, for the target that `CARGO_BUILD_TARGET` names
-/// if this test was built for it. The output is in a subdirectory of the target directory, so that builds
-/// with different options do not replace each other. Returns the directory of the profiles.
+/// Builds a package of this workspace with options of cargo, for the target that
+/// `CARGO_BUILD_TARGET` names if this test was built for it. The output is in a subdirectory of the
+/// target directory, so that builds with different options do not replace each other. Returns the
+/// directory of the profiles.
 ///
 /// # Errors
 /// The build fails.
@@ -158,8 +157,8 @@ mod tests {
     use super::*;
 
     fn of(program: &str, triple: Option<&str>) -> [PathBuf; 3] {
-        let location =
-            TargetLocation::of(Path::new(program), triple.map(OsStr::new)).expect("a target directory");
+        let location = TargetLocation::of(Path::new(program), triple.map(OsStr::new))
+            .expect("a target directory");
         [location.target, location.triple, location.profile.into()]
     }
 

@@ -143,8 +143,8 @@ pub enum EventKind {
 
 /// `control.yaml`, which is read again after each change.
 ///
-/// A missing file is an empty one. A malformed file is reported once on stderr, and the last valid content
-/// stays in effect: a typing error must not restore a lost GPU.
+/// A missing file is an empty one. A malformed file is reported once on stderr, and the last valid
+/// content stays in effect: a typing error must not restore a lost GPU.
 #[derive(Debug)]
 pub struct ControlFile {
     path: PathBuf,
@@ -191,7 +191,10 @@ impl ControlFile {
         match self.decode() {
             Ok(control) => cache.control = Arc::new(control),
             Err(error) => {
-                eprintln!("tessera-fake-world: cannot read {}, keeping its last content: {error}", self.path.display())
+                eprintln!(
+                    "tessera-fake-world: cannot read {}, keeping its last content: {error}",
+                    self.path.display()
+                )
             }
         }
         Arc::clone(&cache.control)
@@ -251,8 +254,8 @@ impl Control {
         self.events.push(Event { id, gpu: gpu.to_owned(), kind });
     }
 
-    /// Adds an XID and sets the recovery action. Like the real driver, it also adds XID 154 if the action
-    /// changes.
+    /// Adds an XID and sets the recovery action. Like the real driver, it also adds XID 154 if the
+    /// action changes.
     pub fn report_xid(&mut self, gpu: &str, code: u64, action: RecoveryAction) {
         self.push_event(gpu, EventKind::Xid(code));
         let condition = self.gpu_mut(gpu);
@@ -262,8 +265,8 @@ impl Control {
         }
     }
 
-    /// Resets the GPU: it answers again, needs no recovery action, and its error counters are zero. No
-    /// event is added.
+    /// Resets the GPU: it answers again, needs no recovery action, and its error counters are zero.
+    /// No event is added.
     pub fn reset(&mut self, gpu: &str) {
         let condition = self.gpu_mut(gpu);
         condition.lost = false;

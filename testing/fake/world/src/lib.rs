@@ -7,12 +7,12 @@
 //!                                          `--> sysfs tree, driver root (the `tessera-fake-world` program)
 //! ```
 //!
-//! - [`World`] is the machine's *hardware*: one YAML file, strictly decoded and validated, which does not
-//!   change at run time.
-//! - [`Control`] is the machine's *condition*: a GPU falls off the bus, an XID event, ECC errors, memory of
-//!   foreign processes. The file is beside the world and read again after each change.
-//! - [`Usage`] is the processes' *memory*: bytes per process and GPU in one shared file, which stays correct
-//!   after `kill -9`.
+//! - [`World`] is the machine's *hardware*: one YAML file, strictly decoded and validated, which
+//!   does not change at run time.
+//! - [`Control`] is the machine's *condition*: a GPU falls off the bus, an XID event, ECC errors,
+//!   memory of foreign processes. The file is beside the world and read again after each change.
+//! - [`Usage`] is the processes' *memory*: bytes per process and GPU in one shared file, which
+//!   stays correct after `kill -9`.
 //! - [`Machine`] combines the three; each fake library has exactly one.
 //!
 //! This crate is only for tests and the demo.

@@ -1,8 +1,8 @@
 //! Location of this process's world.
 //!
-//! The location is, in this order: the environment variable; the driver root of the library that this code is
-//! linked into, if it has a world; the default, which is the driver root `/` and thus that of every
-//! container with the driver's files.
+//! The location is, in this order: the environment variable; the driver root of the library that
+//! this code is linked into, if it has a world; the default, which is the driver root `/` and thus
+//! that of every container with the driver's files.
 
 use std::env;
 use std::ffi::{CStr, OsStr};
@@ -12,7 +12,8 @@ use std::path::{Path, PathBuf};
 
 /// Environment variable with the world file; overrides all other locations.
 pub const WORLD_VARIABLE: &str = "TESSERA_FAKE_WORLD";
-/// Environment variable with the directory of the shared state; overrides `state` beside the world file.
+/// Environment variable with the directory of the shared state; overrides `state` beside the world
+/// file.
 pub const STATE_VARIABLE: &str = "TESSERA_FAKE_STATE";
 /// World file in a driver root: a path that is mounted into containers with the driver's own files.
 pub const WORLD_IN_DRIVER_ROOT: &str = "usr/share/nvidia/tessera-fake/world.yaml";
@@ -28,11 +29,11 @@ pub struct LocateError {
 /// Files of a world.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Location {
-    /// `world.yaml`.
+    /// Path of `world.yaml`.
     pub world: PathBuf,
-    /// `control.yaml` beside it.
+    /// Path of `control.yaml`, beside the world.
     pub control: PathBuf,
-    /// Where usage is kept.
+    /// Location of the usage.
     pub state: StatePlace,
     /// Directory of the GPUs' device nodes: `dev` of the world's driver root.
     pub device_nodes: Option<PathBuf>,
@@ -67,10 +68,10 @@ impl Location {
 
     /// Returns the files of a world file.
     ///
-    /// A given state directory is created. Otherwise the state is in the first of these that exists or can be
-    /// created, and is writable: `state` beside the world; a directory in `/dev/shm`, for containers,
-    /// whose driver files are read-only (the state is then shared only within the pod); the process's own
-    /// memory.
+    /// A given state directory is created. Otherwise the state is in the first of these that exists
+    /// or can be created, and is writable: `state` beside the world; a directory in `/dev/shm`,
+    /// for containers, whose driver files are read-only (the state is then shared only within
+    /// the pod); the process's own memory.
     ///
     /// # Errors
     /// Returns an error if the world file does not exist.

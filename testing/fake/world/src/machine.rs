@@ -48,7 +48,8 @@ impl Machine {
     /// Opens the world of this process.
     ///
     /// # Errors
-    /// Returns an error if there is no world, it is malformed, or its state directory cannot be used.
+    /// Returns an error if there is no world, it is malformed, or its state directory cannot be
+    /// used.
     pub fn open() -> Result<Self, MachineError> {
         Self::open_at(&Location::of_this_process()?)
     }
@@ -64,8 +65,9 @@ impl Machine {
         Ok(Self { world, control: ControlFile::new(&location.control), usage, visible })
     }
 
-    /// Returns the indexes of the GPUs that this process may use, sorted. As with the real driver, these are
-    /// the GPUs whose device nodes are visible. All GPUs if the driver root has no nodes.
+    /// Returns the indexes of the GPUs that this process may use, sorted. As with the real driver,
+    /// these are the GPUs whose device nodes are visible. All GPUs if the driver root has no
+    /// nodes.
     pub fn visible(&self) -> &[usize] {
         &self.visible
     }
@@ -95,14 +97,14 @@ impl Machine {
         MemoryState { total, reserved, used, free: total - reserved - used }
     }
 
-    /// Returns the bytes of a GPU that processes of this world can use: the memory without that of foreign
-    /// processes. The limit for [`Usage::charge`].
+    /// Returns the bytes of a GPU that processes of this world can use: the memory without that of
+    /// foreign processes. The limit for [`Usage::charge`].
     pub fn capacity(&self, gpu: &Gpu) -> u64 {
         gpu.model.usable_bytes().saturating_sub(self.control().foreign_bytes(&gpu.uuid))
     }
 
-    /// Returns the processes that hold memory on a GPU and have a PID here: foreign ones and those of the
-    /// world.
+    /// Returns the processes that hold memory on a GPU and have a PID here: foreign ones and those
+    /// of the world.
     pub fn processes(&self, gpu: &Gpu) -> Vec<ProcessUse> {
         let control = self.control();
         let foreign = control
@@ -128,7 +130,8 @@ impl Machine {
     }
 }
 
-/// Returns the visible GPUs. A container has the node `nvidiactl` of the driver, and one node per GPU.
+/// Returns the visible GPUs. A container has the node `nvidiactl` of the driver, and one node per
+/// GPU.
 fn visible(world: &World, device_nodes: Option<&Path>) -> Vec<usize> {
     let nodes = device_nodes.filter(|nodes| nodes.join("nvidiactl").exists());
     let has_node =

@@ -75,8 +75,9 @@ impl TryFrom<String> for ComputeCapability {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
-        let error =
-            || format!("invalid compute capability `{text}`: expected `major.minor` such as \"9.0\"");
+        let error = || {
+            format!("invalid compute capability `{text}`: expected `major.minor` such as \"9.0\"")
+        };
         let (major, minor) = text.split_once('.').ok_or_else(error)?;
         Ok(Self {
             major: major.parse().map_err(|_| error())?,

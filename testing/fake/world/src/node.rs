@@ -30,8 +30,8 @@ pub enum NodeError {
 
 /// A fake node.
 ///
-/// Each has its own copy of the libraries, so that several nodes can be used in one process: the loader
-/// distinguishes libraries by inode.
+/// Each has its own copy of the libraries, so that several nodes can be used in one process: the
+/// loader distinguishes libraries by inode.
 #[derive(Debug)]
 pub struct FakeNode {
     /// World of the node.
@@ -49,11 +49,7 @@ impl FakeNode {
     ///
     /// # Errors
     /// Returns an error if the world is invalid or a file cannot be written.
-    pub fn create(
-        world: &str,
-        libraries: &Libraries,
-        directory: &Path,
-    ) -> Result<Self, NodeError> {
+    pub fn create(world: &str, libraries: &Libraries, directory: &Path) -> Result<Self, NodeError> {
         let file = directory.join("world.yaml");
         fs::write(&file, world)
             .map_err(|source| NodeError::WorldFile { path: file.clone(), source })?;

@@ -4,7 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Address of a PCI function, `domain:bus:device.function`, in the kernel's notation (`0000:19:00.0`).
+/// Address of a PCI function, `domain:bus:device.function`, in the kernel's notation
+/// (`0000:19:00.0`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct PciAddress {
@@ -54,8 +55,9 @@ impl TryFrom<String> for PciAddress {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
-        Self::parse(&text)
-            .ok_or_else(|| format!("invalid PCI address `{text}`: expected a value such as \"0000:19:00.0\""))
+        Self::parse(&text).ok_or_else(|| {
+            format!("invalid PCI address `{text}`: expected a value such as \"0000:19:00.0\"")
+        })
     }
 }
 

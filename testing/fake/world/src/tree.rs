@@ -9,13 +9,13 @@ use crate::locate::WORLD_IN_DRIVER_ROOT;
 use crate::pci::PciAddress;
 use crate::world::{Gpu, World};
 
-/// A file of the tree could not be written.
+/// Error of writing a file of the tree.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write `{path}`")]
 pub struct TreeError {
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
-    /// Why.
+    /// Error of the operating system.
     pub source: io::Error,
 }
 
@@ -23,8 +23,8 @@ fn at<T>(path: &Path, result: io::Result<T>) -> Result<T, TreeError> {
     result.map_err(|source| TreeError { path: path.to_owned(), source })
 }
 
-/// Writes the part of `/sys` that tells where GPUs and NVSwitches are: `devices/pci.../...` and the
-/// links to it in `bus/pci/devices`. Existing files are replaced.
+/// Writes the PCI devices of GPUs: `devices/pci.../...` and the links to them in `bus/pci/devices`.
+/// Existing files are replaced.
 ///
 /// # Errors
 /// A file cannot be written.
@@ -107,8 +107,8 @@ pub const LIBRARY_DIRECTORY: &str = if cfg!(target_arch = "aarch64") {
     "usr/lib/x86_64-linux-gnu"
 };
 
-/// Writes a driver root like that of an installed driver: libraries with versioned names and links to them,
-/// and the world at its default location. Existing files are replaced.
+/// Writes a driver root like that of an installed driver: libraries with versioned names and links
+/// to them, and the world at its default location. Existing files are replaced.
 ///
 /// # Errors
 /// A file cannot be read or written.

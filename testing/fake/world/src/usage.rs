@@ -5,10 +5,10 @@
 //!           ^ byte lock 0 held by its owner
 //! ```
 //!
-//! The usage of a GPU *is* the sum over the slots; there is no second number that could drift. A slot is valid
-//! while the lock on its byte is held. The kernel releases the lock when the process's address space goes
-//! away, for any reason (see `Claim` in `usage/region.rs`). The next process that reads the usage clears the
-//! slots of dead processes.
+//! The usage of a GPU *is* the sum over the slots; there is no second number that could drift. A
+//! slot is valid while the lock on its byte is held. The kernel releases the lock when the
+//! process's address space goes away, for any reason (see `Claim` in `usage/region.rs`). The next
+//! process that reads the usage clears the slots of dead processes.
 
 mod region;
 
@@ -71,8 +71,8 @@ pub struct Usage {
     slot: AtomicU64,
 }
 
-/// Returns the file name. Worlds with different GPUs have different files, so that a world can be replaced
-/// while processes of the old one exit.
+/// Returns the file name. Worlds with different GPUs have different files, so that a world can be
+/// replaced while processes of the old one exit.
 fn file_name(fingerprint: u64) -> String {
     format!("usage-{fingerprint:016x}")
 }
@@ -82,7 +82,8 @@ pub(crate) fn can_share(directory: &Path) -> bool {
     make_directory(directory).is_ok() && region::is_writable(directory)
 }
 
-/// Creates a directory in which all users can create files, like `/tmp`: containers run as any user.
+/// Creates a directory in which all users can create files, like `/tmp`: containers run as any
+/// user.
 fn make_directory(directory: &Path) -> io::Result<()> {
     if directory.is_dir() {
         return Ok(());
@@ -115,10 +116,11 @@ impl Usage {
         Ok(Self { region, claim: Mutex::new(None), slot: AtomicU64::new(0) })
     }
 
-    /// Charges bytes of a GPU to this process, unless the usage of all processes would exceed `capacity`.
+    /// Charges bytes of a GPU to this process, unless the usage of all processes would exceed
+    /// `capacity`.
     ///
-    /// Safe against concurrent threads and processes: the usage never exceeds `capacity`. In a race for the last
-    /// bytes both charges may fail.
+    /// Safe against concurrent threads and processes: the usage never exceeds `capacity`. In a race
+    /// for the last bytes both charges may fail.
     ///
     /// # Errors
     /// Returns an error if the GPU is full.
@@ -160,15 +162,14 @@ impl Usage {
         self.sum(gpu)
     }
 
-    /// Returns the living processes that hold bytes of a GPU. A process of an invisible PID namespace is
-    /// counted in [`Usage::total`], but not listed, because it has no PID here.
+    /// Returns the living processes that hold bytes of a GPU. A process of an invisible PID
+    /// namespace is counted in [`Usage::total`], but not listed, because it has no PID here.
     pub fn processes(&self, gpu: usize) -> Vec<ProcessUse> {
         self.clear_dead_slots();
         let in_use = self.region.used_slots().iter().filter_map(|slot| {
             let bytes = slot.bytes[gpu].load(Ordering::SeqCst);
-            (bytes > 0).then(|| {
-                Some(ProcessUse { pid: slot.local_pid()?, name: slot.name(), bytes })
-            })?
+            (bytes > 0)
+                .then(|| Some(ProcessUse { pid: slot.local_pid()?, name: slot.name(), bytes }))?
         });
         in_use.collect()
     }
@@ -198,9 +199,9 @@ impl Usage {
             return Some(slot);
         }
         if self.region.was_forked()
-            && let Some(parents) = claim.take()
+            && let Some(parent) = claim.take()
         {
-            parent.forget();
+            parent.abandon();
         }
         let own = (0..SLOTS).find_map(|slot| self.region.claim(slot).ok().flatten())?;
         self.slot.store(own.slot() as u64 + 1, Ordering::Release);
@@ -253,8 +254,8 @@ impl Slot {
 /// Translates a PID of another PID namespace; works for descendants of this one.
 fn translate(pid: u32, namespace: u64) -> Option<u32> {
     let matches = |candidate: &u32| {
-        let same =
-            fs::metadata(format!("/proc/{candidate}/ns/pid")).is_ok_and(|meta| meta.ino() == namespace);
+        let same = fs::metadata(format!("/proc/{candidate}/ns/pid"))
+            .is_ok_and(|meta| meta.ino() == namespace);
         same && innermost_pid(*candidate) == Some(pid)
     };
     let entries = fs::read_dir("/proc").ok()?;

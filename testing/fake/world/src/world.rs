@@ -56,7 +56,8 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Returns the CUDA version in the notation of NVML and `cuDriverGetVersion`: 1000 x major + 10 x minor.
+    /// Returns the CUDA version in the notation of NVML and `cuDriverGetVersion`: 1000 x major + 10
+    /// x minor.
     pub fn cuda_number(&self) -> i32 {
         cuda_number(&self.cuda).expect("invariant: checked when the world was read")
     }
@@ -94,8 +95,8 @@ pub struct TimeModel {
 }
 
 impl Default for TimeModel {
-    /// Returns real time, 4 us per launch (a real driver's time within a factor of two), and 10 us per wave of
-    /// 16 blocks per SM.
+    /// Returns real time, 4 us per launch (a real driver's time within a factor of two), and 10 us
+    /// per wave of 16 blocks per SM.
     fn default() -> Self {
         Self { scale: 1.0, launch_nanos: 4_000, wave_nanos: 10_000, blocks_per_multiprocessor: 16 }
     }

@@ -65,12 +65,13 @@ pub(super) struct Region {
     /// File for queries of locks, never for holding one.
     file: File,
     table: NonNull<Table>,
-    /// A page that reads as zero after a fork (`MADV_WIPEONFORK`); 1: the claim belongs to this process.
+    /// A page that reads as zero after a fork (`MADV_WIPEONFORK`); 1: the claim belongs to this
+    /// process.
     owned: NonNull<AtomicU32>,
 }
 
-// SAFETY: the mappings live as long as the region, and the table is only written through atomics after
-// it has become visible to others.
+// SAFETY: the mappings live as long as the region, and the table is only written through atomics
+// after it has become visible to others.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
@@ -164,8 +165,8 @@ impl Region {
         result != 0 || i32::from(lock.l_type) != libc::F_UNLCK
     }
 
-    /// Claims a slot without living owner, clears it, and enters this process. Returns `None` if it has an
-    /// owner.
+    /// Claims a slot without living owner, clears it, and enters this process. Returns `None` if it
+    /// has an owner.
     pub(super) fn claim(&self, slot: usize) -> io::Result<Option<Claim>> {
         let file = OpenOptions::new().read(true).write(true).open(&self.path)?;
         let lock = byte_lock(slot);
@@ -194,9 +195,10 @@ impl Drop for Region {
 
 /// A claimed slot.
 ///
-/// The lock is on an open file description that only a mapping keeps open: an inaccessible page that fork
-/// does not inherit. The lock therefore lives exactly as long as this process's address space. Exit, kill
-/// -9 and exec end it, and a forked child does not prolong it, as it would with a descriptor.
+/// The lock is on an open file description that only a mapping keeps open: an inaccessible page
+/// that fork does not inherit. The lock therefore lives exactly as long as this process's address
+/// space. Exit, kill -9 and exec end it, and a forked child does not prolong it, as it would with a
+/// descriptor.
 #[derive(Debug)]
 pub(super) struct Claim {
     slot: usize,
@@ -211,7 +213,8 @@ impl Claim {
         self.slot
     }
 
-    /// Forgets the claim in a forked child, where the mapping does not exist and its address may be reused.
+    /// Forgets the claim in a forked child, where the mapping does not exist and its address may be
+    /// reused.
     pub(super) fn abandon(mut self) {
         self.mapping = None;
     }
@@ -232,8 +235,8 @@ pub(super) fn is_writable(directory: &Path) -> bool {
     unsafe { libc::access(path.as_ptr(), libc::W_OK | libc::X_OK) == 0 }
 }
 
-/// Creates the complete file under another name and links it into place, so that no process sees a partial
-/// one. The second creator uses the file of the first.
+/// Creates the complete file under another name and links it into place, so that no process sees a
+/// partial one. The second creator uses the file of the first.
 fn create(path: &Path, fingerprint: u64) -> io::Result<()> {
     let (temporary, file) = create_unique(path)?;
     let linked =
@@ -245,8 +248,8 @@ fn create(path: &Path, fingerprint: u64) -> io::Result<()> {
     linked
 }
 
-/// Creates a new file beside `path`. PIDs are not unique: every container has a process 1, and both fake
-/// libraries may start at the same time in one process.
+/// Creates a new file beside `path`. PIDs are not unique: every container has a process 1, and both
+/// fake libraries may start at the same time in one process.
 fn create_unique(path: &Path) -> io::Result<(PathBuf, File)> {
     let mut attempt = 0_u32;
     loop {

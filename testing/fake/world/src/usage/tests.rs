@@ -113,7 +113,8 @@ fn concurrent_charges_never_exceed_capacity() {
             .map(|_| {
                 scope.spawn(|| {
                     let usage = open(directory.path());
-                    let count = (0..1000).filter(|_| usage.charge(0, 1, 3000).is_ok()).count() as u64;
+                    let count =
+                        (0..1000).filter(|_| usage.charge(0, 1, 3000).is_ok()).count() as u64;
                     assert!(
                         usage.total(0) <= 3000 + 8,
                         "more than eight in flight above the limit"

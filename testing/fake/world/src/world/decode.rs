@@ -91,7 +91,9 @@ impl WorldFile {
     }
 }
 
-fn check_models(models: BTreeMap<String, Model>) -> Result<BTreeMap<String, Arc<Model>>, FieldError> {
+fn check_models(
+    models: BTreeMap<String, Model>,
+) -> Result<BTreeMap<String, Arc<Model>>, FieldError> {
     for (key, model) in &models {
         if model.memory_mib < model.reserved_mib + model.context_mib {
             let reason = format!("{} MiB do not hold reservedMiB and contextMiB", model.memory_mib);
@@ -205,7 +207,10 @@ impl NvLinkFile {
             return Ok(());
         }
         if self.peers.len() != gpus {
-            return field_error("nvlink.peers", format!("{} rows for {gpus} GPUs", self.peers.len()));
+            return field_error(
+                "nvlink.peers",
+                format!("{} rows for {gpus} GPUs", self.peers.len()),
+            );
         }
         for (row, peers) in self.peers.iter().enumerate() {
             if peers.len() != gpus {
