@@ -1,7 +1,8 @@
 //! Speed of the allocator, on the scenarios and with the protocol of the oracle's benchmark.
 //!
-//! An operation is one claim: on all nodes (`filter`), or on nodes in order until one fits, where it is
-//! then allocated (`sequence`). Parsing of JSON is not measured. There are three cache states:
+//! An operation is one claim: on all nodes (`filter`), or on nodes in order until one fits, where
+//! it is then allocated (`sequence`). Parsing of JSON is not measured. There are three cache
+//! states:
 //!
 //! - *fresh*: only the parsed objects. Upstream's allocator is always fresh.
 //! - *cold*: the cluster is indexed and up to date, the kind of claim is unknown.
@@ -72,8 +73,13 @@ pub struct BenchReport {
 /// Runs a scenario with one state of the caches.
 pub fn run(scenario: &Scenario, mode: BenchMode, cache_state: CacheState) -> BenchReport {
     let (planner, index) = timed(|| indexed(scenario));
-    let mut bench =
-        Bench { scenario, cache_state, planner, usage: scenario.snapshot.usage.clone(), undecided: 0 };
+    let mut bench = Bench {
+        scenario,
+        cache_state,
+        planner,
+        usage: scenario.snapshot.usage.clone(),
+        undecided: 0,
+    };
     let mut times = Vec::new();
     let fits = match mode {
         BenchMode::Filter { repeat } => bench.filter(repeat, &mut times),

@@ -1,9 +1,9 @@
 //! Compares the allocator's results with upstream's, case by case.
 //!
 //! *Exact* (the oracle's L2): outcome, error class, and every field of every result are equal; for
-//! [`Policy::FirstFit`](tessera_allocator::Policy). *Outcome* (L1): the claims fit if and only if they fit
-//! for upstream; for the other policies. `oracle compare --level L1` replays their allocations on upstream
-//! from this program's results.
+//! [`Policy::FirstFit`](tessera_allocator::Policy). *Outcome* (L1): the claims fit if and only if
+//! they fit for upstream; for the other policies. `oracle compare --level L1` replays their
+//! allocations on upstream from this program's results.
 
 use std::collections::BTreeMap;
 

@@ -60,9 +60,9 @@ pub enum ScenarioError {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct BenchSpec {
-    /// `filter` or `sequence`.
+    /// Mode: `filter` or `sequence`.
     pub mode: String,
-    /// How often.
+    /// Number of repetitions.
     pub repeat: usize,
     /// True if the oldest share is released before each claim.
     pub churn: bool,
@@ -101,11 +101,8 @@ impl Scenario {
     /// Returns an error if the text is not a valid scenario.
     pub fn parse(text: &str) -> Result<Self, ScenarioError> {
         let document: Document = serde_json::from_str(text)?;
-        let name = if document.name.is_empty() {
-            "unnamed".to_owned()
-        } else {
-            document.name.clone()
-        };
+        let name =
+            if document.name.is_empty() { "unnamed".to_owned() } else { document.name.clone() };
         document.read(&name).map_err(|source| ScenarioError::Object { scenario: name, source })
     }
 

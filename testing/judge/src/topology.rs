@@ -8,8 +8,8 @@
 //!                                       '-> clairvoyant: the optimum of a sequence that is known in advance
 //! ```
 //!
-//! The score of a pair is 100 per NVLink plus one PCIe level (`SYS` 10 to same board 60). The score of a set
-//! is the sum over its pairs.
+//! The score of a pair is 100 per NVLink plus one PCIe level (`SYS` 10 to same board 60). The score
+//! of a set is the sum over its pairs.
 
 mod best_effort;
 mod clairvoyant;
@@ -22,6 +22,6 @@ pub mod speed;
 
 pub use clairvoyant::Clairvoyant;
 
-/// Maximum number of GPUs for quality measurements. On larger machines only the speed is measured, because
-/// the sets of free GPUs and the clairvoyant cannot be enumerated.
+/// Maximum number of GPUs for quality measurements. On larger machines only the speed is measured,
+/// because the sets of free GPUs and the clairvoyant cannot be enumerated.
 pub const MAX_ENUMERATED: usize = 16;

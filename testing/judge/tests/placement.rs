@@ -32,7 +32,10 @@ fn reproduces(policy: Policy, trace: &Trace, seed: u64) {
     for (percent, expected) in published.into_iter().enumerate() {
         let actual = columns.allocated(percent).unwrap();
         let context = format!("{} {policy:?} seed {seed} at {percent} %", trace.name);
-        assert!((actual - expected).abs() <= TOLERANCE, "{context}: {actual}, published {expected}");
+        assert!(
+            (actual - expected).abs() <= TOLERANCE,
+            "{context}: {actual}, published {expected}"
+        );
     }
 }
 
@@ -57,7 +60,8 @@ fn fgd_and_best_fit_reproduce_published_columns_of_one_seed() {
     reproduces(Policy::Fgd, &trace, 45);
 }
 
-/// All traces and seeds: takes minutes without optimisation, so only in a release build (`make judge`).
+/// All traces and seeds: takes minutes without optimisation, so only in a release build (`make
+/// judge`).
 #[cfg(not(debug_assertions))]
 mod in_full {
     use tessera_judge::placement::churn::Churn;

@@ -8,7 +8,7 @@ use tessera_allocator::topology::{DeviceSet, LinkMatrix};
 use tessera_judge::topology::Clairvoyant;
 use tessera_judge::topology::machines::{self, Machine};
 use tessera_judge::topology::per_request::{self, PerRequest};
-use tessera_judge::topology::policies::{PolicyName, CachedPolicy};
+use tessera_judge::topology::policies::{CachedPolicy, PolicyName};
 use tessera_judge::topology::sequence::{self, Sequences, Sizes};
 use tessera_test_support::data;
 
@@ -60,9 +60,9 @@ fn pairs_by_first_fit_reach_40_of_420() {
 
 #[test]
 fn residual_value_keeps_bridges_that_greedy_breaks() {
-    // Sizes until the first that does not fit, with the final scores (greedy, clairvoyant): 2 2 * -> 420, 420 (1/4);
-    // 2 1 1 * -> 210 (1/8); 1 1 1 1 and 1 1 1 2 -> 0 (1/8); 2 1 2 -> 210, 210 (1/8); 1 1 2 -> 20 (only 2-3 is
-    // free), 210 (1/8); 1 2 1 and 1 2 2 -> 210, 210 (1/4).
+    // Sizes until the first that does not fit, with the final scores (greedy, clairvoyant): 2 2 *
+    // -> 420, 420 (1/4); 2 1 1 * -> 210 (1/8); 1 1 1 1 and 1 1 1 2 -> 0 (1/8); 2 1 2 -> 210,
+    // 210 (1/8); 1 1 2 -> 20 (only 2-3 is free), 210 (1/8); 1 2 1 and 1 2 2 -> 210, 210 (1/4).
     let greedy = expected(&bridges(), PolicyName::Greedy, &[1, 2]);
     let (ours, best) = (105.0 + 52.5 + 2.5 + 52.5, 105.0 + 52.5 + 26.25 + 52.5);
     assert!(close(greedy.ratio(), ours / best), "{greedy:?}");
@@ -86,8 +86,8 @@ fn samples_match_expectation() {
 
 #[test]
 fn measures_one_request_per_set_of_free_gpus() {
-    // Pairs on the eleven sets of two or more GPUs. First fit takes 0-1 (20) on five of them, four of which have
-    // a pair with 210.
+    // Pairs on the eleven sets of two or more GPUs. First fit takes 0-1 (20) on five of them, four
+    // of which have a pair with 210.
     let matrix = bridges();
     let mut first_fit = PolicyName::FirstFit.on(&matrix, 0);
     let result = per_request::measure(&matrix, first_fit.as_mut(), 2).unwrap();

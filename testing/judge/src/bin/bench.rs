@@ -13,11 +13,11 @@ use tessera_judge::scenario::Scenario;
 
 /// Measure the allocator on benchmark scenarios, with the protocol of the oracle's benchmark.
 ///
-/// A scenario is a JSON document with `bench: {mode, repeat, churn}`: a file, `-` for standard input, or,
-/// with `--oracle`, a name of `oracle scenario list`. With `--oracle`, upstream is measured alternately
-/// on the same machine, and the table has the ratios. An operation is one claim. `fresh` starts with parsed
-/// objects only, as upstream does; `cold` with an indexed cluster and an unknown claim; `warm` with a
-/// known claim.
+/// A scenario is a JSON document with `bench: {mode, repeat, churn}`: a file, `-` for standard
+/// input, or, with `--oracle`, a name of `oracle scenario list`. With `--oracle`, upstream is
+/// measured alternately on the same machine, and the table has the ratios. An operation is one
+/// claim. `fresh` starts with parsed objects only, as upstream does; `cold` with an indexed cluster
+/// and an unknown claim; `warm` with a known claim.
 #[derive(Parser)]
 #[command(name = "bench", version)]
 struct BenchArgs {
@@ -36,12 +36,12 @@ struct BenchArgs {
     /// With --pending: number of devices per request, instead of the scenario's.
     #[arg(long, value_name = "DEVICES", requires = "pending")]
     devices: Option<u64>,
-    /// With --pending: seconds that the pods have waited. From 300 on, a node is reserved for a pod that
-    /// does not fit.
+    /// With --pending: seconds that the pods have waited. From 300 on, a node is reserved for a
+    /// pod that does not fit.
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     waited: u32,
-    /// `table`, or `json`: one object per line.
-    # Output format: `table`, or `json` with one object per line.
+    /// Output format: `table`, or `json` with one object per line.
+    #[arg(short, long, value_enum, default_value = "table")]
     output: Output,
 }
 
@@ -65,8 +65,9 @@ fn main() -> anyhow::Result<()> {
     }
     for name in names {
         let text = read(&name, args.oracle.as_deref())?;
-        let scenario = Scenario::parse(&text)
-            .with_context(|| format!("cannot parse scenario {name} (`oracle scenario list` prints the names)"))?;
+        let scenario = Scenario::parse(&text).with_context(|| {
+            format!("cannot parse scenario {name} (`oracle scenario list` prints the names)")
+        })?;
         drop(text);
         match args.pending {
             Some(pods) => {
@@ -83,7 +84,12 @@ const HEAD: &str = "| scenario | fits | upstream p50 | fresh p50 | cold p50 | wa
 const BATCH_HEAD: &str =
     "| cluster | pods | placed | plan | one change | peak memory |\n|---|---|---|---|---|---|";
 
-fn measure(scenario: &Scenario, mode: BenchMode, args: &BenchArgs, name: &str) -> anyhow::Result<()> {
+fn measure(
+    scenario: &Scenario,
+    mode: BenchMode,
+    args: &BenchArgs,
+    name: &str,
+) -> anyhow::Result<()> {
     let states = [CacheState::Fresh, CacheState::Cold, CacheState::Warm];
     let mut reports: Vec<Vec<BenchReport>> = vec![Vec::new(); states.len()];
     let mut upstream = Vec::new();
@@ -156,7 +162,7 @@ fn listed(oracle: &Path) -> anyhow::Result<Vec<String>> {
     let output = Command::new(oracle)
         .args(["scenario", "list"])
         .output()
-        .with_context(|| format!("cannot run {}", oracle.display()))?;
+        .with_context(|| format!("cannot execute {}", oracle.display()))?;
     let text = String::from_utf8(output.stdout)?;
     Ok(text.lines().filter_map(|line| line.split('\t').next()).map(str::to_owned).collect())
 }
@@ -193,8 +199,9 @@ fn run_oracle(oracle: &Path, name: &str) -> anyhow::Result<(u64, u64)> {
         bail!("oracle bench --scenario {name}: {}", String::from_utf8_lossy(&output.stderr));
     }
     let report: Value = serde_json::from_slice(&output.stdout)?;
-    let number =
-        |field: &str| report[field].as_u64().with_context(|| format!("oracle bench: missing `{field}`"));
+    let number = |field: &str| {
+        report[field].as_u64().with_context(|| format!("oracle bench: missing `{field}`"))
+    };
     Ok((number("p50_ns")?, number("fits")?))
 }
 

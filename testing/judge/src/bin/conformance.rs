@@ -13,16 +13,16 @@ use tessera_judge::scenario::Scenario;
 
 /// Run golden scenarios of upstream's allocator on Tessera's and print the differences.
 ///
-/// A golden scenario is a JSON object on one line: Kubernetes objects, and in `results` upstream's result for
-/// each node (made by `oracle generate` and `oracle solve`). Under `first-fit` every field must be equal,
-/// under the other policies the outcome. The last line is `N passed, M failed`; the exit code is 1 if any
-/// failed.
+/// A golden scenario is a JSON object on one line: Kubernetes objects, and in `results` upstream's
+/// result for each node (made by `oracle generate` and `oracle solve`). Under `first-fit` every
+/// field must be equal, under the other policies the outcome. The last line is `N passed, M
+/// failed`; the exit code is 1 if any failed.
 ///
 /// To replay the allocations of another policy on upstream: `--write-answers answers.jsonl`, then
 /// `oracle compare --level L1 golden.jsonl answers.jsonl`.
 #[derive(Parser)]
 #[command(name = "conformance", version)]
-struct Args {
+struct ConformanceArgs {
     /// Files with one scenario per line, or directories of `.jsonl` files.
     #[arg(required = true, value_name = "DIR|FILE")]
     inputs: Vec<PathBuf>,
@@ -61,7 +61,8 @@ impl PolicyName {
 fn main() -> anyhow::Result<ExitCode> {
     let args = ConformanceArgs::parse();
     let policy = args.policy.policy();
-    let level = if policy == Policy::FirstFit { ComparisonLevel::Exact } else { ComparisonLevel::Outcome };
+    let level =
+        if policy == Policy::FirstFit { ComparisonLevel::Exact } else { ComparisonLevel::Outcome };
     let mut answers_out = args.write_answers.as_deref().map(std::fs::File::create).transpose()?;
     let (mut passed, mut failed) = (0u64, 0u64);
     for file in files(&args.inputs)? {

@@ -1,4 +1,5 @@
-//! `placement`: replays a trace of pods with a placement policy, and prints the unallocated share of the GPUs.
+//! `placement`: replays a trace of pods with a placement policy, and prints the unallocated share
+//! of the GPUs.
 //!
 //! ```text
 //! placement --data testing/data/traces/openb --trace default --policy LeastFragmentation --seeds 42..46
@@ -14,11 +15,12 @@ use tessera_judge::placement::engine::WithoutGpus;
 use tessera_judge::placement::policy::{Policy, Replay};
 use tessera_judge::placement::trace::Trace;
 
-/// Replay a trace and print the share of a cluster's GPUs that a placement policy leaves unallocated.
+/// Replay a trace and print the share of a cluster's GPUs that a placement policy leaves
+/// unallocated.
 ///
-/// Without --churn this is FGD's published protocol: pods arrive in the trace's order for each seed, and
-/// none leaves. The last line is `TRACE POLICY unallocated@130 VALUE`: the percentage of all GPUs that is
-/// unallocated when pods for 130 % of them have arrived, averaged over the seeds.
+/// Without --churn this is FGD's published protocol: pods arrive in the trace's order for each
+/// seed, and none leaves. The last line is `TRACE POLICY unallocated@130 VALUE`: the percentage of
+/// all GPUs that is unallocated when pods for 130 % of them have arrived, averaged over the seeds.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct PlacementArgs {
@@ -31,19 +33,20 @@ struct PlacementArgs {
     /// Placement policy.
     #[arg(long, value_enum, default_value = "LeastFragmentation")]
     policy: Policy,
-    /// Seeds, as an inclusive range `42..46` or a single one. Without --churn the trace must have a
-    /// sequence for each.
+    /// Seeds, as an inclusive range `42..46` or a single one. Without --churn the trace must have
+    /// a sequence for each.
     #[arg(long)]
     seeds: Seeds,
     /// Let pods leave: Poisson arrivals from the trace with this offered load (1.0: all GPUs), and
-    /// exponential lifetimes. Pods that do not fit are dropped. Prints the mean over the second half of
-    /// the events.
+    /// exponential lifetimes. Pods that do not fit are dropped. Prints the mean over the second
+    /// half of the events.
     #[arg(long, value_name = "LOAD")]
     churn: Option<f64>,
     /// Number of arrivals and departures with --churn.
     #[arg(long, default_value_t = 120_000, requires = "churn")]
     events: u64,
-    /// Let LeastFragmentation know the whole trace in advance, instead of learning from the arrivals.
+    /// Let LeastFragmentation know the whole trace in advance, instead of learning from the
+    /// arrivals.
     #[arg(long)]
     oracle_mix: bool,
     /// Placement of pods without GPUs under the allocator's policies. FGD and BestFit place them
@@ -64,8 +67,11 @@ impl FromStr for Seeds {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (first, last) = text.split_once("..").unwrap_or((text, text));
-        let number =
-            |part: &str| part.parse().map_err(|_| format!("invalid seeds {text:?}: expected a range such as 42..46, or a number"));
+        let number = |part: &str| {
+            part.parse().map_err(|_| {
+                format!("invalid seeds {text:?}: expected a range such as 42..46, or a number")
+            })
+        };
         let seeds = Self { first: number(first)?, last: number(last)? };
         if seeds.first > seeds.last {
             Err(format!("invalid seeds {text:?}: the first is after the last"))
@@ -110,8 +116,8 @@ fn fill(args: &PlacementArgs, replay: &Replay<'_>) -> anyhow::Result<()> {
     let mut seeds = 0.0;
     for seed in args.seeds.first..=args.seeds.last {
         let sequence = replay.trace.sequences.get(&seed);
-        let sequence =
-            sequence.with_context(|| format!("trace {} has no sequence for seed {seed}", args.trace))?;
+        let sequence = sequence
+            .with_context(|| format!("trace {} has no sequence for seed {seed}", args.trace))?;
         let columns = replay.fill(sequence).with_context(|| format!("seed {seed}"))?;
         let row = PRINTED.map(|percent| {
             columns.allocated(percent).map_or(f64::NAN, |allocated| 100.0 - allocated)

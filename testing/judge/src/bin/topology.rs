@@ -1,10 +1,10 @@
 //! `topology`: measures the quality of chosen GPU sets on the machines of a file.
 //!
-//! Each machine and policy has one row: the sequence score (requests of random sizes until the first that does
-//! not fit, relative to a clairvoyant), exactly and by seeds; the score of single requests over every set of
-//! free GPUs, relative to the best set; the weakest pairs; the time of a decision. The last line is for
-//! Tessera's policy: `tessera sequence VALUE on MACHINE (its worst), decision p99 MICROSECONDS us on
-//! MACHINE (its slowest)`.
+//! Each machine and policy has one row: the sequence score (requests of random sizes until the
+//! first that does not fit, relative to a clairvoyant), exactly and by seeds; the score of single
+//! requests over every set of free GPUs, relative to the best set; the weakest pairs; the time of a
+//! decision. The last line is for Tessera's policy: `tessera sequence VALUE on MACHINE (its worst),
+//! decision p99 MICROSECONDS us on MACHINE (its slowest)`.
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use anyhow::{Context, ensure};
 use clap::Parser;
 use tessera_judge::topology::machines::{self, Machine};
 use tessera_judge::topology::per_request::{self, PerRequest};
-use tessera_judge::topology::policies::{PolicyName, CachedPolicy, SetPolicy};
+use tessera_judge::topology::policies::{CachedPolicy, PolicyName, SetPolicy};
 use tessera_judge::topology::sequence::{self, Sequences, Sizes};
 use tessera_judge::topology::speed::{self, Speed};
 use tessera_judge::topology::{Clairvoyant, MAX_ENUMERATED};
@@ -37,7 +37,8 @@ struct TopologyArgs {
     /// Number of sequences per seed.
     #[arg(long, default_value_t = 2000)]
     sequences: usize,
-    /// Sizes of requests: A..B (inclusive) or a list such as 1,1,2,4,8, drawn with equal probability.
+    /// Sizes of requests: A..B (inclusive) or a list such as 1,1,2,4,8, drawn with equal
+    /// probability.
     #[arg(long, default_value = "1..4", value_parser = sizes)]
     sizes: Sizes,
     /// Number of measured decisions per machine.
@@ -179,7 +180,7 @@ fn header(machine: &Machine) {
 }
 
 fn print(row: &Row) {
-    let value = |of: fn(&Sequences) -> f64| {
+    let value = |read: fn(&Sequences) -> f64| {
         row.expected.as_ref().map_or("-".to_owned(), |s| format!("{:.4}", read(s)))
     };
     let seeds: Vec<f64> = row.sampled.iter().map(Sequences::ratio).collect();

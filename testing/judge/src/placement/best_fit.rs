@@ -1,4 +1,5 @@
-//! BestFit as simulated by FGD's authors: the node, and on it the GPU, with the least remaining resources.
+//! BestFit as simulated by FGD's authors: the node, and on it the GPU, with the least remaining
+//! resources.
 
 use super::cluster::{Demand, Node};
 use super::placer::Score;
@@ -27,7 +28,8 @@ impl Score for BestFit {
     }
 }
 
-/// Returns the GPU with the least sufficient remainder for a share, or the first free ones for whole GPUs.
+/// Returns the GPU with the least sufficient remainder for a share, or the first free ones for
+/// whole GPUs.
 fn gpus(demand: &Demand, node: &Node) -> Vec<usize> {
     if demand.is_share() {
         let enough = (0..node.gpus.len()).filter(|&gpu| node.gpus[gpu] >= demand.gpu_milli);

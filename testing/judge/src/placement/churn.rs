@@ -1,5 +1,5 @@
-//! Churn: Poisson arrivals from the trace, and exponential lifetimes. Pods that do not fit on arrival are
-//! dropped.
+//! Churn: Poisson arrivals from the trace, and exponential lifetimes. Pods that do not fit on
+//! arrival are dropped.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -13,14 +13,15 @@ use super::violation::{Audit, Violation};
 /// Parameters of a churn simulation.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Churn {
-    /// Offered load: the mean number of GPUs in use if no pod were dropped, as a fraction of all GPUs.
+    /// Offered load: the mean number of GPUs in use if no pod were dropped, as a fraction of all
+    /// GPUs.
     pub load: f64,
     /// Number of arrivals and departures. The second half is averaged.
     pub events: u64,
 }
 
-/// A time in mean lifetimes since the start, as the bits of a non-negative float, which have the float's
-/// order.
+/// A time in mean lifetimes since the start, as the bits of a non-negative float, which have the
+/// float's order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Instant(u64);
 
@@ -36,7 +37,8 @@ impl Instant {
 
 /// Replays one seed and returns the mean allocated share of the GPUs in percent.
 ///
-/// Arrivals and lifetimes depend only on the seed and not on the placer, since both are drawn on arrival.
+/// Arrivals and lifetimes depend only on the seed and not on the placer, since both are drawn on
+/// arrival.
 ///
 /// # Errors
 /// Returns an error if the placer places a pod where it does not fit, or rejects a pod that fits.

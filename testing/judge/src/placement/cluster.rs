@@ -226,7 +226,11 @@ impl Cluster {
     ///
     /// # Errors
     /// Returns an error if the placement is invalid; nothing is allocated then.
-    pub fn allocate(&mut self, demand: &Demand, placement: &Placement) -> Result<(), PlacementError> {
+    pub fn allocate(
+        &mut self,
+        demand: &Demand,
+        placement: &Placement,
+    ) -> Result<(), PlacementError> {
         let node = self.nodes.get_mut(placement.node).ok_or(PlacementError::InvalidGpus)?;
         let is_set =
             placement.gpus.iter().enumerate().all(|(i, gpu)| !placement.gpus[..i].contains(gpu));

@@ -1,5 +1,5 @@
-//! Replays a trace on the allocator. The nodes' GPUs are published as by Tessera's driver. Each pod is a claim
-//! for cores of its GPUs; its CPU, memory and GPU model are constraints on the node.
+//! Replays a trace on the allocator. The nodes' GPUs are published as by Tessera's driver. Each pod
+//! is a claim for cores of its GPUs; its CPU, memory and GPU model are constraints on the node.
 //!
 //! The allocator does not place pods without GPUs: [`WithoutGpus`] selects how they are placed.
 
@@ -31,8 +31,8 @@ const MODEL_LABEL: &str = "nvidia.com/gpu.product";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 #[value(rename_all = "PascalCase")]
 pub enum WithoutGpus {
-    /// The node on which LeastFragmentation's potential rises least, whatever the policy. FGD also places
-    /// all pods by its own rule.
+    /// The node on which LeastFragmentation's potential rises least, whatever the policy. FGD also
+    /// places all pods by its own rule.
     LeastRise,
     /// The node with the least remaining GPU capacity, where the pod's CPU affects the fewest GPUs.
     FewestGpus,
@@ -59,8 +59,8 @@ pub struct AllocatorPlacer {
 }
 
 impl AllocatorPlacer {
-    /// Returns an empty cluster with the nodes of a trace. The nodes are named by their ranks, because the
-    /// allocator takes the first by name of equally good nodes.
+    /// Returns an empty cluster with the nodes of a trace. The nodes are named by their ranks,
+    /// because the allocator takes the first by name of equally good nodes.
     ///
     /// # Panics
     /// Never panics: the generated names are valid.

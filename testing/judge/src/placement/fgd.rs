@@ -1,6 +1,6 @@
-//! FGD ("Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient Descent",
-//! ATC'23) as simulated by its authors, including the truncation of scores to integers, without which the
-//! results differ.
+//! FGD ("Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient
+//! Descent", ATC'23) as simulated by its authors, including the truncation of scores to integers,
+//! without which the results differ.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -13,8 +13,8 @@ use super::trace::PodRow;
 /// Minimum percentage of the original pods that the typical ones cover.
 const COVERED_PERCENT: u64 = 95;
 
-/// Key by which pods are counted, which also sorts equally frequent ones. Memory is ignored, and models are
-/// compared as text.
+/// Key by which pods are counted, which also sorts equally frequent ones. Memory is ignored, and
+/// models are compared as text.
 type Class<'p> = (u64, u32, usize, &'p str);
 
 /// The FGD policy.
@@ -24,8 +24,9 @@ pub struct Fgd {
     typical: Vec<(Demand, f64)>,
 }
 
-/// Fragmented share of a node's GPUs in thousandths, by cause. The sums are separate and added in this
-/// order as in the published code: another order would round some scores differently.
+/// Fragmented share of a node's GPUs in thousandths, by cause. The sums are separate and added in
+/// this order as in the published code: another order would round some scores differently.
+#[derive(Debug, Clone, Copy, Default)]
 struct Fragments {
     lacks_both: f64,
     lacks_gpu: f64,
@@ -71,7 +72,10 @@ impl Fgd {
         fragments.sum()
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "the published arithmetic: the integer part")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the published arithmetic: the integer part"
+    )]
     fn score_of(&self, before: f64, after: &Node) -> i64 {
         let fall = before - self.fragments(after);
         (100.0 / (1.0 + (-fall / 1000.0).exp())) as i64
@@ -88,7 +92,9 @@ impl Fragments {
         let (cause, milli) = match () {
             () if pod.gpus == 0 && has_cpu => (&mut self.needs_no_gpu, node.total_gpu_milli()),
             () if pod.gpus == 0 => (&mut self.needs_no_gpu_and_lacks_cpu, node.total_gpu_milli()),
-            () if !pod.models.intersects(node.model) => (&mut self.other_model, node.total_gpu_milli()),
+            () if !pod.models.intersects(node.model) => {
+                (&mut self.other_model, node.total_gpu_milli())
+            }
             () if has_gpus && has_cpu => (&mut self.lacks_gpu, too_small().sum()),
             () if has_gpus => (&mut self.lacks_cpu, node.total_gpu_milli()),
             () if has_cpu => (&mut self.lacks_gpu, node.total_gpu_milli()),

@@ -10,7 +10,8 @@ use super::violation::{Audit, Violation};
 pub struct Columns(Vec<Option<f64>>);
 
 impl Columns {
-    /// Returns the mean over the events at which `percent` (rounded) of all GPUs had arrived, if any.
+    /// Returns the mean over the events at which `percent` (rounded) of all GPUs had arrived, if
+    /// any.
     #[must_use]
     pub fn allocated(&self, percent: usize) -> Option<f64> {
         self.0.get(percent).copied().flatten()

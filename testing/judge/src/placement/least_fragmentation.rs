@@ -13,7 +13,7 @@ use super::placer::Score;
 
 /// Source of the request mix.
 #[derive(Debug, Clone)]
-enum Knowledge {
+enum MixSource {
     /// Learned from previous arrivals, as in a real cluster.
     Learned(Learner),
     /// Known from the whole trace in advance; only for comparison.
@@ -93,8 +93,8 @@ impl Score for LeastFragmentation {
     }
 }
 
-/// Returns the sets of GPUs worth comparing: for a share one GPU of each remaining size, otherwise the first
-/// free ones.
+/// Returns the sets of GPUs worth comparing: for a share one GPU of each remaining size, otherwise
+/// the first free ones.
 fn choices(demand: &Demand, node: &Node) -> Vec<Vec<usize>> {
     if !demand.is_share() {
         return vec![free(demand, node)];

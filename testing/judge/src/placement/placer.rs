@@ -13,12 +13,14 @@ pub trait Placer {
     fn release(&mut self, demand: &Demand, placement: &Placement);
 }
 
-/// A scoring policy for a pod on a node. The highest score wins; ties go to the node of the lowest rank.
+/// A scoring policy for a pod on a node. The highest score wins; ties go to the node of the lowest
+/// rank.
 pub trait Score {
     /// Type of a score.
     type Value: PartialOrd + Copy;
 
-    /// Observes the arrival of a pod before it is placed. Returns true if earlier scores are invalid.
+    /// Observes the arrival of a pod before it is placed. Returns true if earlier scores are
+    /// invalid.
     fn arrival(&mut self, demand: &Demand) -> bool {
         let _ = demand;
         false
@@ -70,7 +72,8 @@ impl<S: Score> ScoringPlacer<S> {
     }
 
     fn best(&mut self, demand: &Demand) -> Option<Placement> {
-        let unknown = || vec![CachedScore { generation: NEVER, score: None }; self.generations.len()];
+        let unknown =
+            || vec![CachedScore { generation: NEVER, score: None }; self.generations.len()];
         let cache = self.cache.entry(*demand).or_insert_with(unknown);
         let mut best: Option<(S::Value, usize)> = None;
         for &at in &self.ranked {

@@ -57,7 +57,8 @@ pub struct Replay<'t> {
     pub trace: &'t Trace,
     /// Policy.
     pub policy: Policy,
-    /// True if `LeastFragmentation` knows the whole trace in advance. FGD always does, as published.
+    /// True if `LeastFragmentation` knows the whole trace in advance. FGD always does, as
+    /// published.
     pub oracle_mix: bool,
     /// Placement of pods without GPUs under the allocator's policies. FGD and BestFit place them
     /// themselves, as published.
@@ -116,12 +117,20 @@ impl Replay<'_> {
             Policy::Arithmetic if self.oracle_mix => {
                 let demands: Vec<Demand> =
                     pods.iter().map(|pod| Demand::of(pod, &models)).collect();
-                operation.run(ScoringPlacer::new(LeastFragmentation::oracle(&demands), cluster, node_rank))
+                operation.run(ScoringPlacer::new(
+                    LeastFragmentation::oracle(&demands),
+                    cluster,
+                    node_rank,
+                ))
             }
-            Policy::Arithmetic => {
-                operation.run(ScoringPlacer::new(LeastFragmentation::learning(), cluster, node_rank))
+            Policy::Arithmetic => operation.run(ScoringPlacer::new(
+                LeastFragmentation::learning(),
+                cluster,
+                node_rank,
+            )),
+            Policy::Fgd => {
+                operation.run(ScoringPlacer::new(Fgd::new(pods, &models), cluster, node_rank))
             }
-            Policy::Fgd => operation.run(ScoringPlacer::new(Fgd::new(pods, &models), cluster, node_rank)),
             Policy::BestFit => operation.run(ScoringPlacer::new(BestFit, cluster, node_rank)),
         }
     }

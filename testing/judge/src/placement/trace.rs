@@ -198,9 +198,9 @@ fn check(pod: &PodRow) -> Result<(), String> {
         (0, 0) | (1, 1..=WHOLE) | (2.., WHOLE) => Ok(()),
         (0, milli) => Err(format!("gpu_milli {milli}: must be 0 with num_gpu 0")),
         (_, 0) => Err("gpu_milli 0: must be 1 to 1000 with num_gpu above 0".to_owned()),
-        (_, milli) => {
-            Err(format!("gpu_milli {milli}: must be at most 1000, and below 1000 only with num_gpu 1"))
-        }
+        (_, milli) => Err(format!(
+            "gpu_milli {milli}: must be at most 1000, and below 1000 only with num_gpu 1"
+        )),
     }
 }
 

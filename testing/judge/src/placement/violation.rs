@@ -1,6 +1,6 @@
 //! Checks a placer's decisions with an independent record of the cluster.
 
-use super::cluster::{Cluster, Demand, PlacementError, Placement};
+use super::cluster::{Cluster, Demand, Placement, PlacementError};
 use super::placer::Placer;
 
 /// Error of a placer that violates a rule.
@@ -118,7 +118,10 @@ mod tests {
         assert!(audit.place(&demand(1, 600)).is_ok());
         assert!((audit.allocated_percent() - 30.0).abs() < 1e-9);
         let second = audit.place(&demand(1, 600));
-        assert!(matches!(second, Err(Violation::Placed { problem: PlacementError::Insufficient, .. })));
+        assert!(matches!(
+            second,
+            Err(Violation::Placed { problem: PlacementError::Insufficient, .. })
+        ));
         let (pod, placement) = (demand(1, 600), Placement { node: 0, gpus: vec![0] });
         audit.release(&pod, &placement);
         assert!(audit.place(&pod).is_ok());
@@ -130,7 +133,10 @@ mod tests {
             let mut placer = placing(wrong);
             let placed = Audit::new(cluster(), &mut placer).place(&demand(2, 1000));
             assert!(
-                matches!(placed, Err(Violation::Placed { problem: PlacementError::InvalidGpus, .. })),
+                matches!(
+                    placed,
+                    Err(Violation::Placed { problem: PlacementError::InvalidGpus, .. })
+                ),
                 "{wrong:?}"
             );
         }

@@ -1,10 +1,11 @@
 //! The algorithm of NVIDIA's `bestEffort` policy (github.com/NVIDIA/go-gpuallocator).
 //!
-//! The free GPUs are partitioned into sets of the requested size, with the remainder in one smaller set. The
-//! best full set of the partition with the highest sum of scores is chosen. Ties go to the first, with sets
-//! in ascending order.
+//! The free GPUs are partitioned into sets of the requested size, with the remainder in one smaller
+//! set. The best full set of the partition with the highest sum of scores is chosen. Ties go to the
+//! first, with sets in ascending order.
 //!
-//! NVIDIA's code enumerates partitions; here each set of free GPUs is partitioned once, with the same result.
+//! NVIDIA's code enumerates partitions; here each set of free GPUs is partitioned once, with the
+//! same result.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,8 +16,8 @@ use super::policies::{SetPolicy, subsets};
 
 pub(super) struct BestEffort {
     matrix: Arc<LinkMatrix>,
-    /// Best partitions by free GPUs and size. The number of free GPUs determines if the smaller set is still
-    /// to be formed.
+    /// Best partitions by free GPUs and size. The number of free GPUs determines if the smaller
+    /// set is still to be formed.
     partitions: HashMap<(DeviceSet, usize), (Score, DeviceSet)>,
 }
 
@@ -34,8 +35,8 @@ impl BestEffort {
         let Some(lowest) = free.iter().next() else { return (0, DeviceSet::EMPTY) };
         let lowest = DeviceSet::one(lowest);
         let mut best = None;
-        // The smaller set is padded with indexes after every GPU, so it comes last among sets with the same
-        // beginning.
+        // The smaller set is padded with indexes after every GPU, so it comes last among sets with
+        // the same beginning.
         for set in sets_with(lowest, free, size, smaller) {
             let sum = self.matrix.score(set) + self.partition(free - set, size).0;
             if best.is_none_or(|(highest, _)| sum > highest) {
@@ -48,7 +49,8 @@ impl BestEffort {
     }
 }
 
-/// Returns the full and smaller sets that contain the lowest GPU, in ascending order with the padding last.
+/// Returns the full and smaller sets that contain the lowest GPU, in ascending order with the
+/// padding last.
 fn sets_with(lowest: DeviceSet, free: DeviceSet, size: usize, smaller: usize) -> Vec<DeviceSet> {
     let others = free - lowest;
     let with = |count: usize| subsets(others, count - 1).into_iter().map(move |set| set | lowest);

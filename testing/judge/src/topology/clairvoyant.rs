@@ -11,7 +11,8 @@ use super::policies::subsets;
 /// Computes the optimum for requests that are known in advance.
 pub struct Clairvoyant {
     matrix: Arc<LinkMatrix>,
-    /// Best sum of scores for each set of free GPUs (by its bits), by remaining sizes, largest first.
+    /// Best sum of scores for each set of free GPUs (by its bits), by remaining sizes, largest
+    /// first.
     sums: HashMap<Vec<usize>, Vec<Option<Score>>>,
 }
 
@@ -21,8 +22,8 @@ impl Clairvoyant {
         (matrix.len() <= MAX_ENUMERATED).then(|| Self { matrix, sums: HashMap::new() })
     }
 
-    /// Returns the highest sum of scores of disjoint sets of these sizes on the free machine. The sizes must
-    /// fit on the machine.
+    /// Returns the highest sum of scores of disjoint sets of these sizes on the free machine. The
+    /// sizes must fit on the machine.
     pub fn best(&mut self, sizes: &[usize]) -> Score {
         // A single GPU scores zero and can always take a remaining one.
         let mut sizes: Vec<usize> = sizes.iter().copied().filter(|size| *size > 1).collect();
@@ -52,7 +53,8 @@ impl Clairvoyant {
         best
     }
 
-    /// Returns the set with the same number of GPUs of each equivalence group, those with the lowest indexes.
+    /// Returns the set with the same number of GPUs of each equivalence group, those with the
+    /// lowest indexes.
     fn canonical(&self, set: DeviceSet) -> DeviceSet {
         let lowest =
             |group: &DeviceSet| group.iter().take((*group & set).len()).collect::<DeviceSet>();

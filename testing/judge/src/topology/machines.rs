@@ -4,8 +4,8 @@
 //! {"dgx1v": {"n": 8, "nvlink": [[0, 1, …], …], "pcie": [["X", "PIX", …], …], "numa": [0, 0, …]}}
 //! ```
 //!
-//! `nvlink` has the number of links of each pair, `pcie` the names of `nvidia-smi topo -m` (and `PSB` for one
-//! board), `numa` the NUMA node of each GPU. Other fields are ignored.
+//! `nvlink` has the number of links of each pair, `pcie` the names of `nvidia-smi topo -m` (and
+//! `PSB` for one board), `numa` the NUMA node of each GPU. Other fields are ignored.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use tessera_allocator::topology::{DeviceSet, LinkMatrix, Pair, Place};
 use tessera_api::gpu::PcieLevel;
 
 /// A machine of the file.
-# A machine of the file.
+#[derive(Debug, Clone)]
 pub struct Machine {
     /// Name in the file.
     pub name: String,
@@ -99,9 +99,7 @@ impl MachineDescription {
         let level = |a: usize, b: usize| levels[a * n + b];
         for (a, b) in (0..n).flat_map(|a| (0..a).map(move |b| (b, a))) {
             if self.nvlink[a][b] != self.nvlink[b][a] || level(a, b) != level(b, a) {
-                return Err(format!(
-                    "links of GPUs {a} and {b} differ by direction"
-                ));
+                return Err(format!("links of GPUs {a} and {b} differ by direction"));
             }
         }
         let places: Vec<Place> = (0..n).map(|gpu| self.place(gpu, &level)).collect();
@@ -121,8 +119,8 @@ impl MachineDescription {
         cells.map(level).collect()
     }
 
-    /// Returns the location of a GPU. GPUs that share a host bridge or are closer have the same root complex,
-    /// which is numbered by the lowest of them.
+    /// Returns the location of a GPU. GPUs that share a host bridge or are closer have the same
+    /// root complex, which is numbered by the lowest of them.
     fn place(&self, gpu: usize, level: &impl Fn(usize, usize) -> PcieLevel) -> Place {
         let root =
             (0..self.n).find(|&other| level(gpu, other) >= PcieLevel::HostBridge).unwrap_or(gpu);

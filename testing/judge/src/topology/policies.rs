@@ -15,14 +15,15 @@ use super::random::Random;
 pub enum PolicyName {
     /// Tessera's allocator: score and residual value.
     Tessera,
-    /// Tessera's allocator with residual values for the observed sizes instead of the built-in prior.
+    /// Tessera's allocator with residual values for the observed sizes instead of the built-in
+    /// prior.
     Learning,
     /// Tessera's allocator with estimated residual values, as on large machines.
     Estimate,
     /// The set with the highest score; ties go to the first.
     Greedy,
-    /// NVIDIA's bestEffort: the best set of the best partition of all free GPUs into sets of the requested
-    /// size.
+    /// NVIDIA's bestEffort: the best set of the best partition of all free GPUs into sets of the
+    /// requested size.
     BestEffort,
     /// The free GPUs with the lowest indexes.
     FirstFit,

@@ -1,5 +1,6 @@
-//! Requests of random sizes until the first that does not fit: the sum of their scores relative to a
-//! clairvoyant's. The sizes alone determine which requests fit, so every policy serves the same ones.
+//! Requests of random sizes until the first that does not fit: the sum of their scores relative to
+//! a clairvoyant's. The sizes alone determine which requests fit, so every policy serves the same
+//! ones.
 
 use tessera_allocator::topology::{DeviceSet, LinkMatrix, Score};
 
@@ -28,8 +29,8 @@ pub struct Sequences {
 }
 
 impl Sizes {
-    /// Returns the distribution of equally likely sizes; repeated ones are more likely. Returns `None` for
-    /// an empty list or a size of 0.
+    /// Returns the distribution of equally likely sizes; repeated ones are more likely. Returns
+    /// `None` for an empty list or a size of 0.
     pub fn new(drawn: Vec<usize>) -> Option<Self> {
         (!drawn.is_empty() && !drawn.contains(&0)).then_some(Self { drawn })
     }
@@ -112,7 +113,8 @@ pub fn sampled(
     sums
 }
 
-/// Returns the expectation over all sequences, for a policy that depends only on the free GPUs and the size.
+/// Returns the expectation over all sequences, for a policy that depends only on the free GPUs and
+/// the size.
 pub fn expected(
     matrix: &LinkMatrix,
     policy: &mut dyn SetPolicy,

@@ -1,5 +1,5 @@
-//! Time of decisions, as CPU time of the deciding thread, which other load does not affect. Every figure
-//! includes the read of that clock, a part of a microsecond.
+//! Time of decisions, as CPU time of the deciding thread, which other load does not affect. Every
+//! figure includes the read of that clock, a part of a microsecond.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,8 +23,8 @@ pub struct Speed {
     pub longest: Duration,
 }
 
-/// Measures decisions for all request sizes from 1 to the whole machine in turn, with random free GPUs.
-/// Every fourth decision is on the free machine.
+/// Measures decisions for all request sizes from 1 to the whole machine in turn, with random free
+/// GPUs. Every fourth decision is on the free machine.
 pub fn measure(name: PolicyName, matrix: &Arc<LinkMatrix>, decisions: usize) -> Speed {
     let started = cpu_time();
     let mut policy = name.on(matrix, 1);

@@ -39,7 +39,7 @@ fn state_is_in_shared_memory_if_world_is_read_only() {
     let root = TempDir::new().unwrap();
     let world = root.path().join("world.yaml");
     fs::write(&world, "").unwrap();
-// A file in place of the directory has the effect of a read-only mount, also for root.
+    // A file in place of the directory has the effect of a read-only mount, also for root.
     fs::write(root.path().join("state"), "").unwrap();
     let location = Location::of_world(&world, None).unwrap();
     let StatePlace::Shared(directory) = location.state else { panic!("{location:?}") };
