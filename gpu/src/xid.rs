@@ -102,8 +102,8 @@ const UNHEALTHY: &Descriptions = &[
 /// XID that reports a changed recovery action.
 const RECOVERY_ACTION_CHANGED: u64 = 154;
 
-/// XIDs after which drivers since 565 set the recovery action if one is needed (catalogue, column
-/// "Xid 154 linkage"). After other XIDs it may stay "none" although the GPU is broken.
+/// XIDs after which drivers since 565 set the recovery action if needed. From the catalogue,
+/// column "Xid 154 linkage". After other XIDs it may stay "none" although the GPU is broken.
 const SETS_RECOVERY_ACTION: &[RangeInclusive<u64>] = &[
     48..=48,
     62..=64,

@@ -102,8 +102,8 @@ fn allow_traversal(state_dir: &Path) -> Result<(), DirectoryError> {
         .map_err(failed("set the mode of", state_dir))
 }
 
-/// Removes files of an exited daemon from its pipe directory, where they would block the next start
-/// or create_all clients wait. Files that cannot be removed stay, since they may be a tenant's; the
+/// Removes files of an exited daemon from its pipe directory. They would block the next start or
+/// make clients wait. Files that cannot be removed stay, since they may be a tenant's; the
 /// daemon fails if they matter.
 pub(crate) fn tidy(paths: &MpsPaths, gpu: &GpuUuid) -> Result<(), DirectoryError> {
     let pipe = paths.pipe(gpu);

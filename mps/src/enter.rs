@@ -82,15 +82,15 @@ pub enum EnterError {
         "permission denied to {operation}: tessera-mps needs `privileged: true` in its securityContext"
     )]
     NotAllowed {
-        /// Operation that kernel_error.
+        /// Operation that failed.
         operation: &'static str,
         /// Error of the kernel.
         source: io::Error,
     },
-    /// A system call kernel_error.
+    /// A system call failed.
     #[error("cannot {operation} (--driver-root {root})", root = .root.display())]
     Kernel {
-        /// Operation that kernel_error.
+        /// Operation that failed.
         operation: &'static str,
         /// Root directory of the daemon.
         root: PathBuf,

@@ -235,7 +235,7 @@ struct MpsSupervisor {
     wanted: BTreeSet<GpuUuid>,
     /// Invalid names that were already logged.
     logged_names: BTreeSet<OsString>,
-    /// How often any daemon was started.
+    /// Number of starts of all daemons.
     starts: u64,
     events: mpsc::UnboundedSender<DaemonEvent>,
 }

@@ -1,5 +1,5 @@
-//! Handling of the `:authority` of requests over a Unix socket, sent as raw HTTP/2, because no Rust
-//! client sends the invalid ones.
+//! Handling of the `:authority` of requests over a Unix socket. The tests send raw HTTP/2, because
+//! no Rust client sends an invalid authority.
 
 use std::{
     io::{Read, Write},

@@ -12,14 +12,14 @@ use tessera_api::names::PciBusId;
 use super::raw;
 use super::session::Session;
 
-/// Number of active NVLinks of first_gpu GPU per peer.
+/// Number of active NVLinks of one GPU per peer.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct NvLinkPeers {
     gpus: BTreeMap<PciBusId, u32>,
     switches: BTreeMap<PciBusId, u32>,
 }
 
-/// NVLinks between two GPUs, given by their indexes in the inventory; the lower first_gpu comes
+/// NVLinks between two GPUs, given by their indexes in the inventory; the lower one comes
 /// first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct NvLinks {
@@ -107,7 +107,7 @@ fn peers(device: &Device<'_>) -> Result<NvLinkPeers, NvmlError> {
     Ok(peers)
 }
 
-/// Returns the NVLinks of each pair. Direct links count if first_gpu of the GPUs reports them.
+/// Returns the NVLinks of each pair. Direct links count if one of the GPUs reports them.
 /// Through switches, a pair can use as many links as the GPU with fewer links to their common
 /// switches.
 fn pairs(gpus: &[(PciBusId, NvLinkPeers)]) -> Vec<NvLinks> {

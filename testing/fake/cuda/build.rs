@@ -28,8 +28,8 @@ fn main() {
     fs::write(Path::new(&out).join("symbols.rs"), code).expect("OUT_DIR is writable");
 }
 
-/// Writes a jump to the base function if it exists (the per-thread default stream is the default
-/// stream here), else a stub. A function ignores arguments that it does not declare.
+/// Writes a jump to the base function if it exists, else a stub. The per-thread default stream is
+/// the default stream here. A function ignores arguments that it does not declare.
 fn write_function(symbol: &Symbol, defined: &BTreeSet<String>, code: &mut String) {
     let suffix = symbol.variant.map(|variant| format!("_{}", variant.name()));
     let symbol = symbol.symbol;

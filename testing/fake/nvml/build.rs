@@ -1,5 +1,5 @@
-//! Sets the library's soname to NVIDIA's, and generates a stub for every NVML function that the
-//! sources do not define.
+//! Sets the soname of NVIDIA's library, and generates stubs for the NVML functions that the sources
+//! do not define.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;

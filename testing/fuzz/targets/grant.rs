@@ -6,7 +6,8 @@ use tessera_intercept_abi::{ABI_VERSION, GRANT_LEN, Grant, GrantUpdate, grant_of
 
 const MAGIC: &[u8] = b"TESGRANT";
 
-/// Puts the bytes into a page with a grant's constant header, so that the fuzzer need not discover it.
+/// Puts the bytes into a page with a grant's constant header, so that the fuzzer need not discover
+/// it.
 fn page(bytes: &[u8]) -> [u8; GRANT_LEN] {
     let mut page = [0; GRANT_LEN];
     let (front, rest) = page.split_at_mut(grant_offset::SEQUENCE);
@@ -41,7 +42,8 @@ fuzz_target!(|bytes: &[u8]| {
             && grant.claim_uid.as_str().bytes().all(|byte| byte.is_ascii_graphic())
     );
     // Updates the page, which may be in an update, to the same grant with other limits.
-    let changed = Grant { memory_limit_bytes: grant.memory_limit_bytes / 2, cores_percent: 1, ..grant };
+    let changed =
+        Grant { memory_limit_bytes: grant.memory_limit_bytes / 2, cores_percent: 1, ..grant };
     let update = changed.update(&page).expect("same share");
     write_at(&mut page, GrantUpdate::SEQUENCE_OFFSET, &update.begin);
     write_at(&mut page, GrantUpdate::BODY_OFFSET, &update.body);

@@ -9,7 +9,8 @@ use tessera_intercept_hami::{GPUS, Memory, Variables};
 /// The general variable, whose value is also parsed by the C library.
 const MEMORY: &[u8] = b"CUDA_DEVICE_MEMORY_LIMIT";
 
-/// Returns a variable's value from lines of `NAME=VALUE`; the first line is the general variable's value.
+/// Returns a variable's value from lines of `NAME=VALUE`; the first line is the general variable's
+/// value.
 fn value<'v>(environment: &'v [u8], name: &[u8]) -> Option<&'v [u8]> {
     let mut lines = environment.split(|byte| matches!(byte, b'\n' | 0));
     let first = lines.next();

@@ -31,7 +31,10 @@ fuzz_target!(|input: (u64, u64, &[u8])| {
     let (earlier, later) = (first.min(second), first.max(second));
     assert!(report.busy_ns(earlier) <= report.busy_ns(later), "busy time is monotonic");
     let slots: Vec<_> = report.processes().map(|process| process.slot).collect();
-    assert!(slots.is_sorted_by(|slot, next| slot < next) && slots.iter().all(|slot| *slot < ledger::SLOTS));
+    assert!(
+        slots.is_sorted_by(|slot, next| slot < next)
+            && slots.iter().all(|slot| *slot < ledger::SLOTS)
+    );
     let _ = (
         report.peak_bytes(),
         report.refused(),

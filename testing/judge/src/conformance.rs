@@ -21,7 +21,7 @@ use tessera_index::convert;
 
 use crate::scenario::Scenario;
 
-/// ComparisonLevel of a comparison.
+/// Level of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ComparisonLevel {
     /// Compares every field.

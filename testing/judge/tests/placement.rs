@@ -96,11 +96,11 @@ mod in_full {
         for name in TRACES {
             let trace = Trace::read(&openb(), name).unwrap();
             for &seed in trace.sequences.keys() {
-                let (ours, fgd) = (
+                let (tessera, fgd) = (
                     unallocated(Policy::LeastFragmentation, &trace, seed),
                     unallocated(Policy::Fgd, &trace, seed),
                 );
-                assert!(ours < fgd, "{name} seed {seed}: {ours} against {fgd}");
+                assert!(tessera < fgd, "{name} seed {seed}: {tessera} against {fgd}");
             }
         }
     }
@@ -117,15 +117,15 @@ mod in_full {
                     100.0 - replay.churn(Churn { load: 1.0, events: 120_000 }, seed).unwrap()
                 })
             };
-            let (ours, fgd) = (unallocated(Policy::Arithmetic), unallocated(Policy::Fgd));
-            assert!(ours < fgd, "{name}: {ours} against {fgd}");
+            let (tessera, fgd) = (unallocated(Policy::Arithmetic), unallocated(Policy::Fgd));
+            assert!(tessera < fgd, "{name}: {tessera} against {fgd}");
         }
     }
 
     #[test]
     fn least_fragmentation_meets_its_goal_on_the_default_trace() {
         let trace = Trace::read(&openb(), "default").unwrap();
-        let ours = mean(&trace, |seed| unallocated(Policy::LeastFragmentation, &trace, seed));
-        assert!(ours <= 3.80, "{ours}");
+        let tessera = mean(&trace, |seed| unallocated(Policy::LeastFragmentation, &trace, seed));
+        assert!(tessera <= 3.80, "{tessera}");
     }
 }

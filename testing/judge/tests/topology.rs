@@ -64,8 +64,8 @@ fn residual_value_keeps_bridges_that_greedy_breaks() {
     // -> 420, 420 (1/4); 2 1 1 * -> 210 (1/8); 1 1 1 1 and 1 1 1 2 -> 0 (1/8); 2 1 2 -> 210,
     // 210 (1/8); 1 1 2 -> 20 (only 2-3 is free), 210 (1/8); 1 2 1 and 1 2 2 -> 210, 210 (1/4).
     let greedy = expected(&bridges(), PolicyName::Greedy, &[1, 2]);
-    let (ours, best) = (105.0 + 52.5 + 2.5 + 52.5, 105.0 + 52.5 + 26.25 + 52.5);
-    assert!(close(greedy.ratio(), ours / best), "{greedy:?}");
+    let (tessera, best) = (105.0 + 52.5 + 2.5 + 52.5, 105.0 + 52.5 + 26.25 + 52.5);
+    assert!(close(greedy.ratio(), tessera / best), "{greedy:?}");
     assert_eq!(expected(&bridges(), PolicyName::Tessera, &[1, 2]).ratio(), 1.0);
 }
 
@@ -137,8 +137,8 @@ fn dgx_1v_reproduces_published_figures() {
     assert!((ratio(PolicyName::Greedy) - 0.982).abs() < 0.003);
     assert!((ratio(PolicyName::FirstFit) - 0.778).abs() < 0.012);
     assert!(ratio(PolicyName::Tessera) >= 0.992);
-    let mut ours = PolicyName::Tessera.on(&matrix, 0);
-    assert!(per_request::measure(&matrix, ours.as_mut(), 2).unwrap().worst >= 0.8);
+    let mut tessera = PolicyName::Tessera.on(&matrix, 0);
+    assert!(per_request::measure(&matrix, tessera.as_mut(), 2).unwrap().worst >= 0.8);
 }
 
 #[test]
@@ -183,14 +183,14 @@ proptest! {
 
     #[test]
     fn clairvoyant_bounds_all_policies_and_tessera_matches_greedy(matrix in small_machines()) {
-        let ours = expected(&matrix, PolicyName::Tessera, &[1, 2, 3, 4]).ratio();
+        let tessera = expected(&matrix, PolicyName::Tessera, &[1, 2, 3, 4]).ratio();
         let greedy = expected(&matrix, PolicyName::Greedy, &[1, 2, 3, 4]).ratio();
         let first_fit = expected(&matrix, PolicyName::FirstFit, &[1, 2, 3, 4]).ratio();
-        for ratio in [ours, greedy, first_fit] {
+        for ratio in [tessera, greedy, first_fit] {
             prop_assert!(ratio <= 1.0 + 1e-9, "{ratio}");
         }
         // Scores are whole points, so that a sequence may lose some.
-        prop_assert!(ours >= greedy.max(first_fit) - 0.01, "{ours} {greedy} {first_fit}");
+        prop_assert!(tessera >= greedy.max(first_fit) - 0.01, "{tessera} {greedy} {first_fit}");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Several containers on first GPU.
+//! Several containers on one GPU.
 
 use tessera_intercept_abi::ComputePolicy;
 use tessera_intercept_simulation::{
@@ -81,7 +81,7 @@ fn balance_yields_to_co_tenant_within_its_share() {
     ]);
     both.run(6 * S);
     let retained = both.record().part(0, S, 6 * S) / alone.record().part(0, S, 6 * S);
-    assert!(retained > 0.75, "each of its kernels may wait for first slice: {retained}");
+    assert!(retained > 0.75, "each of its kernels may wait for one slice: {retained}");
     let all = both.record().part(0, S, 6 * S) + both.record().part(1, S, 6 * S);
     assert!(all > 0.95, "no idle time: {all}");
 }
@@ -154,10 +154,7 @@ fn long_kernels_are_charged_without_co_tenants() {
     let mut world = world([container(program, FIXED, 30)]);
     world.run(21 * S);
     let part = world.record().part(0, S, 21 * S);
-    assert!(
-        (0.25..=0.38).contains(&part),
-        "its mean length is three times its usual first: {part}"
-    );
+    assert!((0.25..=0.38).contains(&part), "its mean length is three times its usual one: {part}");
 }
 
 #[test]

@@ -69,15 +69,17 @@ impl Tamper {
         let outcome = match self {
             Self::ForgeGrant => forge(&forge_into.join(FORGED), id).map(|()| 0),
             Self::ForgeByMounting => forge_by_mounting().map(|()| 0),
-            Self::TruncateLedger => each_ledger(|file| file.set_len(0).map(|()| 0)),
+            Self::TruncateLedger => change_every_ledger(|file| file.set_len(0).map(|()| 0)),
             Self::ZeroLedger => {
-                each_ledger(|file| file.write_all_at(&[0; LEDGER_LEN], 0).map(|()| 0))
+                change_every_ledger(|file| file.write_all_at(&[0; LEDGER_LEN], 0).map(|()| 0))
             }
             Self::ResetLedger => {
-                each_ledger(|file| file.write_all_at(&first_page(), 0).map(|()| 0))
+                change_every_ledger(|file| file.write_all_at(&first_page(), 0).map(|()| 0))
             }
-            Self::ScrambleLedger => each_ledger(|file| file.write_all_at(&noise(), 0).map(|()| 0)),
-            Self::GrowLedger => return each_ledger_grown().map_err(failure),
+            Self::ScrambleLedger => {
+                change_every_ledger(|file| file.write_all_at(&random_bytes(), 0).map(|()| 0))
+            }
+            Self::GrowLedger => return grow_every_ledger().map_err(failure),
             Self::FillDev => return filled(Path::new("/dev/filler")).map_err(failure),
         };
         match outcome {
@@ -106,7 +108,7 @@ fn shares() -> io::Result<Vec<PathBuf>> {
     Ok(paths.into_iter().filter(|path| path != Path::new(HOST_DIR)).collect())
 }
 
-fn each_ledger(tamper: impl Fn(&File) -> io::Result<u64>) -> io::Result<u64> {
+fn change_every_ledger(tamper: impl Fn(&File) -> io::Result<u64>) -> io::Result<u64> {
     let mut gained = 0;
     for share in shares()? {
         gained += tamper(&OpenOptions::new().write(true).open(share.join(LEDGER_FILE))?)?;
@@ -115,13 +117,14 @@ fn each_ledger(tamper: impl Fn(&File) -> io::Result<u64>) -> io::Result<u64> {
 }
 
 /// Extends every ledger. Extension alone uses no memory; writing does.
-fn each_ledger_grown() -> io::Result<Tampered> {
+fn grow_every_ledger() -> io::Result<Tampered> {
     let mut refused_with = None;
     let mut gained_bytes = 0;
     for share in shares()? {
         let file = OpenOptions::new().write(true).open(share.join(LEDGER_FILE))?;
         file.set_len(LEDGER_LEN as u64 + GROWTH)?;
-        let (gained, refused) = written(|at, bytes| file.write_at(bytes, LEDGER_LEN as u64 + at));
+        let (gained, refused) =
+            count_written(|at, bytes| file.write_at(bytes, LEDGER_LEN as u64 + at));
         gained_bytes += gained;
         refused_with = refused.or(refused_with);
     }
@@ -130,12 +133,12 @@ fn each_ledger_grown() -> io::Result<Tampered> {
 
 fn filled(path: &Path) -> io::Result<Tampered> {
     let mut file = File::create(path)?;
-    let (gained_bytes, refused_with) = written(|_, bytes| file.write(bytes));
+    let (gained_bytes, refused_with) = count_written(|_, bytes| file.write(bytes));
     Ok(Tampered { how: Tamper::FillDev, gained_bytes, refused_with })
 }
 
 /// Writes until the kernel returns an error; returns the bytes and the error.
-fn written(mut write: impl FnMut(u64, &[u8]) -> io::Result<usize>) -> (u64, Option<String>) {
+fn count_written(mut write: impl FnMut(u64, &[u8]) -> io::Result<usize>) -> (u64, Option<String>) {
     let piece = [b'x'; 1 << 16];
     let mut total = 0;
     while total < MAX_WRITTEN {
@@ -156,7 +159,7 @@ fn first_page() -> Vec<u8> {
 }
 
 /// Returns deterministic pseudo-random bytes.
-fn noise() -> Vec<u8> {
+fn random_bytes() -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let next = || {
         state ^= state << 13;

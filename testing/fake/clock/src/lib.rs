@@ -1,6 +1,6 @@
 //! Preload library (`LD_PRELOAD`) that skews the wall clock (CLOCK_REALTIME) of one process.
 //!
-//! `clock_gettime`, `gettimeofday` and `time` return a time of day that is skew by the number of
+//! `clock_gettime`, `gettimeofday` and `time` return a time of day that is ahead by the number of
 //! seconds in the file that `TESSERA_FAKE_CLOCK` names.
 //!
 //! The file has one `i64` in the machine's byte order. It is mapped, so that a write in place

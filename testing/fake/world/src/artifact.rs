@@ -1,5 +1,6 @@
-//! Builds the fake libraries for tests that load them, because cargo does not build a `cdylib` for
-//! tests, not even for those of its own package.
+//! Builds the fake libraries for tests that load them.
+//!
+//! Cargo does not build a `cdylib` for tests, not even for those of its own package.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -75,8 +76,8 @@ fn build(package: &'static str, file: &str) -> Result<PathBuf, ArtifactError> {
     Ok(directory.join(&location.profile).join(file))
 }
 
-/// Builds a package of this workspace with options of cargo, for the target that
-/// `CARGO_BUILD_TARGET` names if this test was built for it. The output is in a subdirectory of the
+/// Builds a package of this workspace with options of cargo. The target is that of
+/// `CARGO_BUILD_TARGET` if this test was built for it. The output is in a subdirectory of the
 /// target directory, so that builds with different options do not replace each other. Returns the
 /// directory of the profiles.
 ///

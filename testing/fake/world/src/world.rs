@@ -95,8 +95,8 @@ pub struct TimeModel {
 }
 
 impl Default for TimeModel {
-    /// Returns real time, 4 us per launch (a real driver's time within a factor of two), and 10 us
-    /// per wave of 16 blocks per SM.
+    /// Returns real time, 4 us per launch, and 10 us per wave of 16 blocks per SM. A real driver's
+    /// launch takes 4 us within a factor of two.
     fn default() -> Self {
         Self { scale: 1.0, launch_nanos: 4_000, wave_nanos: 10_000, blocks_per_multiprocessor: 16 }
     }

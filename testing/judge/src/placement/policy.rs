@@ -19,7 +19,7 @@ use super::violation::Violation;
 pub enum Policy {
     /// The allocator's LeastFragmentation policy, which learns the request mix from arrivals.
     LeastFragmentation,
-    /// The same arithmetic without the allocator.
+    /// Arithmetic of the allocator without the allocator itself.
     Arithmetic,
     /// The allocator's Binpack policy: the fullest node first.
     Binpack,

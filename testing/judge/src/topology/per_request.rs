@@ -18,8 +18,8 @@ pub struct PerRequest {
     pub worst: f64,
 }
 
-/// Returns the policy's results over every set of free GPUs with at least `size` members; `None` if
-/// no pair of GPUs scores.
+/// Returns the policy's results over every set of free GPUs with at least `size` members. Returns
+/// `None` if no pair of GPUs scores.
 pub fn measure(matrix: &LinkMatrix, policy: &mut dyn SetPolicy, size: usize) -> Option<PerRequest> {
     let best = best_scores(matrix, size);
     let mut result = PerRequest { size, mean: 0.0, optimal: 0.0, worst: 1.0 };

@@ -12,7 +12,7 @@ use tessera_fake_world::{FakeNode, artifact};
 pub(crate) const SUCCESS: u32 = 0;
 pub(crate) const MIB: u64 = 1 << 20;
 
-/// Any function of the driver, with more arguments than the longest needs, which the C calling
+/// Any function of the driver. It has more arguments than the longest needs, which the C calling
 /// conventions permit.
 type AnyFunction = unsafe extern "C" fn(
     usize,

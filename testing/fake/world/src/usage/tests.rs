@@ -142,7 +142,7 @@ fn file_can_be_created_concurrently() {
         assert_eq!(
             fs::read_dir(directory.path()).unwrap().count(),
             1,
-            "first file, no temporary files"
+            "one file, no temporary files"
         );
     }
 }
