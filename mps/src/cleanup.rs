@@ -1,12 +1,13 @@
-//! Processes that a daemon has left behind: its servers, which are no children of the keeper.
+//! Finds and kills orphaned processes of a daemon: MPS servers, which are not children of the
+//! supervisor.
 //!
-//! NVIDIA's control daemon starts a server for its clients. Both have a mark in their environment,
-//! which is a secret of the daemon's directory: a container that had it, too, would be taken for
-//! one of them.
+//! NVIDIA's control daemon starts a server for its clients. Both have a mark in their environment.
+//! The mark is a secret in the daemon's directory, because a container process with the same mark
+//! would be killed, too.
 //!
-//! They are looked for in the keeper's own cgroup only. When a container ends, its runtime kills
-//! what is in the container's cgroup, so nothing that is left is elsewhere; and who is elsewhere is
-//! somebody else's process, whose environment may be of any size and content.
+//! Only the supervisor's own cgroup is searched. When a container exits, its runtime kills the
+//! processes in the container's cgroup, so no orphan is elsewhere. Processes of other cgroups are
+//! not read: their environment may have any size and content.
 
 use std::{
     fs::{self, File},
@@ -20,27 +21,27 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tokio::time::{Instant, sleep};
 use uuid::Uuid;
 
-/// The variable that has the mark.
+/// Environment variable that has the mark.
 pub(crate) const MARK: &str = "TESSERA_MPS_DAEMON";
 
 const FILE: &str = "mark";
 
-/// Of `/proc/PID/cgroup` so much is read: far more than the kernel writes.
+/// Number of bytes read of `/proc/PID/cgroup`; far more than the kernel writes.
 const CGROUP: u64 = 64 << 10;
 
-/// Of an environment so much is read. A process makes its own as long as it likes (`PR_SET_MM_MAP`
-/// in prctl(2)); the mark is near the beginning of what the keeper gave it.
+/// Number of bytes read of an environment. A process can make its own arbitrarily long
+/// (`PR_SET_MM_MAP` in prctl(2)); the mark is near the beginning of the inherited part.
 const ENVIRONMENT: u64 = 1 << 20;
 
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// What the processes of a daemon have in [`MARK`]: the daemon's directory, for people, and the
-/// secret. Made if need be.
+/// Returns the value of [`MARK`] for a daemon's processes: its directory, for people, and the
+/// secret. Creates it if it does not exist.
 ///
 /// # Errors
-/// The file cannot be read or made.
+/// The file cannot be read or created.
 pub(crate) fn mark(daemon: &Path) -> io::Result<String> {
-    if let Some(mark) = known(daemon)? {
+    if let Some(mark) = read_mark(daemon)? {
         return Ok(mark);
     }
     let mark = format!("{}:{}", daemon.display(), Uuid::new_v4());
@@ -53,7 +54,7 @@ pub(crate) fn mark(daemon: &Path) -> io::Result<String> {
     Ok(mark)
 }
 
-fn known(daemon: &Path) -> io::Result<Option<String>> {
+fn read_mark(daemon: &Path) -> io::Result<Option<String>> {
     match fs::read_to_string(daemon.join(FILE)) {
         Ok(mark) => Ok(Some(mark)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -61,43 +62,43 @@ fn known(daemon: &Path) -> io::Result<Option<String>> {
     }
 }
 
-/// Kills what belongs to the daemon of a directory. How many there were; they may take a while to
-/// be gone.
+/// Kills the processes of a directory's daemon and returns their number. They may need a while to
+/// exit.
 ///
 /// # Errors
 /// The mark or `/proc` cannot be read.
-pub(crate) fn kill(daemon: &Path) -> io::Result<usize> {
-    let Some(mark) = known(daemon)? else { return Ok(0) };
-    let sought = Sought {
+pub(crate) fn kill_orphans(daemon: &Path) -> io::Result<usize> {
+    let Some(mark) = read_mark(daemon)? else { return Ok(0) };
+    let orphans = OrphanMatcher {
         mark: format!("{MARK}={mark}"),
         cgroup: read_at_most(Path::new("/proc/self/cgroup"), CGROUP)?,
     };
     let mut killed = 0;
     for process in fs::read_dir("/proc")? {
-        killed += usize::from(sought.kill(&process?.path()).is_some());
+        killed += usize::from(orphans.kill(&process?.path()).is_some());
     }
     Ok(killed)
 }
 
-/// As [`kill`], until none is left or it has taken too long.
-pub(crate) async fn end(daemon: &Path, patience: Duration) {
-    let deadline = Instant::now() + patience;
-    while kill(daemon).unwrap_or(0) > 0 && Instant::now() < deadline {
-        sleep(LOOK_EVERY).await;
+/// Calls [`kill_orphans`] until no process is left or `timeout` has passed.
+pub(crate) async fn kill_orphans_until_gone(daemon: &Path, timeout: Duration) {
+    let deadline = Instant::now() + timeout;
+    while kill_orphans(daemon).unwrap_or(0) > 0 && Instant::now() < deadline {
+        sleep(POLL_INTERVAL).await;
     }
 }
 
-/// What the processes of a daemon have that others do not.
-struct Sought {
+/// Properties that identify the processes of a daemon.
+struct OrphanMatcher {
     mark: String,
-    /// As the kernel says it in `/proc/PID/cgroup`.
+    /// Content of `/proc/PID/cgroup`.
     cgroup: Vec<u8>,
 }
 
-impl Sought {
-    /// Whether a process, by its directory in `/proc`, is the daemon's. One that has ended has no
-    /// environment any more, though its parent may not have waited for it.
-    fn is(&self, process: &Path) -> bool {
+impl OrphanMatcher {
+    /// Returns true if a process, given by its directory in `/proc`, is the daemon's. A process
+    /// that has exited has no environment, even before its parent has waited for it.
+    fn matches(&self, process: &Path) -> bool {
         let read = |name, limit| read_at_most(&process.join(name), limit).unwrap_or_default();
         let has_mark = |environment: Vec<u8>| {
             environment.split(|byte| *byte == 0).any(|variable| variable == self.mark.as_bytes())
@@ -107,15 +108,15 @@ impl Sought {
 
     fn kill(&self, process: &Path) -> Option<()> {
         let pid = process.file_name()?.to_str()?.parse().ok().and_then(Pid::from_raw)?;
-        self.is(process).then_some(())?;
+        self.matches(process).then_some(())?;
         let handle = pidfd_open(pid, PidfdFlags::empty()).ok()?;
-        // The number may have become another's before the handle was there.
-        self.is(process).then_some(())?;
+        // The PID may have been reused before the handle was opened.
+        self.matches(process).then_some(())?;
         pidfd_send_signal(&handle, Signal::KILL).ok()
     }
 }
 
-/// The beginning of a file. Some that the kernel makes up have no end of their own.
+/// Returns the beginning of a file. Some files of `/proc` and `/dev` have no end.
 fn read_at_most(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(limit).read_to_end(&mut bytes)?;
@@ -131,11 +132,11 @@ mod tests {
 
     use super::*;
 
-    /// Killed when the test is over, however it ends.
+    /// Child process that is killed on drop.
     struct Running(Child);
 
     impl Running {
-        /// It has its environment: a moment after it was spawned.
+        /// Starts a child and waits until its environment is visible, shortly after the spawn.
         fn with(mark: &str) -> Self {
             let child = Command::new("sleep").arg("1000").env(MARK, mark).spawn().expect("started");
             let this = Self(child);
@@ -157,50 +158,52 @@ mod tests {
     }
 
     #[test]
-    fn only_what_has_the_mark_is_killed() {
+    fn kills_only_processes_with_mark() {
         let daemon = tempfile::tempdir().expect("a directory");
-        assert_eq!(kill(daemon.path()).expect("readable"), 0, "there never was a daemon");
+        assert_eq!(kill_orphans(daemon.path()).expect("readable"), 0, "no daemon existed");
         let mark = mark(daemon.path()).expect("made");
-        let mut its = Running::with(&mark);
-        let mut anothers = Running::with(&daemon.path().display().to_string());
-        assert_eq!(kill(daemon.path()).expect("readable"), 1);
-        assert!(!its.0.wait().expect("it has ended").success());
-        assert!(anothers.0.try_wait().expect("it can be waited for").is_none());
+        let mut orphan = Running::with(&mark);
+        let mut other = Running::with(&daemon.path().display().to_string());
+        assert_eq!(kill_orphans(daemon.path()).expect("readable"), 1);
+        assert!(!orphan.0.wait().expect("exited").success());
+        assert!(other.0.try_wait().expect("waitable").is_none());
     }
 
     #[test]
-    fn a_process_of_another_cgroup_is_nobodys_whatever_its_environment_says() {
+    fn process_of_other_cgroup_does_not_match() {
         let proc = tempfile::tempdir().expect("a directory");
-        let sought = Sought { mark: format!("{MARK}=x"), cgroup: b"0::/keeper\n".to_vec() };
-        let is = |cgroup: &str, environment: &str| {
+        let orphans =
+            OrphanMatcher { mark: format!("{MARK}=x"), cgroup: b"0::/supervisor\n".to_vec() };
+        let matches = |cgroup: &str, environment: &str| {
             fs::write(proc.path().join("cgroup"), cgroup).expect("written");
             fs::write(proc.path().join("environ"), environment).expect("written");
-            sought.is(proc.path())
+            orphans.matches(proc.path())
         };
         let marked = format!("A=b\0{MARK}=x\0");
-        assert!(is("0::/keeper\n", &marked));
-        assert!(!is("0::/keeper\n", "A=b\0"));
-        for other in ["0::/../tenant\n", "0::/keeper/child\n", ""] {
-            assert!(!is(other, &marked), "{other}");
+        assert!(matches("0::/supervisor\n", &marked));
+        assert!(!matches("0::/supervisor\n", "A=b\0"));
+        for other in ["0::/../tenant\n", "0::/supervisor/child\n", ""] {
+            assert!(!matches(other, &marked), "{other}");
         }
     }
 
     #[test]
-    fn of_an_environment_without_end_a_mebibyte_is_read() {
+    fn reads_at_most_one_mebibyte_of_environment() {
         let environment = read_at_most(Path::new("/dev/zero"), ENVIRONMENT).expect("readable");
         assert_eq!((environment.len(), environment.capacity() <= 2 << 20), (1 << 20, true));
         let proc = tempfile::tempdir().expect("a directory");
         std::os::unix::fs::symlink("/dev/zero", proc.path().join("environ")).expect("made");
-        for cgroup in ["0::/keeper\n", "0::/../tenant\n"] {
+        for cgroup in ["0::/supervisor\n", "0::/../tenant\n"] {
             fs::write(proc.path().join("cgroup"), cgroup).expect("written");
             assert!(
-                !Sought { mark: "x".to_owned(), cgroup: b"0::/keeper\n".to_vec() }.is(proc.path())
+                !OrphanMatcher { mark: "x".to_owned(), cgroup: b"0::/supervisor\n".to_vec() }
+                    .matches(proc.path())
             );
         }
     }
 
     #[test]
-    fn a_mark_stays_and_is_nobodys_to_read() {
+    fn mark_is_stable_and_private() {
         let daemon = tempfile::tempdir().expect("a directory");
         let made = mark(daemon.path()).expect("made");
         assert_eq!(mark(daemon.path()).expect("readable"), made);

@@ -1,5 +1,5 @@
-//! A state directory, keepers that run on it with the stand-in of NVIDIA's program, and what can be
-//! seen of both.
+//! A test bed for supervisors: a state directory, supervisors that run the fake of NVIDIA's
+//! program, and observations of both.
 
 use std::{
     collections::BTreeSet,
@@ -22,28 +22,28 @@ use tessera_api::names::GpuUuid;
 use tessera_mps_protocol::{MpsPaths, State, Status, want};
 use tessera_test_support::report_skip;
 
-const KEEPER: &str = env!("CARGO_BIN_EXE_tessera-mps");
+const SUPERVISOR: &str = env!("CARGO_BIN_EXE_tessera-mps");
 
-/// Far longer than anything takes here.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// Timeout that is far longer than any test step.
+const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Where processes have the mark of their daemon's directory.
+/// Environment variable of the mark of a daemon's processes.
 const MARK: &str = "TESSERA_MPS_DAEMON=";
 
-/// A GPU that there might be.
+/// Returns the UUID of a test GPU.
 pub(crate) fn gpu(digit: u8) -> GpuUuid {
     GpuUuid::new(format!("GPU-{digit}f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77")).expect("a UUID")
 }
 
-/// The stand-in, built for the profile that this test runs in: cargo builds a program only for the
-/// tests of its own package.
-static STAND_IN: LazyLock<PathBuf> = LazyLock::new(|| {
-    let directory = Path::new(KEEPER).parent().expect("a program lies in a directory");
+/// Path of the fake program, built for the profile of this test: cargo builds a program only for
+/// the tests of its own package.
+static FAKE_MPS_CONTROL: LazyLock<PathBuf> = LazyLock::new(|| {
+    let directory = Path::new(SUPERVISOR).parent().expect("a program has a directory");
     let profile = match directory.file_name().and_then(|name| name.to_str()) {
         Some("debug") | None => "dev",
         Some(name) => name,
     };
-    let target = directory.parent().expect("a profile's directory lies in the target directory");
+    let target = directory.parent().expect("the profile's directory has a parent");
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = Command::new(cargo)
         .args(["build", "--quiet", "--package", "tessera-fake-mps-control", "--profile", profile])
@@ -51,35 +51,34 @@ static STAND_IN: LazyLock<PathBuf> = LazyLock::new(|| {
         .arg(target)
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .status();
-    assert!(status.expect("cargo runs").success(), "the stand-in builds");
+    assert!(status.expect("cargo runs").success(), "the fake builds");
     directory.join("fake-mps-control")
 });
 
-/// The stand-in by a path that daemons have, too, wherever it is built. Each has a /tmp of its own,
-/// which may hide the target directory; this path leads to what the test itself has mounted
-/// (`/proc/PID/root` in proc(5)).
-fn stand_in_of_daemons() -> PathBuf {
-    let below_root = STAND_IN.strip_prefix("/").expect("cargo gives a whole path");
+/// Returns a path of the fake program that is valid in daemons, wherever it is built. Each daemon
+/// has its own /tmp, which may hide the target directory; this path leads to the mounts of the test
+/// itself (`/proc/PID/root` in proc(5)).
+fn fake_path_in_daemon() -> PathBuf {
+    let below_root = FAKE_MPS_CONTROL.strip_prefix("/").expect("cargo returns an absolute path");
     Path::new("/proc").join(std::process::id().to_string()).join("root").join(below_root)
 }
 
-/// A state directory. Whatever is left of it at the end is ended and unmounted.
-pub(crate) struct Bench {
+/// A state directory. Its remaining processes and mounts are removed on drop.
+pub(crate) struct TestBed {
     directory: tempfile::TempDir,
     pub(crate) paths: MpsPaths,
 }
 
-impl Bench {
-    /// `None` where mounts are not to be had; said on standard error, for the list of skipped
-    /// tests.
-    pub(crate) fn set_up(test: &str) -> Option<Self> {
+impl TestBed {
+    /// Returns `None` and reports the test as skipped if mounting is not permitted.
+    pub(crate) fn new(test: &str) -> Option<Self> {
         let mounts = ["--mount", "mount", "-t", "tmpfs", "tmpfs", "/mnt"];
         let allowed = Command::new("unshare").args(mounts).output();
-        // In a user namespace, the keeper could not mount where others see it.
+        // In a user namespace, mounts of the supervisor would not be visible to others.
         if !allowed.is_ok_and(|output| output.status.success())
             || !rustix::process::geteuid().is_root()
         {
-            report_skip(test, "no right to mount here");
+            report_skip(test, "mounting is not permitted");
             return None;
         }
         let directory = tempfile::tempdir().expect("a directory");
@@ -87,38 +86,38 @@ impl Bench {
         Some(Self { directory, paths })
     }
 
-    /// A keeper that looks often, and is told how else by `change`.
-    pub(crate) fn keeper_with(&self, change: impl FnOnce(&mut Command)) -> Keeper {
-        self.run(Command::new(KEEPER), change)
+    /// Starts a supervisor with short intervals, configured by `change`.
+    pub(crate) fn supervisor_with(&self, change: impl FnOnce(&mut Command)) -> Supervisor {
+        self.run(Command::new(SUPERVISOR), change)
     }
 
-    /// A keeper that is root, as in a container that is not privileged.
-    pub(crate) fn keeper_without_privileges(&self) -> Keeper {
+    /// Starts a supervisor that is root without capabilities, as in an unprivileged container.
+    pub(crate) fn supervisor_without_privileges(&self) -> Supervisor {
         let mut command = Command::new("setpriv");
-        command.args(["--bounding-set", "-sys_admin", "--inh-caps", "-all", "--"]).arg(KEEPER);
+        command.args(["--bounding-set", "-sys_admin", "--inh-caps", "-all", "--"]).arg(SUPERVISOR);
         self.run(command, |_| {})
     }
 
-    /// Has a keeper log to a file in place of standard error.
-    pub(crate) fn log_of(&self, keeper: &mut Command) {
-        keeper.stderr(File::create(self.directory.path().join("log")).expect("made"));
+    /// Redirects the log of a supervisor to a file.
+    pub(crate) fn redirect_log(&self, supervisor: &mut Command) {
+        supervisor.stderr(File::create(self.directory.path().join("log")).expect("made"));
     }
 
-    /// What that keeper has logged.
+    /// Returns the log of that supervisor.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.directory.path().join("log")).expect("readable")
     }
 
-    fn run(&self, mut command: Command, change: impl FnOnce(&mut Command)) -> Keeper {
+    fn run(&self, mut command: Command, change: impl FnOnce(&mut Command)) -> Supervisor {
         command.arg("--state-dir").arg(self.directory.path());
         command.env("TESSERA_MPS_POLL_INTERVAL", "10ms");
-        command.env("TESSERA_MPS_CONTROL", stand_in_of_daemons()).stdin(Stdio::null());
+        command.env("TESSERA_MPS_CONTROL", fake_path_in_daemon()).stdin(Stdio::null());
         change(&mut command);
-        Keeper(command.spawn().expect("the keeper starts"))
+        Supervisor(command.spawn().expect("the supervisor starts"))
     }
 
-    pub(crate) fn keeper(&self) -> Keeper {
-        self.keeper_with(|_| {})
+    pub(crate) fn supervisor(&self) -> Supervisor {
+        self.supervisor_with(|_| {})
     }
 
     pub(crate) fn want(&self, gpus: &[u8]) {
@@ -126,12 +125,12 @@ impl Bench {
             .expect("written");
     }
 
-    /// The first status of the GPU's daemon that is as asked for.
+    /// Waits for a status of the GPU's daemon that satisfies `holds`, and returns it.
     pub(crate) fn status(&self, of: u8, what: &str, holds: impl Fn(&Status) -> bool) -> Status {
         let mut last = None;
         eventually(
             || {
-                last = Status::read(&self.paths, &gpu(of)).expect("a status is whole");
+                last = Status::read(&self.paths, &gpu(of)).expect("a status is valid");
                 last.as_ref().is_some_and(&holds)
             },
             || format!("GPU {of} {what}"),
@@ -152,25 +151,25 @@ impl Bench {
         assert_eq!((self.processes(), self.mounts()), (vec![], vec![]));
     }
 
-    /// The PID of the GPU's daemon, as it says itself.
+    /// Returns the GPU's daemon process, from its PID file.
     pub(crate) fn daemon(&self, of: u8) -> Process {
         let file = self.paths.pipe(&gpu(of)).join("nvidia-cuda-mps-control.pid");
-        let pid = fs::read_to_string(file).expect("a daemon that is ready says its PID");
+        let pid = fs::read_to_string(file).expect("a daemon that is ready writes its PID");
         Process(Pid::from_raw(pid.trim().parse().expect("a PID")).expect("a PID"))
     }
 
-    /// Whether the GPU's daemon answers a command.
+    /// Returns true if the GPU's daemon answers a command.
     pub(crate) fn answers(&self, of: u8) -> bool {
-        let mut command = Command::new(&*STAND_IN);
+        let mut command = Command::new(&*FAKE_MPS_CONTROL);
         command.env("CUDA_MPS_PIPE_DIRECTORY", self.paths.pipe(&gpu(of)));
         let mut command =
             command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("started");
-        // It may be gone already: nobody answered.
+        // The program may have exited already, without an answer.
         let _ = command.stdin.take().expect("piped").write_all(b"get_server_list\n");
         command.wait().expect("it ends").success()
     }
 
-    /// Processes of daemons of this state directory.
+    /// Returns the processes of this state directory's daemons.
     pub(crate) fn processes(&self) -> Vec<i32> {
         let mark = format!("{MARK}{}", self.directory.path().display());
         let pids = fs::read_dir("/proc")
@@ -180,13 +179,13 @@ impl Bench {
             .collect()
     }
 
-    /// What is mounted for a daemon.
+    /// Returns the mounts of a daemon.
     pub(crate) fn mounts_of(&self, of: u8) -> Vec<PathBuf> {
         let gpu = gpu(of);
         vec![self.paths.log(&gpu), self.paths.pipe(&gpu), self.paths.shm(&gpu)]
     }
 
-    /// What is mounted below the state directory, in order of name.
+    /// Returns the mounts below the state directory, sorted.
     pub(crate) fn mounts(&self) -> Vec<PathBuf> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").expect("mounts");
         let targets = mounts.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from);
@@ -197,7 +196,7 @@ impl Bench {
     }
 }
 
-impl Drop for Bench {
+impl Drop for TestBed {
     fn drop(&mut self) {
         for pid in self.processes() {
             let _ = Pid::from_raw(pid).map(|pid| kill_process(pid, Signal::KILL));
@@ -216,19 +215,19 @@ fn environment(pid: i32) -> Vec<String> {
         .collect()
 }
 
-/// A process that is no child of the test.
+/// A process that is not a child of the test.
 pub(crate) struct Process(pub(crate) Pid);
 
 impl Process {
     pub(crate) fn kill(&self) {
-        kill_process(self.0, Signal::KILL).expect("it is there");
+        kill_process(self.0, Signal::KILL).expect("running");
     }
 
     pub(crate) fn suspend(&self) {
-        kill_process(self.0, Signal::STOP).expect("it is there");
+        kill_process(self.0, Signal::STOP).expect("running");
     }
 
-    /// Device and inode of a path, as the process sees it.
+    /// Returns device and inode of a path as the process resolves it.
     pub(crate) fn sees(&self, path: &str) -> (u64, u64) {
         identity(Path::new(&format!("/proc/{}/root{path}", self.0)))
     }
@@ -240,32 +239,33 @@ impl Process {
     }
 }
 
-/// Where a driver root has NVIDIA's program.
+/// Path of NVIDIA's program in a driver root.
 pub(crate) const PROGRAM: &str = "/usr/bin/nvidia-cuda-mps-control";
 
-/// A driver root: the stand-in, with the libraries that it needs, and nothing else.
+/// Returns a driver root with only the fake program and its libraries.
 pub(crate) fn driver_root() -> tempfile::TempDir {
     let root = tempfile::tempdir().expect("a directory");
     for directory in ["tmp", "dev/shm"] {
         fs::create_dir_all(root.path().join(directory)).expect("made");
     }
-    let output = Command::new("ldd").arg(&*STAND_IN).output().expect("ldd runs");
+    let output = Command::new("ldd").arg(&*FAKE_MPS_CONTROL).output().expect("ldd runs");
     let text = String::from_utf8(output.stdout).expect("text");
     let libraries = text.split_whitespace().filter(|word| word.starts_with('/')).map(Path::new);
-    for (from, to) in
-        libraries.map(|library| (library, library)).chain([(&**STAND_IN, Path::new(PROGRAM))])
+    for (from, to) in libraries
+        .map(|library| (library, library))
+        .chain([(&**FAKE_MPS_CONTROL, Path::new(PROGRAM))])
     {
-        let to = root.path().join(to.strip_prefix("/").expect("a whole path"));
+        let to = root.path().join(to.strip_prefix("/").expect("a absolute path"));
         fs::create_dir_all(to.parent().expect("a directory")).expect("made");
-        // Not by this process: another thread's child may hold the file open for writing when it is
-        // to be executed.
+        // Copied by a child process: a child of another thread could inherit a file that is open
+        // for writing, and executing it would fail.
         assert!(Command::new("cp").args([from, &to]).status().expect("cp runs").success());
     }
     root
 }
 
-/// Makes directories in each other, as many as there is room for, and says how many that were.
-/// Paths would be too long for so many.
+/// Creates nested directories until the file system is full, and returns their number. Paths would
+/// be too long for so many.
 pub(crate) fn nest(directory: &Path, count: usize) -> usize {
     let mut innermost = OwnedFd::from(File::open(directory).expect("there"));
     for made in 0..count {
@@ -280,21 +280,21 @@ pub(crate) fn nest(directory: &Path, count: usize) -> usize {
     count
 }
 
-/// Device and inode.
+/// Returns device and inode of a path.
 pub(crate) fn identity(path: &Path) -> (u64, u64) {
     let metadata = fs::metadata(path).expect("there");
     (metadata.dev(), metadata.ino())
 }
 
-/// A keeper that runs. Killed at the end, if it still does.
-pub(crate) struct Keeper(Child);
+/// A running supervisor, killed on drop.
+pub(crate) struct Supervisor(Child);
 
-impl Keeper {
+impl Supervisor {
     pub(crate) fn pid(&self) -> u32 {
         self.0.id()
     }
 
-    /// By SIGTERM.
+    /// Stops the supervisor by SIGTERM.
     pub(crate) fn stop(self) -> ExitStatus {
         self.end(Signal::TERM)
     }
@@ -310,18 +310,18 @@ impl Keeper {
     }
 }
 
-impl Drop for Keeper {
+impl Drop for Supervisor {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Waits until something holds; `what` that is, for the message if it never does.
+/// Waits until `holds` returns true; panics with the message `what` after the timeout.
 pub(crate) fn eventually(mut holds: impl FnMut() -> bool, what: impl Fn() -> String) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !holds() {
-        assert!(Instant::now() < deadline, "not in time: {}", what());
+        assert!(Instant::now() < deadline, "timed out waiting until {}", what());
         thread::park_timeout(Duration::from_millis(5));
     }
 }
