@@ -1,7 +1,7 @@
 //! A simulated cluster in one process, for tests and the demo.
 //!
 //! ```text
-//!   kube-rs clients, kubectl, tessera-driver, tessera-controller      (real programs, by kubeconfig)
+//!   kube-rs clients, kubectl, tessera-driver, tessera-controller   (real programs, by kubeconfig)
 //!        |  HTTP on 127.0.0.1
 //!        v
 //!   api/          storage, list, watch, patches, validation, admission      sole owner of objects

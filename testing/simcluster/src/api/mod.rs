@@ -113,7 +113,7 @@ pub enum StartError {
 pub enum WatchCache {
     /// Watches resume at their resource version.
     Kept,
-    /// As after a restart of a real server: no earlier resource version can be resumed, watches get
+    /// Empty, as after a restart of a real server: no earlier resource version can be resumed, watches get
     /// 410.
     Fresh,
 }

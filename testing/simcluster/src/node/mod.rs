@@ -2,11 +2,11 @@
 //!
 //! ```text
 //! API server  <--watch pods, patch status, delete--  kubelet/   one worker per pod
-//!                                                      |  real gRPC over real unix sockets
-//!                                                      |    plugins_registry/*.sock   registration
-//!                                                      |    <endpoint of the plugin>  prepare, unprepare, health
-//!                                                      v
-//!                                                    container/ namespaces, a tmpfs root, CDI edits
+//!                                     |  real gRPC over real unix sockets
+//!                                     |    plugins_registry/*.sock   registration
+//!                                     |    <endpoint of the plugin>  prepare, unprepare, health
+//!                                     v
+//!                                   container/ namespaces, a tmpfs root, CDI edits
 //! API server  --GET /containerLogs/<namespace>/<pod>/<container>-->  kubelet/logs.rs
 //! ```
 //!

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! watches -> queue (active, backing off, unschedulable, gated) -> cycle::decide (pure) -> binding
-//!              ^                                                     |  no node fits
-//!              +------------- events that may help <-----------------+-> condition, event, deallocation
+//!              ^                                               |  no node fits
+//!              +---------- events that may help <--------------+-> condition, event, deallocate
 //! ```
 //!
 //! Follows pkg/scheduler of Kubernetes 1.37.1 with its default features: filters run in the default

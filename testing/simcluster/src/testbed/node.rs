@@ -24,7 +24,7 @@ pub(super) const DRIVER: &str = "gpu.tessera.dev";
 /// Image of the scenarios.
 const PROBE_IMAGE: &str = "tessera/probe:e2e";
 
-/// The same image for tests with thousands of pods: everything but the processes.
+/// Image for tests with thousands of pods: as above, but no process is started.
 const UNSTARTED_IMAGE: &str = "tessera/probe-unstarted:e2e";
 
 /// Time limit for a driver to register. It takes a fraction of a second, more on a busy machine.

@@ -82,8 +82,8 @@ async fn driver_writes_only_slices_of_its_node() {
     assert!(message.ends_with("only those of its own node"), "{message}");
     let unbound = slices_as(&driver());
     assert!(unbound.create(&PostParams::default(), &slice("b", "node-a")).await.is_err());
-    let neighbour = slices_as(&driver().on_node("node-b"));
-    assert!(neighbour.delete("a", &DeleteParams::default()).await.is_err());
+    let other_node = slices_as(&driver().on_node("node-b"));
+    assert!(other_node.delete("a", &DeleteParams::default()).await.is_err());
     let kubelet = slices_as(&User::kubelet("node-a"));
     assert!(kubelet.create(&PostParams::default(), &slice("b", "node-a")).await.is_err());
     kubelet.delete("a", &DeleteParams::default()).await.unwrap();

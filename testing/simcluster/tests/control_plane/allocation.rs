@@ -57,10 +57,10 @@ async fn device_of(client: &Client, name: &str) -> String {
 
 async fn stays_pending(client: &Client, name: &str) {
     let pods: Api<Pod> = Api::default_namespaced(client.clone());
-    let told = |pod: &Pod| {
+    let is_rejected = |pod: &Pod| {
         unschedulable(pod).is_some_and(|message| message.contains("1 cannot allocate all claims"))
     };
-    until(&pods, name, present(told)).await;
+    until(&pods, name, present(is_rejected)).await;
     let claims: Api<ResourceClaim> = Api::default_namespaced(client.clone());
     assert!(!allocated(&claims.get(name).await.unwrap()));
 }

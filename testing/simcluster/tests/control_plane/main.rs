@@ -209,10 +209,10 @@ fn node_of(pod: &Pod) -> Option<&str> {
 
 /// Returns the name of the claim generated for a pod's entry.
 async fn generated(pods: &Api<Pod>, pod: &str) -> String {
-    let told = |pod: &Pod| {
+    let has_claim_name = |pod: &Pod| {
         pod.status.as_ref().is_some_and(|status| status.resource_claim_statuses.is_some())
     };
-    let pod = until(pods, pod, present(told)).await.unwrap();
+    let pod = until(pods, pod, present(has_claim_name)).await.unwrap();
     let status = pod.status.unwrap().resource_claim_statuses.unwrap().remove(0);
     assert_eq!(status.name, "gpu");
     status.resource_claim_name.unwrap()

@@ -89,7 +89,7 @@ async fn node_is_never_overcommitted() {
     // others.
     let bound = async |count| {
         let names = (0..5).map(|index| format!("p-{index}"));
-        let (mut bound, mut told) = (Vec::new(), Vec::new());
+        let (mut bound, mut pending) = (Vec::new(), Vec::new());
         for name in names {
             let decided = |pod: &Pod| {
                 node_of(pod).is_some() || unschedulable(pod).as_deref() == Some(message)
@@ -99,19 +99,19 @@ async fn node_is_never_overcommitted() {
             else {
                 continue;
             };
-            let list = if node_of(&pod).is_some() { &mut bound } else { &mut told };
+            let list = if node_of(&pod).is_some() { &mut bound } else { &mut pending };
             list.push(name);
         }
         assert_eq!(bound.len(), count, "{bound:?}");
-        (bound, told)
+        (bound, pending)
     };
-    let (running, told) = bound(3).await;
-    assert_eq!(told.len(), 2);
+    let (running, pending) = bound(3).await;
+    assert_eq!(pending.len(), 2);
     pods.delete(&running[0], &DeleteParams::default().grace_period(0)).await.unwrap();
-    let first = told.iter().map(|name| Box::pin(until_bound(&pods, name)));
+    let first = pending.iter().map(|name| Box::pin(until_bound(&pods, name)));
     assert_eq!(futures::future::select_all(first).await.0, "node-a");
-    let (running, told) = bound(3).await;
-    assert_eq!((running.len(), told.len()), (3, 1));
+    let (running, pending) = bound(3).await;
+    assert_eq!((running.len(), pending.len()), (3, 1));
 }
 
 #[tokio::test]
@@ -168,8 +168,8 @@ async fn pod_is_pending_until_its_claim_is_allocated() {
     create(&pods, pod("p", json!({"resourceClaimTemplateName": "gpu"}))).await;
     let name = generated(&pods, "p").await;
     let message = "0/2 nodes are available: 2 cannot allocate all claims. preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling.";
-    let told = until_unschedulable(&pods, "p", message).await;
-    let conditions = told.status.unwrap().conditions.unwrap();
+    let rejected = until_unschedulable(&pods, "p", message).await;
+    let conditions = rejected.status.unwrap().conditions.unwrap();
     let scheduled = conditions.iter().find(|condition| condition.type_ == "PodScheduled").unwrap();
     assert_eq!(
         (scheduled.reason.as_deref(), scheduled.observed_generation),
@@ -248,10 +248,10 @@ async fn claim_on_full_node_is_deallocated_for_another_node() {
     allocate(&client, "shared", "node-a").await;
     create(&pods, pod("p", with_claim())).await;
     let starts = "0/2 nodes are available: 1 Insufficient cpu, 1 resourceclaim not available on the node. deallocation of ResourceClaim completed, preemption:";
-    let told = watcher(claims.clone(), watcher::Config::default()).applied_objects();
-    let mut told = std::pin::pin!(told);
+    let changes = watcher(claims.clone(), watcher::Config::default()).applied_objects();
+    let mut changes = std::pin::pin!(changes);
     let freed = async {
-        while let Some(claim) = told.try_next().await.unwrap() {
+        while let Some(claim) = changes.try_next().await.unwrap() {
             if !allocated(&claim) {
                 return claim;
             }
@@ -326,8 +326,8 @@ async fn claim_without_allocation_time_prevents_binding() {
         unschedulable(pod)
             .is_some_and(|message| message.contains("field cannot be modified once set"))
     };
-    let told = until(&pods, "p", present(failed)).await.unwrap();
-    let conditions = told.status.unwrap().conditions.unwrap();
+    let failed_pod = until(&pods, "p", present(failed)).await.unwrap();
+    let conditions = failed_pod.status.unwrap().conditions.unwrap();
     assert!(
         conditions.iter().any(|condition| condition.reason.as_deref() == Some("SchedulerError"))
     );

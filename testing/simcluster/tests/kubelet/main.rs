@@ -14,7 +14,7 @@ use kube::{Api, ResourceExt};
 use serde_json::json;
 use tessera_proto::SUPPORTS_DRA_V1BETA1;
 use tessera_proto::health_v1::{DeviceHealth, DeviceIdentifier, HealthStatus};
-use tessera_simcluster::node::container::State;
+use tessera_simcluster::node::container::ContainerState;
 use tessera_test_support::test_name;
 
 use harness::{Harness, NODE, WAIT, container};
@@ -164,7 +164,7 @@ async fn restarted_kubelet_adopts_containers_and_claims() {
     assert_eq!(harness.script.wait_for_calls(3).await[2], ("unprepare", vec!["other".into()]));
     let after = harness.runtime.containers(&pod.uid().unwrap());
     assert_eq!(before, after);
-    assert!(matches!(after[0].state, State::Running { .. }));
+    assert!(matches!(after[0].state, ContainerState::Running { .. }));
     harness.delete("stays").await;
     harness.gone("stays").await;
     let calls = harness.script.calls();
@@ -318,7 +318,7 @@ async fn failed_program_fails_pod_and_grace_period_ends_in_kill() {
         .await;
     harness.phase("deaf", "Running").await;
     let containers = harness.runtime.containers(&deaf.uid().unwrap());
-    let State::Running { pid, .. } = containers[0].state else { panic!("{containers:?}") };
+    let ContainerState::Running { pid, .. } = containers[0].state else { panic!("{containers:?}") };
     harness.delete("deaf").await;
     harness.gone("deaf").await;
     assert!(!Path::new("/proc").join(pid.to_string()).exists());

@@ -37,8 +37,8 @@ pub struct Image {
 /// Error returned when an image cannot be built.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
-    /// The program is not there, usually since nobody built it.
-    #[error("no program at `{path}`; build it first")]
+    /// The program is missing, usually because it is not built.
+    #[error("no program at `{path}`; build it with `make build`")]
     NoProgram {
         /// Expected path.
         path: PathBuf,

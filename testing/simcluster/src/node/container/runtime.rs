@@ -271,17 +271,17 @@ impl Runtime {
         let spec_file = directory.join("spec.json");
         fs::write(&spec_file, serde_json::to_vec_pretty(spec)?)?;
         let output = fs::File::create(log)?;
-        let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
-        ours.set_nonblocking(true)?;
+        let (own_end, supervisor_end) = std::os::unix::net::UnixStream::pair()?;
+        own_end.set_nonblocking(true)?;
         let child = Command::new(&self.inner.options.init_program)
             .arg(INIT)
             .arg(&spec_file)
-            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdin(Stdio::from(OwnedFd::from(supervisor_end)))
             .stdout(output.try_clone()?)
             .stderr(output)
             .kill_on_drop(true)
             .spawn()?;
-        Ok((child, UnixStream::from_std(ours)?))
+        Ok((child, UnixStream::from_std(own_end)?))
     }
 
     fn container_directory(&self, id: &ContainerId) -> PathBuf {

@@ -3,7 +3,8 @@
 //! ```text
 //! registry.rs   sockets appear and vanish -> handshake -> plugins.rs (connections, health streams)
 //! watcher.rs    pods bound to this node   -> one worker each
-//! worker.rs     claims.rs (check, prepare, unprepare; checkpoint.rs) -> container runtime -> status.rs -> API
+//! worker.rs     claims.rs (check, prepare, unprepare; checkpoint.rs) -> container runtime
+//!               -> status.rs -> API server
 //! progress.rs   next actions for a pod; podspec.rs: container configuration; both pure
 //! slices.rs     wiping of ResourceSlices      logs.rs   container output over HTTP
 //! ```
