@@ -1,4 +1,4 @@
-//! The DeviceClasses of the chart, from the chart's own values.
+//! The chart's DeviceClasses, from the chart's values.
 
 use std::collections::BTreeMap;
 
@@ -14,33 +14,30 @@ const DRIVER: &str = "gpu.tessera.dev";
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Values {
-    device_classes: BTreeMap<String, Class>,
+struct ChartValues {
+    device_classes: BTreeMap<String, ClassValues>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Class {
+struct ClassValues {
     product_name: String,
 }
 
-/// Creates what `templates/deviceclasses.yaml` of the chart renders.
+/// Creates the objects that `templates/deviceclasses.yaml` of the chart renders.
 pub(crate) async fn create(client: &Client) -> anyhow::Result<()> {
     let api: Api<DeviceClass> = Api::all(client.clone());
     for class in all()? {
         let object: DeviceClass = serde_json::from_value(class)?;
-        api.create(&PostParams::default(), &object)
-            .await
-            .context("failed to create a DeviceClass")?;
+        api.create(&PostParams::default(), &object).await.context("cannot create DeviceClass")?;
     }
     Ok(())
 }
 
 fn all() -> anyhow::Result<Vec<Value>> {
-    let values: Values =
-        serde_saphyr::from_str(VALUES).context("the chart's values are not understood")?;
+    let values: ChartValues = serde_saphyr::from_str(VALUES).context("invalid chart values")?;
     let mut classes = vec![class(DRIVER, &[])];
-    for (name, Class { product_name }) in values.device_classes {
+    for (name, ClassValues { product_name }) in values.device_classes {
         let selector = format!(
             "device.attributes['{DRIVER}'].productName.matches('(^|[^A-Za-z0-9]){product_name}([^A-Za-z0-9]|$)')"
         );
@@ -66,9 +63,9 @@ fn class(name: &str, selectors: &[String]) -> Value {
 mod tests {
     use super::*;
 
-    /// The golden file is what helm renders, so the two cannot drift apart unnoticed.
+    /// The golden file is helm's output, so both stay equal.
     #[test]
-    fn the_classes_are_those_that_the_chart_renders() {
+    fn classes_equal_rendered_chart() {
         let golden = include_str!("../../../../deploy/chart/golden/default.yaml");
         let classes = all().unwrap();
         assert!(classes.len() > 2);

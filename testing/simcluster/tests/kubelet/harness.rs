@@ -1,5 +1,5 @@
-//! An API server without scheduler and controllers, one node, and objects as those would have left
-//! them.
+//! Harness: an API server without scheduler and controllers, one node, and objects in their final
+//! state.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -23,10 +23,10 @@ use super::plugin::{DRIVER, Script};
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tessera-simcluster");
 pub(crate) const NODE: &str = "node-a";
 
-/// Far beyond what any step takes, so that a test that hangs says where.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// Time limit far above any step, so that a hanging test fails with its place.
+const TIMEOUT: Duration = Duration::from_secs(300);
 
-pub(crate) struct Rig {
+pub(crate) struct Harness {
     directory: tempfile::TempDir,
     cluster: SimCluster,
     pub(crate) client: Client,
@@ -34,12 +34,11 @@ pub(crate) struct Rig {
     pub(crate) script: Script,
 }
 
-impl Rig {
-    /// None where the machine allows no namespaces; said on standard error, for the list of skipped
-    /// tests.
+impl Harness {
+    /// Returns `None` if the machine allows no namespaces. The skip is reported on standard error.
     pub(crate) async fn set_up(test: &str) -> Option<Self> {
-        if let Err(reason) = namespaces::allowed(PROGRAM.as_ref()) {
-            report_skip(test, format!("no namespaces here: {reason}"));
+        if let Err(reason) = namespaces::check_support(PROGRAM.as_ref()) {
+            report_skip(test, format!("namespaces are unavailable: {reason}"));
             return None;
         }
         let directory = tempfile::tempdir().unwrap();
@@ -90,7 +89,7 @@ impl Rig {
         Api::namespaced(self.client.clone(), "default")
     }
 
-    /// A claim as the allocator leaves it.
+    /// Creates a claim as the allocator leaves it.
     pub(crate) async fn claim(&self, name: &str) {
         let api: Api<ResourceClaim> = Api::namespaced(self.client.clone(), "default");
         let claim = json!({
@@ -104,7 +103,7 @@ impl Rig {
         api.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
     }
 
-    /// A bound pod that uses these claims, and a reservation of each for it.
+    /// Creates a bound pod that uses these claims, and reserves each for it.
     pub(crate) async fn pod(&self, name: &str, claims: &[&str], spec: Value) -> Pod {
         let pod = self.pod_without_reservation(name, claims, spec).await;
         for claim in claims {
@@ -143,7 +142,7 @@ impl Rig {
         api.patch_status(claim, &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
     }
 
-    /// Waits until the pod's phase is this one.
+    /// Waits until the pod has this phase.
     pub(crate) async fn phase(&self, name: &str, phase: &str) -> Pod {
         let is = |pod: Option<&Pod>| {
             pod.and_then(|pod| pod.status.as_ref()).and_then(|status| status.phase.as_deref())
@@ -158,9 +157,9 @@ impl Rig {
         condition: impl Fn(Option<&Pod>) -> bool,
     ) -> Option<Pod> {
         let waiting = await_condition(self.pods(), name, condition);
-        tokio::time::timeout(PATIENCE, waiting)
+        tokio::time::timeout(TIMEOUT, waiting)
             .await
-            .unwrap_or_else(|_| panic!("waited too long for {name}"))
+            .unwrap_or_else(|_| panic!("timed out waiting for {name}"))
             .unwrap()
     }
 
@@ -181,7 +180,7 @@ impl Rig {
         api.list(&ListParams::default().fields(&format!("reason={reason}"))).await.unwrap().items
     }
 
-    /// Waits for an event of that reason.
+    /// Waits for an event with this reason and returns its message.
     pub(crate) async fn event(&self, reason: &str) -> String {
         let waiting = async {
             loop {
@@ -191,19 +190,17 @@ impl Rig {
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(PATIENCE, waiting)
-            .await
-            .unwrap_or_else(|_| panic!("no event {reason}"))
+        tokio::time::timeout(TIMEOUT, waiting).await.unwrap_or_else(|_| panic!("no event {reason}"))
     }
 }
 
-/// A container that runs a script and uses these claims.
+/// Returns a container that runs a script and uses these claims.
 pub(crate) fn container(script: &str, claims: &[&str]) -> Value {
     let claims: Vec<_> = claims.iter().map(|claim| json!({"name": claim})).collect();
     json!({"name": "c", "image": "tools", "command": ["sh", "-c", script], "resources": {"claims": claims}})
 }
 
-/// Runs until it is told to end.
+/// Script that runs until SIGTERM.
 pub(crate) const WAIT: &str = "trap 'exit 0' TERM; echo claim=$CLAIM; while :; do sleep 0.01; done";
 
 fn merge(into: &mut Value, from: Value) {

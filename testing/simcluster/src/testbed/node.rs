@@ -1,4 +1,4 @@
-//! One node of the stage: fake GPUs, kubelet and runtime stand-ins, the real driver.
+//! One node of the test bed: fake GPUs, fake kubelet and container runtime, the real driver.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -6,11 +6,12 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use rustix::mount::{MountFlags, mount, mount_bind};
+use rustix::mount::mount_bind;
 use tessera_simcluster::api::User;
 use tessera_simcluster::cluster::SimCluster;
 use tessera_simcluster::node::container::{Image, ImageStore, Runtime, RuntimeOptions};
 use tessera_simcluster::node::kubelet::{Kubelet, KubeletOptions};
+use tessera_simcluster::node::namespaces;
 use tokio::process::Command;
 
 use super::process::{Process, ProcessSpec};
@@ -20,31 +21,30 @@ use super::{NAMESPACE, chaos};
 /// Name under which the driver registers.
 pub(super) const DRIVER: &str = "gpu.tessera.dev";
 
-/// The image of the scenarios.
+/// Image of the scenarios.
 const PROBE_IMAGE: &str = "tessera/probe:e2e";
 
-/// The same, for trials of thousands of pods: everything but the processes.
+/// Image for tests with thousands of pods: as above, but no process is started.
 const UNSTARTED_IMAGE: &str = "tessera/probe-unstarted:e2e";
 
-/// From start to registered a driver needs a fraction of a second; a debug build on a busy machine,
-/// some more.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// Time limit for a driver to register. It takes a fraction of a second, more on a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Where a driver that has gone leaves its slices: as in production.
+/// Time before the slices of a disconnected driver are deleted, as in production.
 const SLICE_WIPE_DELAY: Duration = Duration::from_secs(30);
 
-/// What the nodes of a stage have in common.
-pub(crate) struct Common<'a> {
+/// Settings shared by all nodes of a test bed.
+pub(crate) struct NodeSettings<'a> {
     pub(crate) programs: &'a Programs,
-    /// Each node has a directory under it.
+    /// Parent of the nodes' directories.
     pub(crate) base: &'a Path,
     pub(crate) sync_period: Duration,
-    /// Whether the driver gets a wall clock that can be set.
+    /// True to give the driver an adjustable wall clock.
     pub(crate) clocks: bool,
 }
 
 /// A node.
-pub(crate) struct Machine {
+pub(crate) struct TestNode {
     name: String,
     directory: PathBuf,
     programs: Programs,
@@ -54,30 +54,24 @@ pub(crate) struct Machine {
     pub(crate) driver: Process,
 }
 
-impl Machine {
+impl TestNode {
     pub(crate) async fn start(
         cluster: &SimCluster,
-        common: &Common<'_>,
+        settings: &NodeSettings<'_>,
         name: String,
         world: &Path,
     ) -> anyhow::Result<Self> {
-        let Common { programs, base, sync_period, clocks } = *common;
+        let NodeSettings { programs, base, sync_period, clocks } = *settings;
         let directory = base.join(&name);
         std::fs::create_dir_all(directory.join("run"))?;
         std::fs::create_dir_all(directory.join("cdi"))?;
-        // As on a machine: what does not outlive a reboot is on a tmpfs.
-        mount(
-            "tmpfs",
-            directory.join("run"),
-            "tmpfs",
-            MountFlags::NOSUID | MountFlags::NODEV,
-            None,
-        )
-        .context("failed to mount a tmpfs for the driver's state")?;
+        // As on a real machine, volatile state is on a tmpfs.
+        namespaces::mount_tmpfs(&directory.join("run"), None)
+            .context("cannot mount tmpfs for driver state")?;
         lay_out_gpus(programs, world, &directory).await?;
         let mut images = ImageStore::default();
         let probe =
-            Image::of_programs(&[installed(&programs.probe, &directory.join("image")).await?])?;
+            Image::of_programs(&[install(&programs.probe, &directory.join("image")).await?])?;
         images.insert(UNSTARTED_IMAGE, probe.clone().unstarted());
         images.insert(PROBE_IMAGE, probe);
         let runtime = Runtime::new(RuntimeOptions {
@@ -124,16 +118,16 @@ impl Machine {
         &self.name
     }
 
-    /// Waits until the driver is registered, or has ended, which is an error.
-    pub(crate) async fn ready(&mut self) -> anyhow::Result<()> {
+    /// Waits until the driver has registered. A driver that exits is an error.
+    pub(crate) async fn wait_until_ready(&mut self) -> anyhow::Result<()> {
         let Some(kubelet) = &self.kubelet else { return Ok(()) };
-        let registered = tokio::time::timeout(PATIENCE, kubelet.registered(DRIVER));
+        let registered = tokio::time::timeout(TIMEOUT, kubelet.registered(DRIVER));
         let log = self.driver.log().to_owned();
         tokio::select! {
             registered = registered => registered.with_context(|| {
-                format!("the driver of {} did not register; see {}", self.name, log.display())
+                format!("the driver of {} did not register within the time limit; see {}", self.name, log.display())
             }),
-            died = self.driver.died() => Err(died),
+            exited = self.driver.exited() => Err(exited),
         }
     }
 
@@ -143,16 +137,17 @@ impl Machine {
         }
     }
 
-    /// Starts the kubelet unless it runs, and waits for the driver to be registered with it.
+    /// Starts the kubelet unless it runs, and waits for the driver's registration.
     pub(crate) async fn start_kubelet(&mut self) -> anyhow::Result<()> {
-        self.driver.revive()?;
+        self.driver.restart_if_exited()?;
         if self.kubelet.is_none() {
             self.kubelet = Some(Kubelet::start(self.kubelet_options.clone()).await?);
         }
-        self.ready().await
+        self.wait_until_ready().await
     }
 
-    /// What claims have left here: one line each, as `e2e/cluster/node.sh residue` prints it.
+    /// Returns the remains of claims on this node, one per line, as `e2e/cluster/node.sh residue`
+    /// prints them.
     pub(crate) fn residue(&self) -> anyhow::Result<String> {
         let mut lines = Vec::new();
         let claim_spec = |name: &str| name.starts_with("k8s.gpu.tessera.dev-claim_");
@@ -181,7 +176,7 @@ impl Machine {
         Ok(lines.into_iter().map(|line| line + "\n").collect())
     }
 
-    /// Claims in the driver's journal.
+    /// Returns the claims in the driver's journal.
     fn journal(&self) -> anyhow::Result<Vec<String>> {
         let text = match std::fs::read_to_string(self.directory.join("run/journal.json")) {
             Ok(text) => text,
@@ -189,21 +184,19 @@ impl Machine {
             Err(error) => return Err(error.into()),
         };
         let journal: serde_json::Value = serde_json::from_str(&text)?;
-        let claims =
-            journal["claims"].as_object().context("the driver's journal has no `claims`")?;
+        let claims = journal["claims"].as_object().context("driver journal has no `claims`")?;
         Ok(claims.keys().cloned().collect())
     }
 
-    /// Makes something happen to the node's GPUs; the arguments are those of `tessera-fake-world
-    /// control`.
-    pub(crate) async fn gpu(&self, happening: &[String]) -> anyhow::Result<String> {
+    /// Changes the state of the node's GPUs, with the arguments of `tessera-fake-world control`.
+    pub(crate) async fn gpu(&self, arguments: &[String]) -> anyhow::Result<String> {
         let world = self.directory.join("driver-root/usr/share/nvidia/tessera-fake/world.yaml");
         let mut command = Command::new(&self.programs.fake_world);
-        command.arg("control").arg(world).args(happening).stdin(Stdio::null());
+        command.arg("control").arg(world).args(arguments).stdin(Stdio::null());
         output_of(command).await
     }
 
-    /// Ends kubelet, containers and driver, in this order.
+    /// Stops kubelet, containers and driver, in this order.
     pub(crate) async fn stop(mut self) -> anyhow::Result<()> {
         self.stop_kubelet().await;
         self.runtime.shut_down().await;
@@ -217,9 +210,7 @@ fn files(directory: &Path) -> anyhow::Result<Vec<String>> {
             entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
         }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => {
-            Err(error).with_context(|| format!("failed to read `{}`", directory.display()))
-        }
+        Err(error) => Err(error).with_context(|| format!("cannot read `{}`", directory.display())),
     }
 }
 
@@ -237,12 +228,13 @@ async fn lay_out_gpus(programs: &Programs, world: &Path, directory: &Path) -> an
     make_device_nodes(world, &directory.join("driver-root/dev"))
 }
 
-/// The device nodes of the driver and of each GPU. Nobody but root makes nodes, so they are bind
-/// mounts of `/dev/null`: a character device like the real ones, and nothing of these GPUs is
-/// behind a node anyway.
+/// Creates the device nodes of the driver and of each GPU.
+///
+/// Only root can create nodes, so they are bind mounts of `/dev/null`: a character device like the
+/// real ones. The fake GPUs do not use the nodes.
 fn make_device_nodes(world: &Path, directory: &Path) -> anyhow::Result<()> {
     let text = std::fs::read_to_string(world)
-        .with_context(|| format!("failed to read `{}`", world.display()))?;
+        .with_context(|| format!("cannot read `{}`", world.display()))?;
     let world: serde_json::Value = serde_saphyr::from_str(&text)?;
     let gpus = world["gpus"].as_array().map(Vec::as_slice).unwrap_or_default();
     let minors =
@@ -253,13 +245,13 @@ fn make_device_nodes(world: &Path, directory: &Path) -> anyhow::Result<()> {
         let node = directory.join(name);
         std::fs::write(&node, "")?;
         mount_bind("/dev/null", &node)
-            .with_context(|| format!("failed to make `{}`", node.display()))?;
+            .with_context(|| format!("cannot create `{}`", node.display()))?;
     }
     Ok(())
 }
 
-/// A copy of the program that anybody may execute, as in an image, whatever the umask of its build.
-async fn installed(program: &Path, directory: &Path) -> anyhow::Result<PathBuf> {
+/// Copies the program with execute permission for all users, as in an image, whatever the umask.
+async fn install(program: &Path, directory: &Path) -> anyhow::Result<PathBuf> {
     let mut install = Command::new("install");
     install.args(["-D", "--mode=755", "--target-directory"]).arg(directory).arg(program);
     output_of(install).await?;
@@ -268,9 +260,9 @@ async fn installed(program: &Path, directory: &Path) -> anyhow::Result<PathBuf> 
 
 async fn output_of(mut command: Command) -> anyhow::Result<String> {
     let output = command.stdin(Stdio::null()).output().await?;
-    let said = String::from_utf8_lossy(&output.stderr);
+    let stderr = String::from_utf8_lossy(&output.stderr);
     let program = command.as_std().get_program().display();
-    anyhow::ensure!(output.status.success(), "{program}: {}", said.trim());
+    anyhow::ensure!(output.status.success(), "{program}: {}", stderr.trim());
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 

@@ -1,4 +1,4 @@
-//! Programs that run beside this one.
+//! Programs run as child processes.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -10,13 +10,13 @@ use anyhow::Context as _;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
 
-/// Time for a program to end after SIGTERM: far more than it takes.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Time limit for a program to end after SIGTERM: far more than needed.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Lines of a log that tell what went wrong.
-const TAIL: usize = 40;
+/// Number of log lines shown after a failure.
+const TAIL_LINES: usize = 40;
 
-/// How to start a program.
+/// Command line, environment and log of a program.
 #[derive(Clone, Debug)]
 pub(crate) struct ProcessSpec {
     program: PathBuf,
@@ -26,7 +26,7 @@ pub(crate) struct ProcessSpec {
 }
 
 impl ProcessSpec {
-    /// The program, with its output appended to `log`.
+    /// Returns a program whose output is appended to `log`.
     pub(crate) fn new(program: &Path, log: PathBuf) -> Self {
         Self { program: program.to_owned(), arguments: Vec::new(), environment: Vec::new(), log }
     }
@@ -37,7 +37,7 @@ impl ProcessSpec {
         self
     }
 
-    /// Sets a variable of its environment.
+    /// Sets an environment variable.
     #[must_use]
     pub(crate) fn variable(mut self, name: &'static str, value: impl Into<OsString>) -> Self {
         self.environment.push((name, value.into()));
@@ -45,7 +45,7 @@ impl ProcessSpec {
     }
 }
 
-/// A program that runs, or has been stopped and may run again.
+/// A program that runs, or was stopped and may be started again.
 #[derive(Debug)]
 pub(crate) struct Process {
     spec: ProcessSpec,
@@ -59,7 +59,7 @@ impl Process {
         Ok(process)
     }
 
-    /// Starts it; nothing happens if it runs.
+    /// Starts the program unless it runs.
     pub(crate) fn start_again(&mut self) -> anyhow::Result<()> {
         if self.child.is_some() {
             return Ok(());
@@ -69,7 +69,7 @@ impl Process {
             .create(true)
             .append(true)
             .open(log)
-            .with_context(|| format!("failed to open `{}`", log.display()))?;
+            .with_context(|| format!("cannot open `{}`", log.display()))?;
         let mut command = Command::new(program);
         command
             .args(arguments)
@@ -81,18 +81,17 @@ impl Process {
         if std::env::var_os("RUST_LOG").is_none() {
             command.env("RUST_LOG", "info");
         }
-        self.child = Some(
-            command.spawn().with_context(|| format!("failed to start `{}`", program.display()))?,
-        );
+        self.child =
+            Some(command.spawn().with_context(|| format!("cannot start `{}`", program.display()))?);
         Ok(())
     }
 
-    /// Asks it to end and waits; nothing happens if it does not run.
+    /// Sends SIGTERM and waits. Does nothing if the program does not run.
     pub(crate) async fn stop(&mut self) -> anyhow::Result<()> {
         self.end(Signal::TERM).await
     }
 
-    /// Ends it as a crash would.
+    /// Kills the program, as a crash would end it.
     pub(crate) async fn kill(&mut self) -> anyhow::Result<()> {
         self.end(Signal::KILL).await
     }
@@ -101,24 +100,24 @@ impl Process {
         let Some(mut child) = self.child.take() else { return Ok(()) };
         if let Some(pid) = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw)
         {
-            // It may have ended by itself just now.
+            // It may have ended just now.
             let _ = kill_process(pid, signal);
         }
         let name = self.spec.program.display();
-        let ended = tokio::time::timeout(PATIENCE, child.wait()).await;
-        // Dropping the child kills it where it did not listen.
+        let ended = tokio::time::timeout(TIMEOUT, child.wait()).await;
+        // Dropping the child kills it if it ignored the signal.
         ended.with_context(|| {
-            format!("`{name}` did not end within {PATIENCE:?} after {signal:?}")
+            format!("`{name}` did not end within {TIMEOUT:?} after {signal:?}")
         })??;
         Ok(())
     }
 
-    /// Starts it again if it has ended by itself, as Kubernetes would; a program that was stopped
-    /// stays so.
-    pub(crate) fn revive(&mut self) -> anyhow::Result<()> {
+    /// Restarts the program if it has exited by itself, as Kubernetes would. A stopped program
+    /// stays stopped.
+    pub(crate) fn restart_if_exited(&mut self) -> anyhow::Result<()> {
         let Some(child) = &mut self.child else { return Ok(()) };
         if let Some(status) = child.try_wait()? {
-            tracing::warn!(program = %self.spec.program.display(), %status, "it ended by itself and is started again");
+            tracing::warn!(program = %self.spec.program.display(), %status, "program exited; restarting");
             self.child = None;
             self.start_again()?;
         }
@@ -129,19 +128,26 @@ impl Process {
         &self.spec.log
     }
 
-    /// The last lines of its output.
+    /// Returns the last lines of its output.
     pub(crate) fn tail(&self) -> String {
-        let said = std::fs::read_to_string(&self.spec.log).unwrap_or_default();
-        let lines: Vec<_> = said.lines().collect();
-        lines[lines.len().saturating_sub(TAIL)..].iter().map(|line| format!("{line}\n")).collect()
+        let output = std::fs::read_to_string(&self.spec.log).unwrap_or_default();
+        let lines: Vec<_> = output.lines().collect();
+        lines[lines.len().saturating_sub(TAIL_LINES)..]
+            .iter()
+            .map(|line| format!("{line}\n"))
+            .collect()
     }
 
-    /// Resolves when it has ended by itself, which none of ours should; never for one that was
-    /// stopped.
-    pub(crate) async fn died(&mut self) -> anyhow::Error {
+    /// Resolves when the program exits by itself, which is an error. Never resolves for a stopped
+    /// program.
+    pub(crate) async fn exited(&mut self) -> anyhow::Error {
         let Some(child) = &mut self.child else { return std::future::pending().await };
         let status = child.wait().await;
         let (name, log) = (self.spec.program.display(), self.spec.log.display());
-        anyhow::anyhow!("`{name}` ended: {status:?}; the end of {log}:\n{}", self.tail())
+        anyhow::anyhow!(
+            "`{name}` exited: {status:?}; last lines of {log}:
+{}",
+            self.tail()
+        )
     }
 }

@@ -1,7 +1,7 @@
-//! The whole of Tessera on a cluster of stand-ins: what the demo shows and the scenarios run on.
+//! Test bed: all of Tessera on a simulated cluster, for the demo and the scenarios.
 //!
 //! ```text
-//! this process: API server, controllers, scheduler, kubelets, container runtimes        (stand-ins)
+//! this process: API server, controllers, scheduler, kubelets, container runtimes        (fakes)
 //!   |-- tessera-controller            real program, own process
 //!   |-- tessera-driver, per node      real program, own process; NVML and sysfs of a fake world
 //!   '-- containers                    namespaces; the CDI edits that the driver wrote
@@ -10,8 +10,8 @@
 pub(crate) mod chaos;
 pub(crate) mod classes;
 pub(crate) mod control;
-pub(crate) mod machine;
-pub(crate) mod nest;
+pub(crate) mod namespaces;
+pub(crate) mod node;
 pub(crate) mod process;
 pub(crate) mod programs;
 mod slices;
@@ -29,44 +29,44 @@ use tessera_simcluster::api::{ApiOptions, Policies, User};
 use tessera_simcluster::cluster::{ClusterOptions, SimCluster};
 
 use self::chaos::Chaos;
-use self::machine::{Common, Machine};
+use self::node::{NodeSettings, TestNode};
 use self::process::{Process, ProcessSpec};
 use self::programs::Programs;
 
 /// Namespace of Tessera's own objects.
 const NAMESPACE: &str = "tessera-system";
 
-/// Node names and the worlds that they have.
+/// Node names and their worlds.
 pub(crate) const NODES: [(&str, &str); 2] =
     [("node-a", "h100-8-nvswitch"), ("node-b", "a100-4-pcie")];
 
-/// Where things are, and what they are made of.
+/// Configuration of a [`TestBed`].
 #[derive(Clone, Debug)]
-pub(crate) struct StageOptions {
-    /// Everything is written under it; short, since sockets are.
+pub(crate) struct TestBedOptions {
+    /// Directory of all files. Its path must be short, because socket paths are limited.
     pub(crate) directory: PathBuf,
     pub(crate) programs: Programs,
     /// Name and world of each node.
     pub(crate) nodes: Vec<(String, PathBuf)>,
-    /// Pause before the kubelet tries a failed step of a pod again.
+    /// Pause before the kubelet retries a failed step of a pod.
     pub(crate) sync_period: std::time::Duration,
-    /// Whether driver and controller get a wall clock that can be set, for `chaos`.
+    /// True to give driver and controller an adjustable wall clock, for `chaos`.
     pub(crate) clocks: bool,
 }
 
-/// Everything, running.
-pub(crate) struct Stage {
+/// A running test bed.
+pub(crate) struct TestBed {
     cluster: SimCluster,
-    pub(crate) machines: Vec<Machine>,
+    pub(crate) nodes: Vec<TestNode>,
     pub(crate) controller: Process,
     directory: PathBuf,
     chaos: Option<Chaos>,
 }
 
-impl Stage {
-    /// Starts everything and waits until the drivers are registered and have published their GPUs.
-    pub(crate) async fn raise(options: StageOptions) -> anyhow::Result<Self> {
-        let StageOptions { directory, programs, nodes, sync_period, clocks } = options;
+impl TestBed {
+    /// Starts everything and waits until the drivers have registered and published their GPUs.
+    pub(crate) async fn start(options: TestBedOptions) -> anyhow::Result<Self> {
+        let TestBedOptions { directory, programs, nodes: worlds, sync_period, clocks } = options;
         let cluster = start_cluster(&directory).await?;
         classes::create(&cluster.client()).await?;
         create_lease(&cluster.client()).await?;
@@ -78,72 +78,71 @@ impl Stage {
                 chaos::with_clock(controller, &programs, &directory.join("controller.clock"))?;
         }
         let controller = Process::start(controller).await?;
-        let common = Common { programs: &programs, base: &directory, sync_period, clocks };
-        let mut machines = Vec::new();
-        for (name, world) in nodes {
-            let machine = Machine::start(&cluster, &common, name, &world).await?;
-            machines.push(machine);
+        let settings = NodeSettings { programs: &programs, base: &directory, sync_period, clocks };
+        let mut nodes = Vec::new();
+        for (name, world) in worlds {
+            nodes.push(TestNode::start(&cluster, &settings, name, &world).await?);
         }
-        for machine in &mut machines {
-            machine.ready().await?;
+        for node in &mut nodes {
+            node.wait_until_ready().await?;
         }
-        let nodes: Vec<_> = machines.iter().map(|machine| machine.name().to_owned()).collect();
-        let mut stage = Self { cluster, machines, controller, directory, chaos: None };
-        let client = stage.client();
+        let names: Vec<_> = nodes.iter().map(|node| node.name().to_owned()).collect();
+        let mut test_bed = Self { cluster, nodes, controller, directory, chaos: None };
+        let client = test_bed.client();
         tokio::select! {
-            published = slices::published(&client, &nodes) => published?,
-            died = stage.died() => return Err(died),
+            published = slices::wait_until_published(&client, &names) => published?,
+            exited = test_bed.exited() => return Err(exited),
         }
-        Ok(stage)
+        Ok(test_bed)
     }
 
     pub(crate) fn client(&self) -> Client {
         self.cluster.client()
     }
 
-    /// For kubectl.
+    /// Returns the path of the administrator's kubeconfig.
     pub(crate) fn kubeconfig(&self) -> &std::path::Path {
         self.cluster.kubeconfig()
     }
 
-    /// Resolves when one of the programs has ended by itself, with what it said last.
-    pub(crate) async fn died(&mut self) -> anyhow::Error {
-        let drivers = self.machines.iter_mut().map(|machine| Box::pin(machine.driver.died()));
+    /// Resolves when a program has exited by itself, with its last output.
+    pub(crate) async fn exited(&mut self) -> anyhow::Error {
+        let drivers = self.nodes.iter_mut().map(|node| Box::pin(node.driver.exited()));
         tokio::select! {
-            died = self.controller.died() => died,
-            (died, ..) = futures::future::select_all(drivers) => died,
+            exited = self.controller.exited() => exited,
+            (exited, ..) = futures::future::select_all(drivers) => exited,
         }
     }
 
-    /// As if somebody had removed the chart's admission policies, or put them back.
-    pub(crate) fn switch_policies(&self, on: bool) {
+    /// Removes or restores the chart's admission policies.
+    pub(crate) fn set_policies(&self, on: bool) {
         self.cluster.api().set_policies(if on { Policies::all() } else { Policies::none() });
     }
 
-    /// Prints what the programs logged, for a failure that leaves nothing else behind.
+    /// Prints the logs of the programs, for a failure whose directory is removed.
     pub(crate) fn print_logs(&self) {
-        let drivers = self.machines.iter().map(|machine| &machine.driver);
+        let drivers = self.nodes.iter().map(|node| &node.driver);
         for process in [&self.controller].into_iter().chain(drivers) {
             eprintln!("--- {}", process.log().display());
             eprint!("{}", process.tail());
         }
     }
 
-    /// Where logs are.
+    /// Returns the directory of the logs.
     pub(crate) fn directory(&self) -> &std::path::Path {
         &self.directory
     }
 
-    pub(crate) fn machine(&mut self, name: &str) -> anyhow::Result<&mut Machine> {
-        let machine = self.machines.iter_mut().find(|machine| machine.name() == name);
-        machine.with_context(|| format!("no node `{name}`"))
+    pub(crate) fn node(&mut self, name: &str) -> anyhow::Result<&mut TestNode> {
+        let node = self.nodes.iter_mut().find(|node| node.name() == name);
+        node.with_context(|| format!("unknown node `{name}`"))
     }
 
-    /// Ends everything: controller and kubelets first, so that nothing is started any more.
-    pub(crate) async fn lower(mut self) -> anyhow::Result<()> {
+    /// Stops everything: controller and kubelets first, so that nothing new is started.
+    pub(crate) async fn stop(mut self) -> anyhow::Result<()> {
         self.controller.stop().await?;
-        for machine in self.machines {
-            machine.stop().await?;
+        for node in self.nodes {
+            node.stop().await?;
         }
         self.cluster.stop().await;
         Ok(())
@@ -155,11 +154,11 @@ async fn start_cluster(directory: &std::path::Path) -> anyhow::Result<SimCluster
     api.namespaces.push(NAMESPACE.to_owned());
     let options =
         ClusterOptions { api, directory: Some(directory.to_owned()), ..ClusterOptions::default() };
-    SimCluster::start(options).await.context("the cluster of stand-ins did not start")
+    SimCluster::start(options).await.context("cannot start simulated cluster")
 }
 
-/// Creates a Lease that a leader before has given back: where there is none, a controller waits 14
-/// seconds.
+/// Creates a Lease that was released by an earlier leader. Without a Lease the controller waits for
+/// 14 seconds.
 async fn create_lease(client: &Client) -> anyhow::Result<()> {
     let metadata = ObjectMeta { name: Some(CONTROLLER_LEASE.to_owned()), ..ObjectMeta::default() };
     let leases: Api<Lease> = Api::namespaced(client.clone(), NAMESPACE);
@@ -171,7 +170,7 @@ async fn create_lease(client: &Client) -> anyhow::Result<()> {
         ..LeaseSpec::default()
     };
     let lease = Lease { metadata, spec: Some(spec) };
-    leases.create(&PostParams::default(), &lease).await.context("failed to create the Lease")?;
+    leases.create(&PostParams::default(), &lease).await.context("cannot create Lease")?;
     Ok(())
 }
 

@@ -10,14 +10,14 @@ use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, ResourceExt};
 use tessera_test_support::slices::nodes_with_whole_pool;
 
-use super::machine::DRIVER;
+use super::node::DRIVER;
 
-/// A driver publishes within a second of its start; a debug build on a busy machine needs more.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// Time limit. A driver publishes within a second of its start; more on a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Waits until each of the nodes has all slices of a pool with devices. Drivers register before
-/// they publish, or after.
-pub(crate) async fn published(client: &Client, nodes: &[String]) -> anyhow::Result<()> {
+/// Waits until each of the nodes has a complete pool with devices. A driver may publish before or
+/// after it registers.
+pub(crate) async fn wait_until_published(client: &Client, nodes: &[String]) -> anyhow::Result<()> {
     let mut missing = nodes.to_vec();
     let complete = async {
         let api: Api<ResourceSlice> = Api::all(client.clone());
@@ -31,7 +31,7 @@ pub(crate) async fn published(client: &Client, nodes: &[String]) -> anyhow::Resu
                     slices.insert(slice.name_any(), slice);
                 }
                 Ok(Some(watcher::Event::Delete(slice))) => drop(slices.remove(&slice.name_any())),
-                // The watcher goes on by itself.
+                // The watcher resumes by itself.
                 Ok(_) | Err(_) => {}
             }
             let complete = nodes_with_whole_pool(slices.values());
@@ -39,9 +39,9 @@ pub(crate) async fn published(client: &Client, nodes: &[String]) -> anyhow::Resu
                 nodes.iter().filter(|node| !complete.contains(node.as_str())).cloned().collect();
         }
     };
-    let waited = tokio::time::timeout(PATIENCE, complete).await;
+    let waited = tokio::time::timeout(TIMEOUT, complete).await;
     waited.with_context(|| {
-        format!("no GPUs of {} were published within {PATIENCE:?}", missing.join(", "))
+        format!("no GPUs of {} were published within {TIMEOUT:?}", missing.join(", "))
     })
 }
 
@@ -71,7 +71,7 @@ mod tests {
     async fn waits_for_every_slice_of_every_node() {
         let cluster = SimCluster::start(ClusterOptions::default()).await.unwrap();
         let (client, nodes) = (cluster.client(), ["a".to_owned(), "b".to_owned()]);
-        let mut waiting = Box::pin(published(&client, &nodes));
+        let mut waiting = Box::pin(wait_until_published(&client, &nodes));
         for (node, number, of) in [("a", 0, 2), ("b", 0, 1)] {
             publish(&client, node, number, of).await;
             let early = timeout(Duration::from_millis(200), &mut waiting).await;

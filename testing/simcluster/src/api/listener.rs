@@ -1,5 +1,4 @@
-//! The way in: a listener that can be closed and opened again on the same port, as when the server
-//! restarts.
+//! TCP listener that can be stopped and rebound to the same port, to simulate API server restarts.
 
 use std::io;
 use std::net::SocketAddr;
@@ -12,32 +11,32 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
-/// What the door is told. The token of an open door ends its connections.
-pub(crate) type Position = Option<CancellationToken>;
+/// Wanted state: `None` is stopped. Cancelling the token breaks all connections.
+pub(crate) type ListenerState = Option<CancellationToken>;
 
-/// Lets connections in while it is open.
-pub(crate) struct Door {
+/// A listener that accepts connections while it is started.
+pub(crate) struct RestartableListener {
     address: SocketAddr,
     listener: Option<TcpListener>,
-    position: watch::Receiver<Position>,
+    state: watch::Receiver<ListenerState>,
 }
 
-impl Door {
-    /// An open door, and what moves it.
+impl RestartableListener {
+    /// Returns a started listener and the sender of its state.
     pub(crate) fn new(
         listener: TcpListener,
         address: SocketAddr,
-    ) -> (Self, watch::Sender<Position>) {
-        let (mover, position) = watch::channel(Some(CancellationToken::new()));
-        (Self { address, listener: Some(listener), position }, mover)
+    ) -> (Self, watch::Sender<ListenerState>) {
+        let (state_sender, state) = watch::channel(Some(CancellationToken::new()));
+        (Self { address, listener: Some(listener), state }, state_sender)
     }
 
-    /// The next connection. An error means that it could not be had just now.
+    /// Accepts the next connection, after binding the port again if needed.
     async fn connection(&mut self) -> io::Result<Connection> {
         loop {
-            let Some(open) = self.position.borrow_and_update().clone() else {
+            let Some(open) = self.state.borrow_and_update().clone() else {
                 self.listener = None;
-                if self.position.changed().await.is_err() {
+                if self.state.changed().await.is_err() {
                     std::future::pending::<()>().await;
                 }
                 continue;
@@ -49,16 +48,16 @@ impl Door {
             let listener = &*self.listener.insert(listener);
             tokio::select! {
                 accepted = listener.accept() => {
-                    let cut = Box::pin(open.cancelled_owned());
-                    return Ok(Connection { stream: accepted?.0, cut });
+                    let broken = Box::pin(open.cancelled_owned());
+                    return Ok(Connection { stream: accepted?.0, broken });
                 }
-                Ok(()) = self.position.changed() => {}
+                Ok(()) = self.state.changed() => {}
             }
         }
     }
 }
 
-impl Listener for Door {
+impl Listener for RestartableListener {
     type Io = Connection;
     type Addr = SocketAddr;
 
@@ -67,7 +66,7 @@ impl Listener for Door {
             match self.connection().await {
                 Ok(connection) => return (connection, self.address),
                 Err(error) => {
-                    tracing::warn!(%error, address = %self.address, "cannot accept a connection, trying again");
+                    tracing::warn!(%error, address = %self.address, "cannot accept connection; retrying");
                     tokio::time::sleep(std::time::Duration::from_millis(20)).await;
                 }
             }
@@ -79,15 +78,15 @@ impl Listener for Door {
     }
 }
 
-/// A connection that breaks when the door closes, in the middle of whatever is under way.
+/// A connection that breaks, even in mid-transfer, when the listener stops.
 pub(crate) struct Connection {
     stream: TcpStream,
-    cut: Pin<Box<WaitForCancellationFutureOwned>>,
+    broken: Pin<Box<WaitForCancellationFutureOwned>>,
 }
 
 impl Connection {
     fn broken(&mut self, context: &mut Context<'_>) -> io::Result<()> {
-        match self.cut.as_mut().poll(context) {
+        match self.broken.as_mut().poll(context) {
             Poll::Ready(()) => Err(io::ErrorKind::ConnectionReset.into()),
             Poll::Pending => Ok(()),
         }

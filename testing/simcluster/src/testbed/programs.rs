@@ -1,4 +1,4 @@
-//! The built programs and libraries.
+//! Paths of the built programs and libraries.
 
 use std::path::{Path, PathBuf};
 
@@ -17,8 +17,8 @@ pub(crate) struct Programs {
 }
 
 impl Programs {
-    /// The files beside this program, where cargo puts all of them; but the interceptor as it
-    /// ships, from the directory of its own profile.
+    /// Returns the files beside this program, where cargo puts all of them. The interceptor is
+    /// taken from the directory of its own profile.
     pub(crate) fn beside_this() -> anyhow::Result<Self> {
         let simcluster = std::env::current_exe()?;
         let directory = simcluster.parent().unwrap_or(Path::new("/")).to_owned();
@@ -46,7 +46,7 @@ impl Programs {
         };
         anyhow::ensure!(
             missing.is_empty(),
-            "not built in {}: {}; run `make build`",
+            "missing in {}: {}; run `make build`",
             directory.display(),
             missing.join(", ")
         );
