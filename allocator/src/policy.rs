@@ -1,43 +1,42 @@
-//! Which feasible choice is preferred: in which order devices are tried on a node, and which node
-//! is taken.
+//! Placement policies: rank candidate nodes and devices (feasibility is decided elsewhere).
 //!
-//! A policy is a [`Rule`] in a file of its own. It ranks; what is feasible is not its business.
+//! Each policy is a [`Scorer`] in a file of its own.
 
 mod binpack;
 mod first_fit;
 mod least_fragmentation;
-mod outlook;
+mod node_gpus;
 mod random;
 mod spread;
 
 use tessera_api::config::PlacementPolicy;
 use tessera_api::names::capacity::MEMORY;
 
-use crate::cluster::{Interner, Reach};
+use crate::cluster::{Interner, ReachableDevices};
 use crate::search::Chosen;
 use crate::shape::{AlternativeShape, Shape};
 
-pub(crate) use outlook::{Outlook, Picture, share};
-pub(crate) use random::lot;
+pub(crate) use node_gpus::{ForecastView, NodeGpuState, share};
+pub(crate) use random::seeded_hash;
 
 /// A placement policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub enum Policy {
     /// Upstream's order: nodes by name, pools by driver and name, devices as published.
     FirstFit,
-    /// The fullest first, so that whole devices and nodes stay free.
+    /// Most utilized first, so that whole devices and nodes stay free.
     Binpack,
-    /// The emptiest first, so that neighbours disturb each other least.
+    /// Least utilized first, so that claims interfere least with each other.
     Spread,
-    /// Any, by lot: the seed and the pod decide.
+    /// Pseudo-random order, by seed and pod.
     Random,
-    /// Where the least becomes useless to the requests that are expected: see
+    /// Minimizes the capacity stranded for expected requests: see
     /// [`fragmentation`](crate::fragmentation).
     #[default]
     LeastFragmentation,
 }
 
-/// Parts per million of something that is taken.
+/// Utilization in parts per million.
 pub(crate) type Ppm = u64;
 
 pub(crate) const WHOLE: Ppm = 1_000_000;
@@ -46,78 +45,78 @@ fn ppm(ppm: Ppm) -> i64 {
     i64::try_from(ppm).unwrap_or(i64::MAX)
 }
 
-/// What things are sorted by: smaller comes first, the second decides among equals.
+/// Sort key: smaller ranks first; the second element decides between equal first ones.
 pub(crate) type Rank = (i64, i64);
 
-/// How a policy ranks.
-trait Rule {
-    /// The rank of a device; none where upstream's order is the order.
-    fn device(&self, device: &DeviceView<'_>) -> Option<Rank>;
+/// Ranking of devices and nodes by a policy.
+trait Scorer {
+    /// Returns the rank of a device; `None` keeps upstream's order.
+    fn device(&self, device: &ScoredDevice<'_>) -> Option<Rank>;
 
-    /// The rank of a node on which the claims fit.
-    fn node(&self, node: &NodeView<'_>) -> Rank;
+    /// Returns the rank of a feasible node.
+    fn node(&self, node: &ScoredNode<'_>) -> Rank;
 }
 
-/// What is ranked: the devices of a node as they are.
+/// Input of a ranking: the devices of a node and their usage.
 pub(crate) struct Ranking<'a> {
-    pub(crate) reach: &'a Reach,
+    pub(crate) reachable: &'a ReachableDevices,
     pub(crate) interner: &'a Interner,
-    /// As [`Reach::left`], less what the search has taken.
+    /// [`ReachableDevices::left`], minus the consumption of the current search.
     pub(crate) left: &'a [i128],
-    /// The devices that the search has taken as a whole, by candidate: not 0. Empty = none.
+    /// Devices that the search holds exclusively, by candidate: not 0. Empty means none.
     pub(crate) holders: &'a [u128],
     pub(crate) seed: u64,
-    pub(crate) outlook: Outlook<'a>,
-    /// Worked out when a policy first looks at it.
-    picture: std::cell::OnceCell<Picture>,
+    pub(crate) forecast_view: ForecastView<'a>,
+    /// Computed when a policy first uses it.
+    gpu_state: std::cell::OnceCell<NodeGpuState>,
 }
 
 impl<'a> Ranking<'a> {
     pub(crate) fn new(
-        reach: &'a Reach,
+        reachable: &'a ReachableDevices,
         interner: &'a Interner,
         left: &'a [i128],
         seed: u64,
-        outlook: Outlook<'a>,
+        forecast_view: ForecastView<'a>,
     ) -> Self {
         Self {
-            reach,
+            reachable,
             interner,
             left,
             holders: &[],
             seed,
-            outlook,
-            picture: std::cell::OnceCell::new(),
+            forecast_view,
+            gpu_state: std::cell::OnceCell::new(),
         }
     }
 
-    /// The same, where the search holds these devices.
+    /// Returns the ranking with these devices held by the search.
     pub(crate) fn with_holders(self, holders: &'a [u128]) -> Self {
         Self { holders, ..self }
     }
 
-    /// The node as it is when `chosen` is taken of it.
-    fn picture(&self) -> &Picture {
-        self.picture.get_or_init(|| Picture::new(self))
+    /// Returns the state of the node's GPUs.
+    fn gpu_state(&self) -> &NodeGpuState {
+        self.gpu_state.get_or_init(|| NodeGpuState::new(self))
     }
 }
 
-/// A device that is ranked, and what is asked of it.
-struct DeviceView<'a> {
+/// A device to rank, and the alternative that it would serve.
+struct ScoredDevice<'a> {
     ranking: &'a Ranking<'a>,
-    asked: &'a AlternativeShape,
+    alternative: &'a AlternativeShape,
     candidate: usize,
 }
 
-/// A node that is ranked, and what the claims get there.
-struct NodeView<'a> {
+/// A node to rank, and the devices that the claims would get.
+struct ScoredNode<'a> {
     ranking: &'a Ranking<'a>,
     shape: &'a Shape,
     chosen: &'a [Vec<Chosen>],
 }
 
 impl Policy {
-    fn rule(self) -> &'static dyn Rule {
+    fn scorer(self) -> &'static dyn Scorer {
         match self {
             Self::FirstFit => &first_fit::FirstFit,
             Self::Binpack => &binpack::Binpack,
@@ -127,53 +126,52 @@ impl Policy {
         }
     }
 
-    /// Whether devices are tried in upstream's order.
+    /// Returns true if devices are tried in upstream's order.
     pub(crate) fn keeps_order(self) -> bool {
         self == Self::FirstFit
     }
 
-    /// The candidates in the order in which they are tried for an alternative; none where it is
-    /// upstream's.
+    /// Returns the candidates in the order of the policy; `None` keeps upstream's order.
     pub(crate) fn order(
         self,
         ranking: &Ranking<'_>,
-        asked: &AlternativeShape,
+        alternative: &AlternativeShape,
     ) -> Option<Vec<usize>> {
-        let count = ranking.reach.candidates.len();
-        let rank = |candidate| Some((self.rank_device(ranking, asked, candidate)?, candidate));
+        let count = ranking.reachable.candidates.len();
+        let rank =
+            |candidate| Some((self.rank_device(ranking, alternative, candidate)?, candidate));
         let mut ranked = (0..count).map(rank).collect::<Option<Vec<_>>>()?;
         ranked.sort_unstable();
         Some(ranked.into_iter().map(|(_, candidate)| candidate).collect())
     }
 
-    /// The rank of a device among its node's; none where upstream's order is the order.
+    /// Returns the rank of a device on its node; `None` keeps upstream's order.
     pub(crate) fn rank_device(
         self,
         ranking: &Ranking<'_>,
-        asked: &AlternativeShape,
+        alternative: &AlternativeShape,
         candidate: usize,
     ) -> Option<Rank> {
-        self.rule().device(&DeviceView { ranking, asked, candidate })
+        self.scorer().device(&ScoredDevice { ranking, alternative, candidate })
     }
 
-    /// The rank of a node on which the claims of a shape fit.
+    /// Returns the rank of a node on which the claims of a shape fit.
     pub(crate) fn rank_node(
         self,
         ranking: &Ranking<'_>,
         shape: &Shape,
         chosen: &[Vec<Chosen>],
     ) -> Rank {
-        self.rule().node(&NodeView { ranking, shape, chosen })
+        self.scorer().node(&ScoredNode { ranking, shape, chosen })
     }
 
-    /// Whether it goes by the requests that are expected, and by the CPU that nodes have left for
-    /// them.
-    pub(crate) fn looks_ahead(self) -> bool {
+    /// Returns true if the policy uses the forecast and the free CPU of nodes.
+    pub(crate) fn uses_forecast(self) -> bool {
         self == Self::LeastFragmentation
     }
 
-    /// Whether each pod sees nodes in an order of its own.
-    pub(crate) fn draws_lots(self) -> bool {
+    /// Returns true if each pod ranks nodes in its own pseudo-random order.
+    pub(crate) fn is_randomized(self) -> bool {
         self == Self::Random
     }
 }
@@ -189,17 +187,17 @@ impl From<PlacementPolicy> for Policy {
     }
 }
 
-impl DeviceView<'_> {
-    /// How much of it is taken: of the capacity of which most is. All of it where it is allocated
-    /// as a whole.
-    fn taken(&self) -> Ppm {
-        let reach = self.ranking.reach;
-        if reach.exclusive[self.candidate] > 0 {
+impl ScoredDevice<'_> {
+    /// Returns the utilization of the most utilized capacity, in ppm; 100 % if allocated
+    /// exclusively.
+    fn utilization(&self) -> Ppm {
+        let reachable = self.ranking.reachable;
+        if reachable.exclusive[self.candidate] > 0 {
             return WHOLE;
         }
         let capacity =
-            &self.ranking.interner.offer(reach.candidates[self.candidate].offer).capacity;
-        let from = reach.offset[self.candidate] as usize;
+            &self.ranking.interner.profile(reachable.candidates[self.candidate].profile).capacity;
+        let from = reachable.offset[self.candidate] as usize;
         let left = &self.ranking.left[from..from + capacity.len()];
         let ratio = |(capacity, left): (&i128, &i128)| {
             if *capacity <= 0 {
@@ -209,41 +207,43 @@ impl DeviceView<'_> {
             }
         };
         let most = capacity.iter().zip(left).map(ratio).max().unwrap_or(0);
-        // A share without any capacity is the least that can be told from nothing.
-        let least = Ppm::from(reach.shares[self.candidate] > 0);
+        // A share without capacity counts as the smallest utilization above 0.
+        let least = Ppm::from(reachable.shares[self.candidate] > 0);
         Ppm::try_from(most).unwrap_or(WHOLE).clamp(least, WHOLE)
     }
 
-    /// All of its memory, in bytes.
+    /// Returns the memory size, in bytes.
     fn memory(&self) -> i64 {
-        let device = self.ranking.reach.candidates[self.candidate].device();
+        let device = self.ranking.reachable.candidates[self.candidate].device();
         device.capacity.get(MEMORY).map_or(0, |memory| memory.value.value_i64().unwrap_or(i64::MAX))
     }
 
-    /// How many claims hold it.
-    fn tasks(&self) -> u32 {
-        self.ranking.reach.exclusive[self.candidate] + self.ranking.reach.shares[self.candidate]
+    /// Returns the number of allocations of the device.
+    fn allocation_count(&self) -> u32 {
+        self.ranking.reachable.exclusive[self.candidate]
+            + self.ranking.reachable.shares[self.candidate]
     }
 }
 
-impl NodeView<'_> {
-    fn devices(&self) -> impl Iterator<Item = DeviceView<'_>> {
-        let (ranking, asked) = (self.ranking, &self.shape.alternatives[0]);
-        (0..ranking.reach.candidates.len()).map(move |candidate| DeviceView {
+impl ScoredNode<'_> {
+    fn devices(&self) -> impl Iterator<Item = ScoredDevice<'_>> {
+        let (ranking, alternative) = (self.ranking, &self.shape.alternatives[0]);
+        (0..ranking.reachable.candidates.len()).map(move |candidate| ScoredDevice {
             ranking,
-            asked,
+            alternative,
             candidate,
         })
     }
 
-    /// How much of its devices is taken, on average.
-    fn taken(&self) -> Ppm {
-        let count = Ppm::try_from(self.ranking.reach.candidates.len().max(1)).unwrap_or(Ppm::MAX);
-        self.devices().map(|device| device.taken()).sum::<Ppm>() / count
+    /// Returns the average utilization of its devices, in ppm.
+    fn utilization(&self) -> Ppm {
+        let count =
+            Ppm::try_from(self.ranking.reachable.candidates.len().max(1)).unwrap_or(Ppm::MAX);
+        self.devices().map(|device| device.utilization()).sum::<Ppm>() / count
     }
 
-    /// How many claims hold devices of it.
-    fn tasks(&self) -> u32 {
-        self.devices().map(|device| device.tasks()).sum()
+    /// Returns the number of allocations of its devices.
+    fn allocation_count(&self) -> u32 {
+        self.devices().map(|device| device.allocation_count()).sum()
     }
 }

@@ -1,4 +1,4 @@
-//! A plan of bounded steps, and one on the node of a bound pod.
+//! Step budgets of plans, and plans for a pod that is bound to a node.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod builders;
@@ -13,7 +13,7 @@ use tessera_api::names::{Namespace, NodeName};
 
 const NODES: usize = 20;
 
-/// Nodes of eight GPUs, each with an index of its own.
+/// Creates nodes with eight GPUs each; every GPU has its own index.
 fn cluster(nodes: usize) -> Cluster {
     let gpus = |node: usize| {
         let index = move |i: usize| i64::try_from(node * 8 + i).unwrap();
@@ -29,17 +29,17 @@ fn planner(nodes: usize) -> Planner {
     Planner::of(&cluster(nodes).0, Features::default())
 }
 
-/// Enough for two or three shapes on all nodes.
+/// Budget for two or three shapes on all nodes.
 fn bounded() -> Settings {
     Settings { steps_per_pod: 500, steps_per_plan: 500, ..Settings::default() }
 }
 
-/// A pod whose claim fits nowhere, of a shape of its own.
+/// Creates a pod with a shape of its own that fits on no node.
 fn too_large(number: usize) -> PendingPod {
     share_pod(&format!("large-{number:03}"), &format!("{}Gi", 100 + number), "1")
 }
 
-/// A pod whose selector costs thousands of steps on each device and selects none.
+/// Creates a pod whose selector costs thousands of steps per device and matches none.
 fn expensive(number: usize) -> PendingPod {
     let mut request = request("gpu", 1, &[("memory", "1Gi")]);
     let selector = format!(
@@ -58,7 +58,7 @@ fn decided(plan: &Plan) -> BTreeSet<PodUid> {
     plan.decisions.iter().map(|decision| decision.pod.clone()).collect()
 }
 
-/// Plans until a plan reaches all pods. Panics if a hundred plans do not suffice.
+/// Plans until a plan reaches all pods. Panics after a hundred plans.
 fn plan_until_all_are_reached(planner: &mut Planner, pods: &[PendingPod]) {
     let settings =
         Settings { steps_per_pod: 10_000, steps_per_plan: 10_000, ..Settings::default() };
@@ -93,7 +93,7 @@ fn plan_that_ends_early_goes_on_in_the_next() {
 
 #[test]
 fn plan_reaches_all_pods_of_more_shapes_than_are_remembered() {
-    // 4,096 shapes are remembered on few nodes, 64 on 40,000.
+    // 4,096 shapes are cached on few nodes, 64 on 40,000.
     let mut planner = planner(1);
     let pods: Vec<PendingPod> = (0..5000).map(too_large).collect();
     plan_until_all_are_reached(&mut planner, &pods);
@@ -150,7 +150,7 @@ fn refused_pod_is_planned_again_after_a_change_in_a_plan_that_ends_early() {
 
 #[test]
 fn pod_at_the_end_of_the_budget_is_not_placed_on_a_part_of_the_nodes() {
-    // The last node alone has what the first alternative asks for.
+    // Only the last node can serve the first alternative.
     let mut cluster = cluster(NODES);
     let last = format!("node-{:02}", NODES - 1);
     let large =
@@ -209,8 +209,7 @@ fn order_is_that_of_priority_as_long_as_the_steps_suffice() {
 #[test]
 fn pods_of_one_shape_share_an_explanation_of_the_end_of_the_plan() {
     let mut planner = planner(1);
-    // Between two that are refused, one is placed each time: explanations were made anew after
-    // each.
+    // One pod is placed between every two refused ones, which changes the explanation each time.
     let pods: Vec<PendingPod> = (0..10)
         .flat_map(|i| {
             let refused =
@@ -243,7 +242,7 @@ fn explanation_tells_what_is_left_after_all_decisions() {
     assert!(text.contains("10Gi"), "the share of the small one counts: {text}");
 }
 
-/// Nine shares of a whole GPU's memory, where there are eight GPUs.
+/// Creates a pod with nine shares that need a whole GPU's memory each; there are eight GPUs.
 fn pod_for_all(name: &str) -> PendingPod {
     let shares = (0..9).map(|i| request(&format!("r{i}"), 1, &[("memory", "80Gi")])).collect();
     pod(name, vec![claim(name, shares)])

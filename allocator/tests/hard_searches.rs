@@ -1,7 +1,7 @@
-//! Searches that take upstream exponential time end after few steps, with the right answer.
+//! Searches that take exponential time upstream end after few steps with the correct result.
 //!
-//! Steps are devices looked at. Upstream needs from a million to more than it can do in its 10 s
-//! for each of these (`exp-*` of the oracle's benchmark).
+//! A step is one device tested. Upstream needs from a million steps to more than its 10 s for each
+//! of these cases (`exp-*` of the oracle's benchmark).
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod builders;
@@ -16,14 +16,14 @@ use tessera_allocator::model::{
 use tessera_allocator::{Policy, Settings, plan};
 use tessera_api::names::DeviceName;
 
-/// What a search may take at most.
+/// Maximum number of steps of a search.
 const FEW: u64 = 20_000;
 
 fn first_fit() -> Settings {
     Settings { policy: Policy::FirstFit, ..Settings::default() }
 }
 
-/// Whether the claim fits on a cluster, within few steps.
+/// Returns true if the claim fits on the cluster, and asserts that few steps were needed.
 fn fits(cluster: &Cluster, requests: Vec<Request>, constraints: Vec<Constraint>) -> bool {
     let mut claim = claim("c", requests);
     claim.constraints = constraints;
@@ -93,7 +93,7 @@ fn what_fits_only_after_the_first_choices_are_given_up() {
     assert!(fits(&cluster, requests, Vec::new()));
 }
 
-/// GPUs that can be cut into partitions of two sizes, by shared counters.
+/// Creates GPUs that can be partitioned in two sizes, with shared counters.
 fn partitioned(gpus: usize) -> Cluster {
     let mut cluster = Cluster::new();
     cluster.put_node("node-0", |_| {});

@@ -1,5 +1,4 @@
-//! Tenants write selectors, and the one task that plans evaluates them: none may end it or hold it
-//! up.
+//! Selectors are written by tenants and evaluated by the planning task: none may crash or block it.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -8,11 +7,11 @@ use tessera_allocator::model::Device;
 use tessera_allocator::selector::{CompiledSelector, DeviceView, SelectorError};
 use tessera_api::names::{DeviceName, DriverName};
 
-/// Far more than the slowest of them takes in a debug build on two busy cores, which is 4 s.
-/// Without the limits it would be minutes or hours.
+/// Much more than the slowest case takes in a debug build on two busy cores, which is 4 s. Without
+/// the limits it would take minutes or hours.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// The answer, on a thread with the stack of a worker of tokio.
+/// Evaluates the expression on a thread with the stack size of a tokio worker.
 fn answer(expression: String) -> Result<bool, SelectorError> {
     let (sender, receiver) = mpsc::channel();
     let shown: String = expression.chars().take(80).collect();

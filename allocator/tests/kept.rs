@@ -1,5 +1,5 @@
-//! Pods that ask for much are not starved by pods that ask for little, and keep nobody from a node
-//! for ever.
+//! Starvation avoidance: small pods do not starve large ones, and a reservation does not block a
+//! node forever.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod builders;
@@ -18,7 +18,7 @@ use tessera_api::reason::{NodeReason, Reason};
 
 const PATIENCE: i64 = 300;
 
-/// A pod that wants so many whole GPUs, created so many seconds after the epoch.
+/// Creates a pod that requests whole GPUs, with a creation time in seconds since the epoch.
 fn wants(name: &str, count: u64, created: i64) -> PendingPod {
     let whole = request("gpu", count, &[("memory", "80Gi"), ("cores", "100")]);
     PendingPod { created, ..pod(name, vec![claim(name, vec![whole])]) }
@@ -32,7 +32,7 @@ fn use_whole(cluster: &mut Cluster, node: &str, devices: std::ops::Range<usize>)
     devices.for_each(|i| cluster.use_share(node, &format!("gpu-{i}"), "80Gi", "100"));
 }
 
-/// Two nodes with four GPUs each, of which node-a has one taken and node-b two.
+/// Two nodes with four GPUs each: one is used on node-a, two on node-b.
 fn two_nodes() -> Cluster {
     let mut cluster = Cluster::new().node("node-a", gpus(4)).node("node-b", gpus(4));
     use_whole(&mut cluster, "node-a", 0..1);
@@ -93,7 +93,7 @@ fn the_name_of_a_node_counts_for_less_than_what_has_to_end_there() {
 
 #[test]
 fn grants_on_devices_that_the_pod_does_not_need_do_not_count() {
-    // One GPU more is enough on node-a, whatever runs on the others; on node-b two are needed.
+    // One more GPU is enough on node-a, whatever runs on the others; node-b needs two.
     let mut cluster = Cluster::new().node("node-a", gpus(8)).node("node-b", gpus(4));
     use_whole(&mut cluster, "node-a", 0..5);
     use_whole(&mut cluster, "node-b", 0..2);
@@ -327,7 +327,7 @@ fn pods_that_ask_for_the_same_are_looked_at_once() {
     assert!(looking(1) > 0);
 }
 
-/// Random numbers (xorshift).
+/// Pseudo-random numbers (xorshift).
 struct Lots(u64);
 
 impl Lots {
@@ -339,8 +339,8 @@ impl Lots {
     }
 }
 
-/// Small pods come all the time and stay for up to 20 minutes; one that wants the whole of a node
-/// comes among them. For how long it waits.
+/// Simulates small pods that arrive all the time and run for up to 20 minutes, and one pod for a
+/// whole node. Returns the seconds that the large pod waits.
 fn large_waits(seed: u64, patience: Option<u32>) -> Option<i64> {
     let cluster = Cluster::new().node("node-a", gpus(8)).node("node-b", gpus(8));
     let mut planner = Planner::of(&cluster.0, Default::default());
@@ -386,7 +386,8 @@ fn a_pod_that_wants_a_whole_node_gets_one_while_small_pods_come_and_go() {
     assert_eq!(large_waits(1, None), None);
     for seed in 1..=8 {
         let waited = large_waits(seed, Some(300)).unwrap();
-        // At worst the second turn, of 1,200 seconds at least, is the first that is long enough.
+        // In the worst case the second window, of at least 1,200 s, is the first one that is long
+        // enough.
         assert!(waited <= 300 + 2 * 1200 + 1200 + 60, "seed {seed}: {waited}");
     }
 }
@@ -419,7 +420,7 @@ proptest! {
         prop_assert_eq!(&first.decisions, &second.decisions);
         prop_assert_eq!(&first.kept, &second.kept);
         prop_assert_eq!(first.again, second.again);
-        // Nothing is ever taken from a pod that comes before the one for which a node is kept.
+        // A pod before the one with the reservation never loses capacity.
         let without = plan(&cluster.0, &pods, Settings { patience: None, ..at(now) });
         let turn = |uid: &str| {
             let pod = pods.iter().find(|pod| pod.uid.as_str() == uid).unwrap();

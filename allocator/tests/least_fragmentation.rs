@@ -1,4 +1,4 @@
-//! The policy that goes by what is expected.
+//! Policy `LeastFragmentation`, which uses the forecast.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod builders;
@@ -19,7 +19,7 @@ const SETTINGS: Settings = Settings {
     patience: None,
 };
 
-/// A pod with a share of one GPU, in percent, and so much CPU.
+/// Creates a pod with a share of one GPU, in percent, and a CPU request.
 fn share(name: &str, percent: u32, cpu: &str) -> PendingPod {
     let amounts = [("memory", format!("{}Mi", percent * 800)), ("cores", percent.to_string())];
     let amounts: Vec<(&str, &str)> =
@@ -30,7 +30,7 @@ fn share(name: &str, percent: u32, cpu: &str) -> PendingPod {
     pod
 }
 
-/// GPUs of 80,000 MiB.
+/// Adds a node with GPUs of 80,000 MiB.
 fn node(cluster: Cluster, name: &str, gpus: usize) -> Cluster {
     cluster.node(name, (0..gpus).map(|i| gpu(&format!("gpu-{i}"), "80000Mi")).collect())
 }
@@ -48,7 +48,7 @@ fn place(plan: &Plan) -> String {
     format!("{}/{}", decision.node, decision.claims[0].results[0].device.device)
 }
 
-/// Lets the planner see so many pods like this one, none of which stays.
+/// Plans these pods without recording their usage, so that the planner learns their requests.
 fn teach(planner: &mut Planner, pods: impl IntoIterator<Item = PendingPod>) {
     let pods: Vec<PendingPod> = pods.into_iter().collect();
     planner.plan(&pods, SETTINGS);
@@ -76,13 +76,13 @@ fn what_is_learned_decides_where_the_same_pod_goes() {
         use_percent(&mut cluster, "node-a", "gpu-1", 70);
         cluster
     };
-    // Beside 40 percent, 30 are left: of use where 30 are asked for.
+    // Beside 40 percent 30 stay free, which requests for 30 can use.
     let mut of_30 = planner(&cluster());
     teach(&mut of_30, many(300, 30, "1"));
     assert_eq!(place(&of_30.plan(&[share("p", 30, "1")], SETTINGS)), "node-a/gpu-1");
     let mut of_60 = planner(&cluster());
     teach(&mut of_60, many(300, 60, "1"));
-    // Nobody wants what is left of GPU 1, and 60 would still fit beside 40.
+    // No request can use the rest of GPU 1, and 60 would still fit beside 40.
     assert_eq!(place(&of_60.plan(&[share("p", 30, "1")], SETTINGS)), "node-a/gpu-1");
     assert_eq!(place(&of_60.plan(&[share("q", 60, "1")], SETTINGS)), "node-a/gpu-0");
 }
@@ -126,7 +126,7 @@ fn a_pod_that_is_planned_and_refused_again_and_again_is_counted_once() {
     (0..500).for_each(|_| {
         patient.plan(&waiting, SETTINGS);
     });
-    // The next potential comes with the 32nd request.
+    // The next potential is computed at the 32nd request.
     teach(&mut patient, many(32, 20, "1"));
     teach(&mut hasty, many(32, 20, "1"));
     assert_eq!(patient.expected(), hasty.expected());

@@ -1,4 +1,4 @@
-//! What is planned, and what is said when nothing fits.
+//! Plans, and the explanations of refusals.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod builders;
@@ -20,7 +20,7 @@ fn decide(cluster: &Cluster, pods: &[PendingPod]) -> Plan {
     plan(&cluster.0, pods, Settings::default())
 }
 
-/// Devices of the claims of each decision, as `node/device`.
+/// Returns the devices of each decision as `node/device`.
 fn places(plan: &Plan) -> Vec<Vec<String>> {
     let place = |d: &tessera_allocator::Decision| {
         let results = d.claims.iter().flat_map(|c| &c.results);
@@ -29,7 +29,7 @@ fn places(plan: &Plan) -> Vec<Vec<String>> {
     plan.decisions.iter().map(place).collect()
 }
 
-/// Per reason, how many devices on how many nodes.
+/// Returns the number of devices and nodes per reason.
 fn reasons(plan: &Plan) -> BTreeMap<Reason, (u64, usize)> {
     let Cause::NoFit(explanation) = &*plan.refusals[0].cause else { panic!("{:?}", plan.refusals) };
     explanation
@@ -352,12 +352,12 @@ fn a_device_outside_the_fence_is_never_taken() {
     assert_eq!(reasons(&plan), BTreeMap::from([(Reason::NotManaged, (1, 1))]));
 }
 
-/// A GPU that publishes more memory than it has.
+/// Creates a GPU that publishes more memory than it has.
 fn oversubscribed(name: &str) -> Device {
     Device { oversubscribed: true, ..gpu(name, "160Gi") }
 }
 
-/// A pod with one claim for so much memory of one GPU, with that configuration.
+/// Creates a pod with one claim for these capacities of one GPU and a memory configuration.
 fn pod_with_config(amounts: &[(&str, &str)], memory: serde_json::Value) -> PendingPod {
     let claim = claim("c", vec![request("gpu", 1, amounts)]);
     pod("p", vec![configured(claim, json!({ "memory": memory }))])
@@ -370,7 +370,7 @@ fn memory_that_is_not_all_there_goes_to_claims_that_may_spill_and_to_no_others()
     let placed = decide(&cluster, &[pod_with_config(&amounts, json!({"oversubscribe": true}))]);
     assert_eq!(places(&placed), [["node-a/gpu-0"]]);
     for refused in [json!({}), json!({"oversubscribe": false})] {
-        // However little it asks for.
+        // Even the smallest share is refused.
         let plan = decide(&cluster, &[pod_with_config(&[("memory", "1Gi")], refused)]);
         assert_eq!(reasons(&plan), BTreeMap::from([(Reason::Oversubscribed, (1, 1))]));
         let Cause::NoFit(explanation) = &*plan.refusals[0].cause else {
@@ -509,8 +509,8 @@ fn a_selector_that_fails_is_a_reason_on_the_devices_it_fails_on() {
 
 #[test]
 fn a_hopeless_search_ends_with_the_step_budget_and_says_not_decided() {
-    // Each GPU in a group of its own, all different: nothing is symmetric and no two belong
-    // together.
+    // Each GPU is in a group of its own and all are different: no symmetry applies, and no two
+    // share an attribute value.
     let odd = |i: usize| {
         gpu(&format!("gpu-{i}"), &format!("{}Gi", 80 + i)).with("group", Attribute::Int(i as i64))
     };
@@ -536,7 +536,7 @@ fn a_hopeless_search_ends_with_the_step_budget_and_says_not_decided() {
 fn equal_gpus_are_not_permuted() {
     let cluster =
         Cluster::new().node("node-a", (0..8).map(|i| gpu(&format!("gpu-{i}"), "80Gi")).collect());
-    // Nine GPUs of eight: upstream would try every combination.
+    // Nine of eight GPUs: upstream would try every combination.
     let plan = decide(&cluster, &[pod("p", vec![claim("c", vec![request("gpu", 9, &[])])])]);
     assert_eq!(plan.decisions, []);
     assert!(plan.steps < 100, "{} steps", plan.steps);
@@ -556,7 +556,7 @@ fn nothing_is_taken_from_a_pool_that_is_being_replaced() {
 
 #[test]
 fn a_better_alternative_is_worth_a_worse_node() {
-    // Under Binpack node-b comes first: it is fuller. But only node-a has two GPUs to give.
+    // Binpack ranks node-b first, as more utilized. But only node-a has two free GPUs.
     let mut cluster = Cluster::new()
         .node("node-a", (0..2).map(|i| gpu(&format!("gpu-{i}"), "80Gi")).collect())
         .node("node-b", (0..2).map(|i| gpu(&format!("gpu-{i}"), "80Gi")).collect());
@@ -590,7 +590,7 @@ fn a_better_alternative_is_worth_a_worse_node() {
 
 #[test]
 fn the_nominated_node_is_worth_a_worse_alternative() {
-    // Pods were evicted from node-b for this one; node-a, which kube-scheduler has refused, has the
+    // Pods were evicted from node-b for this pod; kube-scheduler rejected node-a, which has the
     // better devices.
     let cluster = Cluster::new()
         .node("node-a", (0..2).map(|i| gpu(&format!("gpu-{i}"), "80Gi")).collect())

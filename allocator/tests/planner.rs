@@ -1,4 +1,4 @@
-//! A planner that is told of changes, one by one, plans as one that is new to the cluster.
+//! A planner that receives single changes plans like a new planner with the final snapshot.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod builders;
@@ -12,7 +12,7 @@ use tessera_allocator::model::{Attribute, Device, NodeChoice, PendingPod, Select
 use tessera_allocator::{Cause, Features, Planner, Settings, plan};
 use tessera_api::names::NodeName;
 
-/// Something that happens to a cluster of a few nodes with a few GPUs each.
+/// A change of a cluster with a few nodes and GPUs.
 #[derive(Debug, Clone)]
 enum Change {
     Take { node: usize, gpu: usize, memory: u32 },
@@ -70,7 +70,7 @@ fn pods(memory: u32, count: u64, policy: &str) -> Vec<PendingPod> {
     (0..3).map(pod).collect()
 }
 
-/// Applies a change to the picture and tells the planner.
+/// Applies a change to the snapshot and reports it to the planner.
 fn apply(cluster: &mut Cluster, planner: &mut Planner, change: &Change) {
     let told = |cluster: &Cluster, planner: &mut Planner, node: usize, gpu: usize| {
         let id = device_id(&name(node), &format!("gpu-{gpu}"));
@@ -139,8 +139,8 @@ fn what_a_plan_decides_is_not_taken_until_somebody_says_so() {
     assert_eq!(planner.plan(&pods, Settings::default()).decisions, first.decisions);
 }
 
-/// A claim whose selector goes over so many numbers for each device, and reads what is different on
-/// all of them.
+/// Creates a pod whose selector iterates over `numbers` numbers per device and reads an attribute
+/// that differs on all devices.
 fn laborious(numbers: u32) -> PendingPod {
     let mut request = request("gpu", 1, &[("memory", "1Gi")]);
     let expression = format!(

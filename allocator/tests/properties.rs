@@ -1,4 +1,4 @@
-//! What holds for every plan.
+//! Properties of every plan.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod builders;
@@ -73,7 +73,7 @@ fn cluster(nodes: Vec<Vec<Device>>) -> Cluster {
     named.fold(Cluster::new(), |cluster, (i, devices)| cluster.node(&format!("node-{i}"), devices))
 }
 
-/// Adds the plan to what is used and checks every device.
+/// Adds the plan to the usage and checks the capacity of every device.
 fn check_capacity(cluster: &Cluster, plan: &Plan) {
     let mut usage: Usage = cluster.0.usage.clone();
     for claim in plan.decisions.iter().flat_map(|d| &d.claims) {
@@ -88,7 +88,7 @@ fn check_capacity(cluster: &Cluster, plan: &Plan) {
     }
 }
 
-/// Checks each claim by itself: counts, distinct devices within a request, constraints, one node.
+/// Checks each claim: counts, distinct devices per request, constraints, one node.
 fn check_claims(cluster: &Cluster, pods: &[PendingPod], plan: &Plan) {
     for decision in &plan.decisions {
         let pod = pods.iter().find(|p| p.uid == decision.pod).unwrap();
@@ -198,7 +198,7 @@ proptest! {
         pods in pods(),
     ) {
         let cluster = cluster(nodes);
-        // One pod, which nobody comes before.
+        // Only one pod is planned, so no other pod comes before it.
         let plan = plan(&cluster.0, &pods[..1], Settings::default());
         let count = |slice: &Slice| slice.devices.len() as u64;
         let published: u64 = cluster.0.slices.values().map(|slice| count(slice)).sum();
@@ -241,7 +241,7 @@ proptest! {
     }
 }
 
-/// Devices of these kinds; those of one kind have exchanged their names by so many places.
+/// Creates devices of these kinds; the names of equal ones are rotated by `turn`.
 fn named(kinds: &[(u32, i64)], turn: usize) -> Vec<Device> {
     let name = |at: usize| {
         let equals: Vec<usize> =
@@ -256,7 +256,7 @@ fn named(kinds: &[(u32, i64)], turn: usize) -> Vec<Device> {
     kinds.iter().enumerate().map(build).collect()
 }
 
-/// The pod with another policy in each of its claims; with none for the settings to decide.
+/// Sets the policy of each claim; "FirstFit" removes the configuration, so the settings decide.
 fn with_policy(mut pod: PendingPod, policy: &str) -> PendingPod {
     let claims = pod.claims.into_iter().map(|claim| {
         let PodClaim::Pending(claim) = claim else { unreachable!("none of these is allocated") };

@@ -1,4 +1,4 @@
-//! Requests that say how their devices are to belong together.
+//! Requests with topology terms.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod builders;
@@ -17,8 +17,8 @@ use tessera_api::gpu::PcieLevel;
 use tessera_api::names::DeviceName;
 use tessera_api::reason::Reason;
 
-/// Eight GPUs of which 0 and 4, 1 and 5, 2 and 6, 3 and 7 are joined by four NVLinks. GPUs 0 to 3
-/// are on one NUMA node.
+/// Eight GPUs with four NVLinks between 0 and 4, 1 and 5, 2 and 6, 3 and 7. GPUs 0 to 3 are on one
+/// NUMA node.
 fn bridged(cluster: &mut Cluster, node: &str) {
     joined(cluster, node, |a, b| b == a + 4, |gpu| gpu / 4);
 }
@@ -51,7 +51,7 @@ fn bridges() -> Cluster {
     cluster
 }
 
-/// A pod that wants so many whole GPUs, with these terms of topology.
+/// Creates a pod that requests whole GPUs with these topology terms.
 fn wants(count: u64, topology: Value) -> PendingPod {
     let whole = request("gpu", count, &[("memory", "80Gi"), ("cores", "100")]);
     pod("p", vec![configured(claim("p", vec![whole]), json!({ "topology": topology }))])
@@ -128,7 +128,7 @@ fn a_set_that_the_rest_of_the_pod_cannot_live_with_is_given_up_for_the_next() {
     let mut both = claim("p", vec![whole("pair", 2), whole("one", 1)]);
     both.constraints.push(matching("gpu.tessera.dev/color"));
     let config = json!({"topology": [{"scope": "NVLink", "mode": "Require"}]});
-    // Of red ones there are only two: a red pair leaves none for the other request.
+    // Only two GPUs are red: a red pair leaves none for the other request.
     let devices = chosen(&cluster, Policy::Binpack, pod("p", vec![configured(both, config)]));
     assert_eq!(devices.len(), 3);
     assert!(!devices.iter().any(|name| name == "gpu-0" || name == "gpu-4"), "{devices:?}");
@@ -164,7 +164,7 @@ fn without_a_word_of_topology_least_fragmentation_takes_joined_gpus_and_a_single
     };
     let pair = chosen(&cluster, Policy::LeastFragmentation, silent(2));
     assert_eq!(pair, ["gpu-0", "gpu-4"]);
-    // GPU 1 is taken: GPU 5 has lost its partner.
+    // GPU 1 is used, so GPU 5 has no free NVLink peer.
     cluster.use_share("node-a", "gpu-1", "80Gi", "100");
     assert_eq!(chosen(&cluster, Policy::LeastFragmentation, silent(1)), ["gpu-5"]);
     assert_eq!(chosen(&cluster, Policy::Binpack, silent(1)), ["gpu-0"]);
@@ -188,7 +188,7 @@ fn the_planner_goes_by_the_topology_that_it_was_told_last() {
     assert_eq!(planned(Some(known)).len(), 2);
 }
 
-/// Sixteen GPUs, every two joined alike.
+/// Adds sixteen GPUs with equal links between all of them.
 fn switched(cluster: &mut Cluster, node: &str) {
     let place = |_| Place { pcie_root: Some(0), numa_node: Some(0) };
     let pair = |_, _| Pair { nvlinks: 4, pcie: PcieLevel::System };
@@ -215,8 +215,7 @@ fn sets_that_can_stand_for_each_other_are_not_all_tried() {
     for (pod, most) in [
         (pod("p", vec![two()]), 1_000),
         (wanting(prefer("NVLink")), 1_000),
-        // What is required of sets is looked for among all of them, which are counted and not
-        // tried.
+        // A required topology is searched over all sets, which are enumerated but not tried.
         (wanting(require("NVLink")), 3 * 2 * 12_870),
     ] {
         let settings = Settings { policy: Policy::LeastFragmentation, ..Settings::default() };
@@ -226,7 +225,7 @@ fn sets_that_can_stand_for_each_other_are_not_all_tried() {
     }
 }
 
-/// Whether some set of `count` of the `free` GPUs has every two of them linked.
+/// Returns true if a set of `count` of the `free` GPUs exists in which every two are linked.
 fn exists(linked: &[Vec<bool>], free: &[usize], count: usize, set: &mut Vec<usize>) -> bool {
     if set.len() == count {
         return true;

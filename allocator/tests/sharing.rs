@@ -1,4 +1,4 @@
-//! Claims on one GPU share it in one way: all by Intercept, or all by MPS.
+//! Claims on one GPU use the same sharing mechanism: the interceptor or MPS.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod builders;
@@ -16,7 +16,7 @@ use tessera_api::names::NodeName;
 const EVERY_POLICY: [Policy; 5] =
     [Policy::FirstFit, Policy::Binpack, Policy::Spread, Policy::Random, Policy::LeastFragmentation];
 
-/// A GPU of a node that shares by MPS.
+/// Creates a GPU on a node with MPS.
 fn mps(name: &str) -> Device {
     Device { mps: true, ..gpu(name, "80Gi") }
 }
@@ -25,7 +25,7 @@ fn node_of(devices: Vec<Device>) -> Cluster {
     Cluster::new().node("node-a", devices)
 }
 
-/// A claim for so much memory of one GPU.
+/// Creates a claim for memory of one GPU.
 fn a_share(name: &str, sharing: Sharing, gib: u32) -> Claim {
     of_requests(name, sharing, vec![memory("gpu", gib)])
 }
@@ -50,7 +50,7 @@ fn decide_one(cluster: &Cluster, claims: Vec<Claim>) -> Plan {
     decide(cluster, &[pod("p", claims)])
 }
 
-/// The devices of each pod that is placed, claim by claim.
+/// Returns the devices of each placed pod, claim by claim.
 fn places(plan: &Plan) -> Vec<Vec<&str>> {
     let results = |d: usize| plan.decisions[d].claims.iter().flat_map(|claim| &claim.results);
     let names = |d: usize| results(d).map(|result| result.device.device.as_str()).collect();
@@ -174,8 +174,7 @@ fn a_claim_by_mps_gets_a_gpu_that_can_be_shared_so_and_no_other() {
         why(&refused),
         "1 device on 1 node: it is not shared by MPS (mps.enabled of the chart; from Volta and CUDA 12.3 on)"
     );
-    // Which of the two it is must not be taken for that of the device before it, which is otherwise
-    // the same.
+    // The property must not be taken from the previous device, which is equal otherwise.
     for devices in
         [vec![gpu("gpu-0", "80Gi"), mps("gpu-1")], vec![mps("gpu-1"), gpu("gpu-0", "80Gi")]]
     {
@@ -230,7 +229,8 @@ fn all_gpus_are_not_had_where_one_is_in_use_by_mps() {
 
 #[test]
 fn a_gpu_that_the_first_claim_would_rather_have_is_left_to_the_one_that_has_no_other() {
-    // The first could go to either and prefers gpu-1, which is free; the second cannot go to gpu-0.
+    // The first claim fits on both and prefers gpu-1, which is free; the second one does not fit on
+    // gpu-0.
     let mut cluster = node_of(vec![mps("gpu-0"), mps("gpu-1")]);
     cluster.0.usage.add(&[taken("gpu-0", Sharing::Mps, 60)]);
     let pods =
@@ -247,25 +247,26 @@ fn a_dead_end_by_mps_is_not_taken_for_one_by_intercept() {
     let either = first_available("gpu", vec![memory("mps", 40), memory("intercept", 40)]);
     let mut flexible = of_requests("c0", Sharing::Mps, vec![either]);
     flexible.configs[0].requests = Some(vec!["gpu/mps".to_owned()]);
-    // With the first alternative as much is left of the GPU as with the second, and nothing for
-    // this one.
+    // Both alternatives leave the same capacity of the GPU, but after the first one the second
+    // claim does not fit.
     let plan = decide_one(&cluster, vec![flexible, a_share("c1", Sharing::Intercept, 40)]);
     let requests =
         plan.decisions.iter().flat_map(|d| &d.claims[0].results).map(|r| r.request.to_string());
     assert_eq!(requests.collect::<Vec<_>>(), ["gpu/intercept"]);
 }
 
-/// A GPU: whether it can be shared by MPS, who uses it, and how many GiB of 4 they have.
+/// A GPU: true if it supports MPS, the sharing mechanisms of its users, and their memory in GiB of
+/// 4.
 type Kind = (bool, Vec<Sharing>, u32);
 
 fn ways() -> impl Strategy<Value = Sharing> {
     prop::sample::select(vec![Sharing::Intercept, Sharing::Mps])
 }
 
-/// The alternatives of a claim: how it shares the GPU, and how many GiB of it it has.
+/// Alternatives of a claim: sharing mechanism and memory in GiB.
 type Wish = Vec<(Sharing, u32)>;
 
-/// Whether the claims fit on the GPUs, by trying every assignment.
+/// Returns true if the claims fit on the GPUs, by trying every assignment.
 fn fits(gpus: &[Kind], claims: &[Wish]) -> bool {
     let Some((wish, rest)) = claims.split_first() else { return true };
     let pairs =
@@ -311,7 +312,7 @@ proptest! {
         let device = |(i, (can, _, _)): (usize, &Kind)| Device { mps: *can, ..gpu(&format!("gpu-{i}"), "4Gi") };
         let mut cluster = node_of(gpus.iter().enumerate().map(device).collect());
         for (i, (_, users, gib)) in gpus.iter().enumerate() {
-            // The first of them has all of it.
+            // The first user has all of the memory.
             for (u, sharing) in users.iter().enumerate() {
                 let gib = if u == 0 { *gib } else { 0 };
                 cluster.0.usage.add(&[taken(&format!("gpu-{i}"), *sharing, gib)]);

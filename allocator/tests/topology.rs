@@ -1,4 +1,4 @@
-//! Which set of devices a request of several gets.
+//! Choice of device sets by topology.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeSet;
@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use tessera_allocator::topology::{
-    Choice, DeviceSet, LinkMatrix, OutOfSteps, Pair, Place, ResidualValue, SetChooser, SetRequest,
-    SizeMix, TooManyDevices, Wishes,
+    DeviceSet, LinkMatrix, OutOfSteps, Pair, Place, ResidualValue, SetChoice, SetChooser,
+    SetRequest, SizeMix, TooManyDevices, Wishes,
 };
 use tessera_api::config::{TopologyMode, TopologyScope, TopologyTerm};
 use tessera_api::gpu::PcieLevel;
 
-/// A machine in the making: no NVLink, all across the sockets, places unknown.
+/// A machine under construction: without NVLinks, PCIe across sockets, unknown locations.
 #[derive(Debug)]
 struct Machine {
     places: Vec<Place>,
@@ -59,7 +59,7 @@ impl Machine {
         Arc::new(LinkMatrix::new(&self.places, |a, b| self.pairs[a][b]).unwrap())
     }
 
-    /// The same machine, its devices listed in another order.
+    /// Returns the same machine with its devices in another order.
     fn reordered(&self, order: &[usize]) -> Self {
         Self {
             places: order.iter().map(|&old| self.places[old]).collect(),
@@ -71,8 +71,8 @@ impl Machine {
     }
 }
 
-/// Four GPUs, two NVLinks between 0 and 3 and between 1 and 2; 0 and 1 on one socket, 2 and 3 on
-/// the other.
+/// Four GPUs with two NVLinks between 0 and 3 and between 1 and 2; 0 and 1 on one socket, 2 and 3
+/// on the other.
 fn two_bridges() -> Machine {
     Machine::of(4)
         .nvlinks(2, &[(0, 3), (1, 2)])
@@ -80,7 +80,7 @@ fn two_bridges() -> Machine {
         .numa(&[0, 0, 1, 1])
 }
 
-/// Two quads with a mesh in each and a link from each GPU to one of the other quad.
+/// Two quads, each with a full mesh, and a link from each GPU to one of the other quad.
 fn dgx1v() -> Machine {
     Machine::of(8)
         .nvlinks(1, &[(0, 1), (0, 2), (1, 3), (2, 6), (3, 7), (4, 5), (4, 6), (5, 7)])
@@ -93,7 +93,7 @@ fn dgx1v() -> Machine {
         .numa(&[0, 0, 0, 0, 1, 1, 1, 1])
 }
 
-/// Machines of eight GPUs with all NVLinks within each, and none between them.
+/// Machines of eight fully linked GPUs each, without links between them.
 fn boxes(count: usize) -> Machine {
     let within = (0..count * 8).flat_map(|a| (a + 1..(a / 8 + 1) * 8).map(move |b| (a, b)));
     Machine::of(count * 8).nvlinks(18, &within.collect::<Vec<_>>())
@@ -111,7 +111,7 @@ fn request(count: usize, free: DeviceSet) -> SetRequest {
     SetRequest { count, candidates: free, free, wishes: Wishes::default() }
 }
 
-fn choose(chooser: &SetChooser, request: &SetRequest) -> Option<Choice> {
+fn choose(chooser: &SetChooser, request: &SetRequest) -> Option<SetChoice> {
     chooser.choose(request, &mut u64::MAX.clone()).unwrap()
 }
 
@@ -138,13 +138,13 @@ fn the_residual_value_is_the_expected_sum_of_scores_to_come() {
     let points = |counts: &[u64], free: &[usize]| {
         ResidualValue::new(&matrix, &SizeMix::new(counts)).points(&matrix, set(free))
     };
-    // Pairs only: both bridges (210 each), or what is left.
+    // Pairs only: both bridges (210 each), or the remaining devices.
     assert_eq!(points(&[0, 1], &[0, 1, 2, 3]), 420.0);
     assert_eq!(points(&[0, 1], &[0, 1, 2]), 210.0);
     assert_eq!(points(&[0, 1], &[0, 1]), 20.0);
-    // One or two, equally often: of {0, 3} a pair gets 210 in half of the cases.
+    // One or two devices, equally often: a pair of {0, 3} scores 210 in half of the cases.
     assert_eq!(points(&[1, 1], &[0, 3]), 105.0);
-    // Of {0, 1, 3} the pair gets 210; a single GPU is taken off the bridge and leaves 105.
+    // A pair of {0, 1, 3} scores 210; a single GPU is taken beside the bridge and leaves 105.
     assert_eq!(points(&[1, 1], &[0, 1, 3]), 0.5 * 210.0 + 0.5 * 105.0);
     assert_eq!(points(&[1, 1], &[2]), 0.0);
 }
@@ -158,20 +158,20 @@ fn a_single_gpu_is_taken_where_no_bridge_is_broken() {
 
 #[test]
 fn a_good_pair_is_left_where_the_better_one_would_break_more() {
-    // 0-3 has two links, but with 0 and 3 gone the quad is gone; 4 and 5 have one link and nobody
-    // else.
+    // 0-3 has two links, but without 0 and 3 the quad is broken; 4 and 5 have one link and no
+    // others.
     let machine = Machine::of(6)
         .nvlinks(2, &[(0, 3), (0, 1), (0, 2), (1, 2), (1, 3), (2, 3)])
         .nvlinks(1, &[(4, 5)])
         .pcie(PcieLevel::Board, &[(4, 5)])
         .pcie(PcieLevel::Single, &[]);
     let choice = choose(&chooser(&machine), &request(2, machine.matrix().devices())).unwrap();
-    // 160 against 210 is less than four fifths: the one who asks now is not made to pay.
+    // 160 is below four fifths of 210: the current request keeps the better set.
     assert_eq!(choice.score, 210);
     let machine =
         machine.nvlinks(2, &[(4, 5)]).nvlinks(2, &[(0, 1)]).pcie(PcieLevel::Single, &[(0, 1)]);
     let choice = choose(&chooser(&machine), &request(2, machine.matrix().devices())).unwrap();
-    // 260 on 4-5; 250 on 0-1 would break the quad too.
+    // 260 on 4-5; 250 on 0-1 would also break the quad.
     assert_eq!((choice.devices, choice.score), (set(&[4, 5]), 260));
     let machine = machine.pcie(PcieLevel::System, &[(4, 5)]);
     let choice = choose(&chooser(&machine), &request(2, machine.matrix().devices())).unwrap();
@@ -207,7 +207,7 @@ fn a_shortfall_counts_the_groups_that_share_what_is_required() {
     let wishes = Wishes::default().require(TopologyScope::NvLink).require(TopologyScope::Numa);
     let asked = SetRequest { wishes, ..request(4, set(&[0, 1, 2, 4, 5, 6, 7])) };
     let shortfall = chooser(&machine).shortfall(&SetRequest { count: 5, ..asked });
-    assert_eq!((shortfall.count, shortfall.candidates, shortfall.together), (5, 7, 4));
+    assert_eq!((shortfall.count, shortfall.candidates, shortfall.largest_group), (5, 7, 4));
     let groups: Vec<_> = shortfall.scopes.iter().map(|s| (s.scope, s.groups.clone())).collect();
     assert_eq!(groups, [(TopologyScope::NvLink, vec![4, 3]), (TopologyScope::Numa, vec![4, 3])]);
 }
@@ -256,8 +256,8 @@ fn more_devices_than_there_are_is_no_set_and_none_is_the_empty_one() {
 
 #[test]
 fn eight_of_sixty_four_are_one_box_within_the_steps() {
-    // One link more between neighbours, so that no two are alike and there are too many sets to
-    // look at.
+    // One more link between neighbors, so that no two devices are twins and there are too many sets
+    // to enumerate.
     let more: Vec<_> = (0..63).filter(|a| a % 8 < 7).map(|a| (a, a + 1)).collect();
     let machine = boxes(8).nvlinks(19, &more);
     let chooser = chooser(&machine);
@@ -277,7 +277,7 @@ fn eight_of_sixty_four_are_one_box_within_the_steps() {
 fn sets_too_many_to_rank_still_all_come_once() {
     let mut machine = boxes(3);
     assert!(chooser(&machine).value().is_exact());
-    // Other counts of links at each device: no two are alike.
+    // Different link counts at each device: no two are twins.
     for (a, row) in machine.pairs.iter_mut().enumerate() {
         for (b, pair) in row.iter_mut().enumerate() {
             pair.nvlinks += ((a * b) % 7) as u32 + (a + b) as u32;
@@ -352,7 +352,8 @@ proptest! {
         prop_assert_eq!(sorted, expected.clone());
         prop_assert_eq!(choose(&chooser, &asked).map(|choice| choice.devices), found.first().copied());
 
-        // Preferred pairs first; then four fifths of the best score; then score and residual value.
+        // Preferred pairs first, then four fifths of the best score, then score plus residual
+        // value.
         let counts = |scope: &TopologyScope| *scope != TopologyScope::NvLink && wishes == wishes.prefer(*scope);
         let preferred = |set: DeviceSet| -> usize {
             TopologyScope::ALL.iter().filter(|s| counts(s)).map(|s| matrix.pairs_sharing(*s, set)).sum()
@@ -386,7 +387,7 @@ proptest! {
         let (here, there) = (chooser(&machine), chooser(&other));
         let one = choose(&here, &SetRequest { wishes, ..request(count, free) });
         let two = choose(&there, &SetRequest { wishes, ..request(count, moved) });
-        let what = |choice: Choice, chooser: &SetChooser, free: DeviceSet| {
+        let what = |choice: SetChoice, chooser: &SetChooser, free: DeviceSet| {
             let left = chooser.value().points(chooser.matrix(), free - choice.devices);
             (choice.score, choice.weakest_pair, left)
         };
@@ -400,14 +401,14 @@ proptest! {
         let ours = |free, count| choose(&chooser, &request(count, free)).unwrap().devices;
         let greedy = |free, count| all_sets(free, count).into_iter().max_by_key(|set| matrix.score(*set)).unwrap();
         let value = chooser.value().points(&matrix, matrix.devices());
-        // Whole points are what is compared, so each request may lose part of one.
+        // Whole points are compared, so each request may lose a fraction of one.
         prop_assert!((expected(&matrix, matrix.devices(), &ours) - value).abs() < 3.0);
         prop_assert!(value >= expected(&matrix, matrix.devices(), &greedy) - 0.01);
     }
 }
 
-/// The expected sum of scores of requests for one to four devices, until the first that does not
-/// fit.
+/// Returns the expected sum of scores of requests for one to four devices, until the first that
+/// does not fit.
 fn expected(
     matrix: &LinkMatrix,
     free: DeviceSet,

@@ -1,29 +1,29 @@
-//! How much of a node's GPUs is likely to stay unused.
+//! Fragmentation potential: GPU capacity of a node that will probably stay unused.
 
 use super::mix::RequestMix;
-use super::prices::Worth;
+use super::prices::RemainderValue;
 use super::request::{NodeView, Request};
-use super::usable::Usable;
+use super::usable::UsabilityTable;
 
-/// The potential of nodes under one mix of requests.
+/// Fragmentation potential of nodes for one mix of requests.
 ///
-/// In thousandths of a GPU, with R_g what is left of GPU g, and C the CPU that is left:
+/// In thousandths of a GPU, with R_g the free share of GPU g and C the free CPU:
 ///
 /// ```text
-/// P = FRAGMENTS x F                                F = Σ over the mix of (came + REFUSED x refused) x ΣR_g that it cannot use
-///   + WASTE     x Σ_g (R_g - worth(R_g))           worth: the prices of the shares that still fit
+/// P = FRAGMENTS x F                                F = Σ over the mix of (observed + REFUSED x refused) x ΣR_g that it cannot use
+///   + WASTE     x Σ_g (R_g - value(R_g))           value: the prices of the shares that still fit
 ///   + STRANDED  x max(0, ΣR_g - C / mean)          mean: CPU per GPU over the whole mix
-///   + LOST      x max(0, ΣR_g - C / least)         least: CPU per GPU of those who ask for the least
+///   + LOST      x max(0, ΣR_g - C / least)         least: CPU per GPU of the least demanding requests
 /// ```
 ///
-/// A class that came in a part of all requests, `came`, and found no room in a part of all
-/// requests, `refused`, is what GPUs are kept usable for: several free ones on one node, or those
-/// of a rare type. Where there is room for all, F is FGD's.
+/// `observed` and `refused` are fractions of all requests. Classes with refusals keep GPUs usable
+/// for them: several free ones on one node, or those of a rare type. Without refusals F equals that
+/// of FGD.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Potential {
-    usable: Usable,
-    worth: Worth,
-    /// CPU milli per GPU milli; none = nobody asks for CPU.
+    usable: UsabilityTable,
+    remainder: RemainderValue,
+    /// CPU milli per GPU milli; `None` if no request needs CPU.
     mean: Option<f64>,
     least: Option<f64>,
 }
@@ -33,23 +33,23 @@ const WASTE: f64 = 2.0;
 const STRANDED: f64 = 0.2;
 const LOST: f64 = 0.4;
 
-/// How many requests more than one a request counts as, in F, for which there was no room.
+/// Additional weight of a refused request in F.
 const REFUSED: f64 = 60.0;
 
-/// Smaller differences than this, in thousandths of a GPU, are none: then nodes fill up one after
-/// the other, in the order that settles ties, and those behind stay whole. FGD, too, owes much of
-/// its success to such rounding.
+/// Smallest difference that counts, in thousandths of a GPU. Below it nodes are equal and are
+/// filled one after the other in tie-break order, which keeps the later ones free. FGD depends on
+/// similar rounding.
 const STEP: f64 = 4.0;
 
-/// Which part of the demand for GPUs asks for the least CPU per GPU.
+/// Fraction of the GPU demand with the lowest CPU per GPU.
 const LEAST_PART: f64 = 0.25;
 
-/// How much a node's potential rises by a placement, in steps. The less, the better.
+/// Rise of a node's potential by a placement, in steps; less is better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rise(i64);
 
 impl Rise {
-    /// The steps.
+    /// Returns the number of steps.
     #[must_use]
     pub const fn steps(self) -> i64 {
         self.0
@@ -57,7 +57,7 @@ impl Rise {
 }
 
 impl Potential {
-    /// For what is known of the requests.
+    /// Computes the potential for a mix of requests.
     #[must_use]
     pub fn new(mix: &RequestMix) -> Self {
         let parts = mix.parts();
@@ -66,25 +66,26 @@ impl Potential {
             .map(|(r, part)| (r.share.thousandths() as usize, part * f64::from(r.gpus)));
         let density = Densities::of(&parts);
         Self {
-            usable: Usable::new(&mix.wanted(REFUSED)),
-            worth: Worth::of(&shares.collect::<Vec<_>>()),
+            usable: UsabilityTable::new(&mix.weighted(REFUSED)),
+            remainder: RemainderValue::of(&shares.collect::<Vec<_>>()),
             mean: density.mean(),
             least: density.quantile(LEAST_PART),
         }
     }
 
-    /// The potential of a node, in thousandths of a GPU.
+    /// Returns the potential of a node, in thousandths of a GPU.
     #[must_use]
     pub fn of(&self, node: &NodeView<'_>) -> f64 {
         let left: u32 = node.gpus.iter().map(|gpu| gpu.left.thousandths()).sum();
-        let worth: f64 = node.gpus.iter().map(|gpu| self.worth.at(gpu.left.thousandths())).sum();
+        let value: f64 =
+            node.gpus.iter().map(|gpu| self.remainder.at(gpu.left.thousandths())).sum();
         FRAGMENTS * self.usable.fragments(node)
-            + WASTE * (f64::from(left) - worth)
+            + WASTE * (f64::from(left) - value)
             + STRANDED * stranded(left, node.cpu_milli, self.mean)
             + LOST * stranded(left, node.cpu_milli, self.least)
     }
 
-    /// How much it rises from `before`, in [`Potential::of`]'s unit, to what it is of the node
+    /// Returns the rise from `before`, in the unit of [`Potential::of`], to the potential of
     /// `after`.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "a node has fewer than 2^50 GPUs")]
@@ -93,13 +94,13 @@ impl Potential {
     }
 }
 
-/// What is left of GPUs and finds no CPU, if each GPU needs so much.
+/// Returns the free GPU capacity without CPU, at this CPU per GPU.
 #[expect(clippy::cast_precision_loss, reason = "a node has less than 2^52 thousandths of a core")]
 fn stranded(left: u32, cpu_milli: u64, density: Option<f64>) -> f64 {
     density.map_or(0.0, |density| (f64::from(left) - cpu_milli as f64 / density).max(0.0))
 }
 
-/// CPU per GPU of each class, ascending, with which part of the demand for GPUs it is.
+/// CPU per GPU of each class, ascending, with its fraction of the GPU demand.
 struct Densities(Vec<(f64, f64)>);
 
 impl Densities {
@@ -120,7 +121,7 @@ impl Densities {
         Some(self.0.iter().map(|(density, part)| density * part).sum()).filter(|&mean| mean > 0.0)
     }
 
-    /// The density up to which that part of the demand goes.
+    /// Returns the CPU per GPU at this quantile of the demand.
     fn quantile(&self, part: f64) -> Option<f64> {
         let mut sum = 0.0;
         let reached = self.0.iter().find(|(_, of_class)| {
@@ -158,18 +159,18 @@ mod tests {
 
     #[test]
     fn each_term_is_what_a_calculation_by_hand_says() {
-        // Everybody wants half a GPU and 4 cores: 8 cores per GPU, at the mean and at least.
+        // All requests are for half a GPU and 4 cores: 8 cores per GPU, both mean and least.
         let halves = potential(&[request(4000, 1, 500)]);
         let expect = |cpu, left: &[u32], value: f64| {
             let is = of(&halves, cpu, left);
             assert!((is - value).abs() < 1e-6, "{cpu} {left:?}: {is}, not {value}");
         };
         expect(8000, &[1000], 0.0);
-        // 300 are of use to nobody, and no share fits into them; there is CPU enough.
+        // No request can use 300, and no share fits into it; the CPU suffices.
         expect(8000, &[300], FRAGMENTS * 300.0 + WASTE * 300.0);
         // 4 cores suffice for half of it.
         expect(4000, &[1000], (STRANDED + LOST) * 500.0);
-        // Without CPU nobody can use it at all.
+        // Without CPU no request can use it.
         expect(0, &[1000], FRAGMENTS * 1000.0 + (STRANDED + LOST) * 1000.0);
     }
 
@@ -207,7 +208,7 @@ mod tests {
             |mix: &RequestMix| Potential::new(mix).of(&NodeView { cpu_milli: 8000, gpus: &alone });
         let before = of(&mix);
         mix.refused(large);
-        // One free GPU is of no use to a third of the requests.
+        // A third of the requests cannot use one free GPU.
         let more = FRAGMENTS * REFUSED * 1000.0 / 3.0;
         assert!((of(&mix) - before - more).abs() < 1e-3 * more, "{} after {before}", of(&mix));
     }

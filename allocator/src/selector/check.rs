@@ -1,9 +1,8 @@
-//! From a parsed expression to [`Code`]: expands macros, looks names up, and finds the type of
-//! everything.
+//! Type checker: expands macros, resolves names and infers types, and returns [`Code`].
 //!
-//! An expression that upstream would not compile must never match a device, whatever its other
-//! operand says: so types are checked here, once per expression, by cel-go's rules
-//! (checker/checker.go).
+//! An expression that upstream does not compile must never match a device, even if the other
+//! operand of a logical operator would decide. So types are checked once per expression, by the
+//! rules of cel-go (checker/checker.go).
 
 use cel::common::ast::{
     CallExpr, ComprehensionExpr, EntryExpr, Expr, IdedExpr, ListExpr, LiteralValue, MapExpr,
@@ -16,10 +15,10 @@ use super::types::{QUANTITY, Type, Unification};
 use super::value::Value;
 use super::{SelectorError, macros};
 
-/// Namespaces of functions: `sets.contains(a, b)` is no call on a variable `sets`.
+/// Namespaces of functions: `sets.contains(a, b)` is not a call on a variable `sets`.
 const NAMESPACES: &[&str] = &["cel", "format", "ip", "lists", "optional", "sets", "strings"];
 
-/// Types that may be named as values, for `type(x) == string`.
+/// Type names that are valid as values, for `type(x) == string`.
 const TYPE_NAMES: &[&str] = &[
     "bool",
     "bytes",
@@ -34,34 +33,35 @@ const TYPE_NAMES: &[&str] = &[
     "uint",
 ];
 
-/// What is nested deeper could exhaust the stack of whoever evaluates it.
+/// Maximum nesting; deeper code could exhaust the stack of the evaluator.
 const MAX_DEPTH: usize = 256;
 
-/// Macros that repeat what they are called on (`optMap`, `sortBy`) double it with each call in a
-/// chain. What is written out in 10 KiB has a twentieth of this.
+/// Maximum number of nodes. Macros that repeat their target (`optMap`, `sortBy`) double it with
+/// each call in a chain. An expression of 10 KiB without them has a twentieth of this.
 const MAX_PARTS: usize = 100_000;
 
-/// Code, and how many places its variables need.
+/// Checked code, with the number of its variables.
 #[derive(Debug)]
 pub(super) struct Checked {
     pub(super) code: Code,
     pub(super) variables: usize,
-    /// How many parts the code has, about.
+    /// Approximate number of nodes of the code.
     pub(super) parts: usize,
 }
 
 /// Checks a selector.
 ///
 /// # Errors
-/// It is no expression of the environment, or gives something that is never a boolean.
+/// Returns an error if the expression is invalid in the environment or cannot evaluate to a
+/// boolean.
 pub(super) fn check(expr: &IdedExpr) -> Result<Checked, SelectorError> {
     let mut checker = Checker::default();
     let (code, found) = checker.expr(&expr.expr)?;
     let found = checker.types.resolve(&found);
     match found {
-        // An unknown type is one that is found at run time.
+        // An unknown type is resolved at run time.
         Type::Bool | Type::Dyn | Type::Unknown(_) => {
-            Ok(Checked { code, variables: checker.places, parts: checker.parts })
+            Ok(Checked { code, variables: checker.variables, parts: checker.parts })
         }
         other => Err(SelectorError::compile(format!(
             "must evaluate to bool or the unknown type, not {other}"
@@ -72,9 +72,9 @@ pub(super) fn check(expr: &IdedExpr) -> Result<Checked, SelectorError> {
 #[derive(Default)]
 struct Checker {
     scope: Vec<(String, usize, Type)>,
-    places: usize,
+    variables: usize,
     types: Unification,
-    /// How many calls deep it is in arguments that may mix types.
+    /// Nesting depth of calls whose arguments may have mixed types.
     mixed: usize,
     depth: usize,
     parts: usize,
@@ -118,8 +118,8 @@ impl Checker {
     }
 
     fn ident(&self, name: &str) -> Typed {
-        if let Some((_, place, found)) = self.scope.iter().rev().find(|(known, ..)| known == name) {
-            return Ok((Code::Variable(*place), found.clone()));
+        if let Some((_, index, found)) = self.scope.iter().rev().find(|(known, ..)| known == name) {
+            return Ok((Code::Variable(*index), found.clone()));
         }
         match name {
             "device" => Ok((Code::Constant(Value::Device), Type::Device)),
@@ -183,7 +183,7 @@ impl Checker {
         Ok((Code::Map(entries), Type::Map(Box::new(key), Box::new(value))))
     }
 
-    /// An element or a value; an optional one must be an optional.
+    /// Checks an element or a value; an optional one must have an optional type.
     fn entry(&mut self, expr: &Expr, optional: bool) -> Typed {
         let (code, found) = self.expr(expr)?;
         if !optional {
@@ -198,8 +198,8 @@ impl Checker {
         Ok((code, inner))
     }
 
-    /// Lists and maps have values of one type, and `dyn` is one of its own; but not those that
-    /// `format` is given.
+    /// Merges element types. Lists and maps have values of one type (`dyn` is a type of its own),
+    /// except in arguments of `format`.
     fn join(&mut self, joined: &mut Option<Type>, next: Type) -> Result<(), SelectorError> {
         let Some(known) = joined else {
             *joined = Some(next);
@@ -309,7 +309,7 @@ impl Checker {
         Ok((lazily(function, arguments), result))
     }
 
-    /// The function's full name, and what it is called on.
+    /// Returns the full function name and the target of the call.
     fn qualified<'c>(&self, call: &'c CallExpr) -> (String, Option<&'c IdedExpr>) {
         let target = call.target.as_deref();
         if let Some(IdedExpr { expr: Expr::Ident(namespace), .. }) = target
@@ -321,7 +321,7 @@ impl Checker {
         (call.func_name.clone(), target)
     }
 
-    /// The result of the overloads that can take the arguments; `dyn` if they differ in it.
+    /// Returns the result type of the matching overloads; `dyn` if they differ.
     fn resolve_overload(
         &mut self,
         function: &Function,
@@ -387,7 +387,7 @@ impl Checker {
         if !self.types.admits(&accumulated, &stepped) {
             return Err(self.no_overload("a comprehension", &[accumulated, stepped]));
         }
-        // The result sees the accumulator only.
+        // The result expression sees the accumulator only.
         self.scope.truncate(depth + 1);
         let (result, found) = self.expr(&c.result.expr)?;
         self.scope.truncate(depth);
@@ -396,10 +396,10 @@ impl Checker {
     }
 
     fn declare(&mut self, name: &str, of: Type) -> usize {
-        let place = self.scope.len();
-        self.places = self.places.max(place + 1);
-        self.scope.push((name.to_owned(), place, of));
-        place
+        let index = self.scope.len();
+        self.variables = self.variables.max(index + 1);
+        self.scope.push((name.to_owned(), index, of));
+        index
     }
 }
 
@@ -416,7 +416,7 @@ fn constant(literal: &LiteralValue) -> (Code, Type) {
     (Code::Constant(value), found)
 }
 
-/// What a field of a container is.
+/// Returns the type of a field of a container.
 fn field_type(container: &Type, field: &str) -> Result<Type, SelectorError> {
     let by_domain = |of: Type| {
         let inner = Type::Map(Box::new(Type::String), Box::new(of));
@@ -436,7 +436,7 @@ fn field_type(container: &Type, field: &str) -> Result<Type, SelectorError> {
     }
 }
 
-/// `or` and `orValue` of an optional evaluate their argument only if they need it.
+/// Compiles a call; `or` and `orValue` of an optional evaluate their argument only if needed.
 fn lazily(function: &'static Function, mut arguments: Vec<Code>) -> Code {
     let unwrap = function.name == "orValue";
     if (unwrap || function.name == "or") && arguments.len() == 2 {

@@ -1,4 +1,4 @@
-//! Operators, conversions, sizes: CEL's standard library, without times.
+//! Operators, conversions and sizes: the standard library of CEL, without times.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ const NUMERIC: &[&str] = &["(int, int) int", "(uint, uint) uint", "(double, doub
 
 pub(super) const FUNCTIONS: &[Declaration] = &[
     declare("_==_", &["(A, A) bool"], Cost::Comparison, equals),
-    // What cannot be compared is not equal.
+    // Values that cannot be compared are not equal.
     declare("_!=_", &["(A, A) bool"], Cost::Comparison, |a| {
         Some(Ok(Value::Bool(!a[0].equals(&a[1]))))
     }),

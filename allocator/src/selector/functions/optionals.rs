@@ -26,7 +26,7 @@ pub(super) const FUNCTIONS: &[Declaration] = &[
         }
         _ => None,
     }),
-    // Evaluated lazily, see `Code::OrElse`; here for their types.
+    // Evaluated lazily, see `Code::OrElse`; declared for their types.
     declare("or", &["optional(A).(optional(A)) optional(A)"], Cost::One, |_| None),
     declare("orValue", &["optional(A).(A) A"], Cost::One, |_| None),
     declare("optional.unwrap", &["(list(optional(A))) list(A)"], Cost::One, unwrap),

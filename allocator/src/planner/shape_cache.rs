@@ -1,55 +1,55 @@
-//! The shapes that are known, found again by what claims say.
+//! Cache of shapes, looked up by the requests of claims.
 
 use std::hash::{BuildHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use crate::cluster::{Cluster, FastMap};
-use crate::emptied::Emptied;
-use crate::fits::Fits;
+use crate::drained::FeasibilityIfDrained;
+use crate::feasibility::Feasibility;
 use crate::model::Claim;
 use crate::policy::Policy;
 use crate::shape::{Selections, Shape};
 
-/// Nodes of all shapes together of which something is remembered: some 100 bytes each.
-const MAX_REMEMBERED: usize = 2_000_000;
+/// Maximum number of cached node results of all shapes, about 100 bytes each.
+const MAX_CACHED_RESULTS: usize = 2_000_000;
 
-/// Shapes that are kept however many nodes there are.
+/// Minimum number of cached shapes, whatever the number of nodes.
 const MIN_SHAPES: usize = 64;
 
-/// Shapes that are kept at most.
+/// Maximum number of cached shapes.
 const MAX_SHAPES: usize = 4096;
 
-/// A shape, by a number that no other one ever gets.
+/// Identity of a shape; never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct ShapeId(u64);
 
-/// All shapes that are known. Those that were not asked for longest are given up first.
+/// Cache of shapes. The least recently used ones are evicted first.
 #[derive(Debug, Default)]
-pub(super) struct Shapes {
+pub(super) struct ShapeCache {
     entries: FastMap<ShapeId, ShapeEntry>,
     by_hash: FastMap<u64, Vec<ShapeId>>,
-    /// Shapes made and asked for so far.
+    /// Number of look-ups so far.
     clock: u64,
 }
 
-/// A shape and what is known of it.
+/// A shape and its cached results.
 #[derive(Debug)]
 pub(super) struct ShapeEntry {
     pub(super) shape: Shape,
     policy: Policy,
-    pub(super) fits: Fits,
-    pub(super) emptied: Emptied,
+    pub(super) feasibility: Feasibility,
+    pub(super) drained: FeasibilityIfDrained,
     hash: u64,
-    asked: u64,
+    last_used: u64,
 }
 
-impl Shapes {
+impl ShapeCache {
     pub(super) fn clear(&mut self) {
         self.entries.clear();
         self.by_hash.clear();
     }
 
-    /// The shape that was asked for last, and others that are still known.
+    /// Returns an entry. The most recently used shape is always present.
     pub(super) fn get(&self, id: ShapeId) -> &ShapeEntry {
         self.entries.get(&id).expect("invariant: the shape that was asked for last is known")
     }
@@ -58,16 +58,15 @@ impl Shapes {
         self.entries.get_mut(&id).expect("invariant: the shape that was asked for last is known")
     }
 
-    /// Whether it is known on which nodes the shape of these claims fits.
-    pub(super) fn remembers(&self, claims: &[Arc<Claim>], cpu_milli: u64, policy: Policy) -> bool {
-        let alike = self.by_hash.get(&hash(claims, policy)).into_iter().flatten();
-        alike
-            .filter_map(|id| self.entries.get(id))
-            .any(|entry| entry.is_of(claims, cpu_milli, policy) && !entry.fits.is_incomplete())
+    /// Returns true if the feasible nodes of the shape of these claims are cached.
+    pub(super) fn is_cached(&self, claims: &[Arc<Claim>], cpu_milli: u64, policy: Policy) -> bool {
+        let candidates = self.by_hash.get(&hash(claims, policy)).into_iter().flatten();
+        candidates.filter_map(|id| self.entries.get(id)).any(|entry| {
+            entry.is_of(claims, cpu_milli, policy) && !entry.feasibility.is_incomplete()
+        })
     }
 
-    /// The shape of these claims, of a pod that takes so much CPU of its node (thousandths of a
-    /// core).
+    /// Returns the shape of these claims. `cpu_milli` is the CPU request of the pod, in millicores.
     pub(super) fn of(
         &mut self,
         claims: &[Arc<Claim>],
@@ -78,12 +77,12 @@ impl Shapes {
     ) -> ShapeId {
         self.clock += 1;
         let hash = hash(claims, policy);
-        let alike = self.by_hash.get(&hash).into_iter().flatten();
-        for id in alike {
+        let candidates = self.by_hash.get(&hash).into_iter().flatten();
+        for id in candidates {
             if let Some(entry) =
                 self.entries.get_mut(id).filter(|entry| entry.is_of(claims, cpu_milli, policy))
             {
-                entry.asked = self.clock;
+                entry.last_used = self.clock;
                 return *id;
             }
         }
@@ -91,37 +90,37 @@ impl Shapes {
             self.clear();
             *selections = Selections::default();
         }
-        self.make_room(cluster.nodes.len());
+        self.evict(cluster.nodes.len());
         selections.count_bytes(claims);
         let mut shape = Shape::new(claims, cluster, selections, policy);
-        if shape.looks_ahead() {
-            shape.cpu_milli = coarse(cpu_milli);
+        if shape.uses_forecast() {
+            shape.cpu_milli = rounded_cpu(cpu_milli);
             cluster.rank_by_cpu();
         }
         let id = ShapeId(self.clock);
         let entry = ShapeEntry {
             shape,
             policy,
-            fits: Fits::default(),
-            emptied: Emptied::default(),
+            feasibility: Feasibility::default(),
+            drained: FeasibilityIfDrained::default(),
             hash,
-            asked: self.clock,
+            last_used: self.clock,
         };
         self.entries.insert(id, entry);
         self.by_hash.entry(hash).or_default().push(id);
         id
     }
 
-    /// Gives up the older half where there is no room for one more.
-    fn make_room(&mut self, nodes: usize) {
-        let room = (MAX_REMEMBERED / nodes.max(1)).clamp(MIN_SHAPES, MAX_SHAPES);
+    /// Evicts the older half if the cache is full.
+    fn evict(&mut self, nodes: usize) {
+        let room = (MAX_CACHED_RESULTS / nodes.max(1)).clamp(MIN_SHAPES, MAX_SHAPES);
         if self.entries.len() < room {
             return;
         }
-        let mut asked: Vec<u64> = self.entries.values().map(|entry| entry.asked).collect();
-        asked.sort_unstable();
-        let median = asked[asked.len() / 2];
-        self.entries.retain(|_, entry| entry.asked > median);
+        let mut last_used: Vec<u64> = self.entries.values().map(|entry| entry.last_used).collect();
+        last_used.sort_unstable();
+        let median = last_used[last_used.len() / 2];
+        self.entries.retain(|_, entry| entry.last_used > median);
         self.by_hash.clear();
         for (id, entry) in &self.entries {
             self.by_hash.entry(entry.hash).or_default().push(*id);
@@ -133,21 +132,21 @@ impl ShapeEntry {
     fn is_of(&self, claims: &[Arc<Claim>], cpu_milli: u64, policy: Policy) -> bool {
         let own = self.shape.claims.iter().map(|c| &c.claim);
         self.policy == policy
-            && (self.shape.cpu_milli == coarse(cpu_milli) || !self.shape.looks_ahead())
+            && (self.shape.cpu_milli == rounded_cpu(cpu_milli) || !self.shape.uses_forecast())
             && own.len() == claims.len()
-            && own.zip(claims).all(|(a, b)| asks_the_same(a, b))
+            && own.zip(claims).all(|(a, b)| has_same_requests(a, b))
     }
 }
 
-/// Rounded up to four binary digits: amounts of CPU that differ by less make no shapes of their
-/// own, or every recommendation of a vertical autoscaler would.
-fn coarse(cpu_milli: u64) -> u64 {
+/// Rounds up to four significant binary digits. Otherwise each recommendation of a vertical
+/// autoscaler would create another shape.
+fn rounded_cpu(cpu_milli: u64) -> u64 {
     let digits = 64 - cpu_milli.leading_zeros();
     let step = 1 << digits.saturating_sub(4);
     cpu_milli.checked_next_multiple_of(step).unwrap_or(cpu_milli)
 }
 
-fn asks_the_same(a: &Arc<Claim>, b: &Arc<Claim>) -> bool {
+fn has_same_requests(a: &Arc<Claim>, b: &Arc<Claim>) -> bool {
     Arc::ptr_eq(a, b)
         || (a.requests == b.requests && a.constraints == b.constraints && a.configs == b.configs)
 }

@@ -1,75 +1,80 @@
-//! A node as [`fragmentation`](crate::fragmentation) looks at it.
+//! Input of the [`fragmentation`](crate::fragmentation) model for one node.
 
 use std::cell::RefCell;
 
 use super::Ranking;
 use crate::fragmentation::{Gpu, GpuMilli, NodeView, Potential, Rise};
-use crate::shape::{AlternativeShape, OfferDemand};
+use crate::shape::{AlternativeShape, ProfileDemand};
 
-/// What is expected of the requests to come, and the CPU of a node and of a pod that might go
-/// there.
+/// Forecast, and the CPU of a node and of a pod to place there.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Outlook<'a> {
+pub(crate) struct ForecastView<'a> {
     pub(crate) potential: &'a Potential,
-    /// What is left of the node's CPU, in thousandths of a core.
-    pub(crate) cpu_left: u64,
-    /// What the pod takes of it.
-    pub(crate) cpu_asked: u64,
+    /// Free CPU of the node, in millicores.
+    pub(crate) cpu_free: u64,
+    /// CPU request of the pod, in millicores.
+    pub(crate) cpu_requested: u64,
 }
 
-/// The GPUs of a node. Devices that nobody can get from us are none.
+/// GPUs of a node. Devices that are not managed are not included.
 #[derive(Debug)]
-pub(crate) struct Picture {
+pub(crate) struct NodeGpuState {
     gpus: Vec<Gpu>,
-    /// Per candidate its place among the GPUs.
+    /// Index of each candidate in `gpus`.
     places: Vec<Option<usize>>,
-    /// Its potential as it is.
+    /// Fragmentation potential of the current state.
     level: f64,
-    /// What taking so much of one GPU of a kind comes to.
+    /// Cached rises for taking a share of one GPU.
     known: RefCell<Vec<(Gpu, GpuMilli, Rise)>>,
 }
 
-impl Picture {
+impl NodeGpuState {
     pub(super) fn new(ranking: &Ranking<'_>) -> Self {
-        let count = ranking.reach.candidates.len();
+        let count = ranking.reachable.candidates.len();
         let (mut gpus, mut places) = (Vec::with_capacity(count), Vec::with_capacity(count));
         for candidate in 0..count {
-            let compiled = ranking.reach.candidates[candidate].compiled();
-            let is_ours = compiled.device.is_ours();
-            places.push(is_ours.then_some(gpus.len()));
-            if is_ours {
+            let compiled = ranking.reachable.candidates[candidate].compiled();
+            let is_allocatable = compiled.device.is_allocatable();
+            places.push(is_allocatable.then_some(gpus.len()));
+            if is_allocatable {
                 gpus.push(Gpu { kind: compiled.kind, left: left(ranking, candidate) });
             }
         }
-        let outlook = &ranking.outlook;
-        let level = outlook.potential.of(&NodeView { cpu_milli: outlook.cpu_left, gpus: &gpus });
+        let forecast_view = &ranking.forecast_view;
+        let level = forecast_view
+            .potential
+            .of(&NodeView { cpu_milli: forecast_view.cpu_free, gpus: &gpus });
         Self { gpus, places, level, known: RefCell::default() }
     }
 
-    /// How much of a GPU the request takes there: the largest of its parts of any capacity.
+    /// Returns the share of a GPU that the request consumes: the maximum over its capacities.
     pub(super) fn share(
         &self,
         ranking: &Ranking<'_>,
-        asked: &AlternativeShape,
+        alternative: &AlternativeShape,
         candidate: usize,
     ) -> GpuMilli {
-        let candidate = &ranking.reach.candidates[candidate];
-        let whole = &ranking.interner.offer(candidate.offer).capacity;
-        match asked.on(candidate.offer).map(|answer| &answer.demand) {
-            Some(OfferDemand::Takes(demand, _)) if candidate.device().shared => {
+        let candidate = &ranking.reachable.candidates[candidate];
+        let whole = &ranking.interner.profile(candidate.profile).capacity;
+        match alternative.profile_match(candidate.profile).map(|answer| &answer.demand) {
+            Some(ProfileDemand::Takes(demand, _)) if candidate.device().shared => {
                 share(demand, whole)
             }
             _ => GpuMilli::WHOLE,
         }
     }
 
-    /// What is left of a candidate.
+    /// Returns the free share of a candidate.
     pub(super) fn left(&self, candidate: usize) -> GpuMilli {
         self.places[candidate].map_or(GpuMilli::NONE, |place| self.gpus[place].left)
     }
 
-    /// How much the potential rises when so much of these candidates is taken.
-    pub(super) fn rise(&self, outlook: &Outlook<'_>, taken: &[(usize, GpuMilli)]) -> Rise {
+    /// Returns the rise of the potential if these shares of candidates are taken.
+    pub(super) fn rise(
+        &self,
+        forecast_view: &ForecastView<'_>,
+        taken: &[(usize, GpuMilli)],
+    ) -> Rise {
         let only = match taken {
             [(candidate, share)] => self.places[*candidate].map(|place| (self.gpus[place], *share)),
             _ => None,
@@ -86,21 +91,21 @@ impl Picture {
                 gpus[place].left = gpus[place].left.less(*share);
             }
         }
-        let cpu_milli = outlook.cpu_left.saturating_sub(outlook.cpu_asked);
-        let rise = outlook.potential.rise(self.level, &NodeView { cpu_milli, gpus: &gpus });
+        let cpu_milli = forecast_view.cpu_free.saturating_sub(forecast_view.cpu_requested);
+        let rise = forecast_view.potential.rise(self.level, &NodeView { cpu_milli, gpus: &gpus });
         self.known.borrow_mut().extend(only.map(|(gpu, share)| (gpu, share, rise)));
         rise
     }
 }
 
-/// What is left of a device: the least of what is left of each of its capacities.
+/// Returns the free share of a device: the minimum over its capacities.
 fn left(ranking: &Ranking<'_>, candidate: usize) -> GpuMilli {
     let is_held = ranking.holders.get(candidate).is_some_and(|holders| *holders != 0);
-    if is_held || ranking.reach.exclusive[candidate] > 0 {
+    if is_held || ranking.reachable.exclusive[candidate] > 0 {
         return GpuMilli::NONE;
     }
-    let whole = &ranking.interner.offer(ranking.reach.candidates[candidate].offer).capacity;
-    let from = ranking.reach.offset[candidate] as usize;
+    let whole = &ranking.interner.profile(ranking.reachable.candidates[candidate].profile).capacity;
+    let from = ranking.reachable.offset[candidate] as usize;
     let left = &ranking.left[from..from + whole.len()];
     let part =
         |(left, whole): (&i128, &i128)| thousandths((*left).max(0).saturating_mul(1000), *whole);
@@ -116,10 +121,10 @@ fn thousandths(milli: i128, whole: i128) -> u32 {
     u32::try_from(milli / whole).unwrap_or(u32::MAX)
 }
 
-/// How much of a device a demand is, rounded up.
+/// Returns the share of a device that a demand consumes, rounded up.
 pub(crate) fn share(demand: &[i128], whole: &[i128]) -> GpuMilli {
-    let part = |(asked, whole): (&i128, &i128)| {
-        thousandths((*asked).max(0).saturating_mul(1000).saturating_add(whole - 1), *whole)
+    let part = |(alternative, whole): (&i128, &i128)| {
+        thousandths((*alternative).max(0).saturating_mul(1000).saturating_add(whole - 1), *whole)
     };
     let parts = demand.iter().zip(whole).filter(|(_, whole)| **whole > 0).map(part);
     parts.max().map_or(GpuMilli::NONE, GpuMilli::new)
