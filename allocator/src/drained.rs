@@ -59,12 +59,12 @@ impl FeasibilityIfDrained {
         let limit = (budget / STEP_FRACTION).max(1);
         let given = limit.min(*steps);
         let mut left = given;
-        let (ended, is_final) = feasibility::search_drained(shape, context, node, &mut left);
+        let (outcome, is_final) = feasibility::search_drained(shape, context, node, &mut left);
         *steps -= given - left;
-        if matches!(ended, SearchOutcome::OutOfSteps) && given < limit {
+        if matches!(outcome, SearchOutcome::OutOfSteps) && given < limit {
             return None;
         }
-        let would_fit = matches!(ended, SearchOutcome::Found(_));
+        let would_fit = matches!(outcome, SearchOutcome::Found(_));
         self.nodes[node] =
             Some(CachedResult { layout, stamp: (!is_final).then_some(stamp), would_fit });
         Some(would_fit)

@@ -129,7 +129,7 @@ impl Feasibility {
         let cluster = &*context.cluster;
         self.nodes.resize_with(cluster.nodes.len(), NodeResult::default);
         let changed =
-            self.searched_until.and_then(|searched_until| cluster.changed_since(searched_until));
+            self.searched_until.and_then(|time| cluster.changed_since(time));
         let changed: Vec<NodeIndex> =
             changed.map_or_else(|| (0..cluster.nodes.len()).collect(), <[_]>::to_vec);
         let now = cluster.now();
@@ -137,8 +137,8 @@ impl Feasibility {
             self.undecided.iter().filter(|(_, tries)| **tries < MAX_TRIES).map(|(node, _)| *node);
         let is_new = |node: &NodeIndex| self.nodes[*node].stamp != cluster.nodes[*node].stamp;
         // A set, because a node can change several times in a plan.
-        let asked: BTreeSet<NodeIndex> = again.chain(changed.into_iter().filter(is_new)).collect();
-        for node in asked {
+        let to_search: BTreeSet<NodeIndex> = again.chain(changed.into_iter().filter(is_new)).collect();
+        for node in to_search {
             if *steps == 0 {
                 self.searched_until = None;
                 return;
@@ -318,8 +318,8 @@ fn evaluate(
 fn alternative_depth(chosen: &[Vec<Chosen>]) -> usize {
     let of_claim = |devices: &Vec<Chosen>| {
         let mut last = None;
-        let fresh = |d: &&Chosen| last.replace(d.request) != Some(d.request);
-        devices.iter().filter(fresh).map(|d| d.alternative).sum::<usize>()
+        let is_first = |d: &&Chosen| last.replace(d.request) != Some(d.request);
+        devices.iter().filter(is_first).map(|d| d.alternative).sum::<usize>()
     };
     chosen.iter().map(of_claim).sum()
 }

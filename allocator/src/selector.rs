@@ -79,13 +79,13 @@ pub enum SelectorError {
         problem: String,
     },
     /// Evaluation on a device exceeded the cost limit.
-    #[error("evaluation costs more than {limit}; go over fewer elements", limit = cost::LIMIT)]
+    #[error("evaluation exceeds the cost limit of {limit}; iterate over fewer elements", limit = cost::LIMIT)]
     TooExpensive,
     /// The result is not a boolean.
-    #[error("the expression gives a value that is not a boolean")]
+    #[error("the result of the expression is not a boolean")]
     NotBoolean,
     /// A version attribute of the device is not a semantic version.
-    #[error("the version attribute `{attribute}` of the device is not semver: `{value}`")]
+    #[error("version attribute `{attribute}` of the device is not a semantic version: `{value}`")]
     BadVersion {
         /// Attribute name.
         attribute: String,
@@ -150,10 +150,10 @@ impl CompiledSelector {
             let thread = thread.spawn_scoped(scope, || compiling(expression));
             let compiled = thread.map(std::thread::ScopedJoinHandle::join);
             compiled.unwrap_or_else(|error| {
-                Ok(Err(SelectorError::compile(format!("no thread to compile it: {error}"))))
+                Ok(Err(SelectorError::compile(format!("cannot start compiler thread: {error}"))))
             })
         })
-        .unwrap_or_else(|_| Err(SelectorError::compile("the parser failed on it".to_owned())))
+        .unwrap_or_else(|_| Err(SelectorError::compile("the parser panicked".to_owned())))
     }
 
     /// Returns true if the device matches.

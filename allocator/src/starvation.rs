@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn turns_and_pauses_begin_after_patience_and_double() {
+    fn windows_and_pauses_start_after_min_wait_and_double() {
         let table = [
             (0, false, 1300),
             (1299, false, 1300),
@@ -86,22 +86,22 @@ mod tests {
     }
 
     #[test]
-    fn no_turn_is_longer_than_the_longest_and_old_pods_take_no_longer_to_judge() {
+    fn window_length_is_limited_for_old_pods() {
         let year = 365 * 24 * 3600;
         let mut now = 0;
-        let mut turns = Vec::new();
+        let mut phases = Vec::new();
         while now < year {
             let Window { is_open, until } = window_at(0, now, 300, 600);
-            turns.push((is_open, until - now));
+            phases.push((is_open, until - now));
             now = until;
         }
-        assert!(turns.windows(2).all(|pair| pair[0].0 != pair[1].0), "turns and pauses alternate");
-        assert!(turns.iter().all(|(_, length)| *length <= MAX_WINDOW));
-        assert_eq!(turns.last().unwrap().1, MAX_WINDOW);
+        assert!(phases.windows(2).all(|pair| pair[0].0 != pair[1].0), "windows and pauses alternate");
+        assert!(phases.iter().all(|(_, length)| *length <= MAX_WINDOW));
+        assert_eq!(phases.last().unwrap().1, MAX_WINDOW);
     }
 
     #[test]
-    fn any_times_give_a_turn_that_lies_ahead() {
+    fn end_of_window_is_always_in_the_future() {
         for created in [i64::MIN, -1, 0, 1, i64::MAX] {
             for now in [i64::MIN, 0, 1, i64::MAX - 1] {
                 assert!(window_at(created, now, u32::MAX, i64::MAX).until > now, "{created} {now}");
@@ -111,7 +111,7 @@ mod tests {
     }
 
     /// Returns the seconds before `end` in which only the second pod has an open window.
-    fn alone(first: &str, second: &str, end: i64) -> i64 {
+    fn seconds_alone(first: &str, second: &str, end: i64) -> i64 {
         let is_open =
             |pod: &str, now| window_at(0, now, 300, first_window_length(&PodUid::new(pod))).is_open;
         (0..end).step_by(60).filter(|now| is_open(second, *now) && !is_open(first, *now)).count()
@@ -120,9 +120,9 @@ mod tests {
     }
 
     #[test]
-    fn of_pods_created_together_each_has_turns_that_the_other_has_not() {
+    fn pods_created_together_have_different_windows() {
         let day = 24 * 3600;
-        assert!(alone("a", "b", 30 * day) > day);
-        assert!(alone("b", "a", 30 * day) > day);
+        assert!(seconds_alone("a", "b", 30 * day) > day);
+        assert!(seconds_alone("b", "a", 30 * day) > day);
     }
 }

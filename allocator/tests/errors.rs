@@ -19,7 +19,7 @@ fn allocate(cluster: &Cluster, claim: Claim) -> Result<(), Unallocated> {
 }
 
 #[test]
-fn an_error_on_a_device_that_upstream_would_not_have_reached_refuses_nothing() {
+fn error_on_unreached_device_is_ignored() {
     let selecting = |name: &str| {
         let mut request = request(name, 1, &[("memory", "1Gi")]);
         let expression = "device.attributes['gpu.tessera.dev'].x == 1";
@@ -37,7 +37,7 @@ fn an_error_on_a_device_that_upstream_would_not_have_reached_refuses_nothing() {
 }
 
 #[test]
-fn the_equal_of_a_device_that_failed_is_tried_where_it_may_be_an_error() {
+fn interchangeable_device_is_tried_if_errors_are_possible() {
     let gpus = (0..3)
         .map(|i| gpu(&format!("gpu-{i}"), "80Gi").with("model", Attribute::String("L40S".into())));
     let cluster = Cluster::new()
@@ -60,7 +60,7 @@ fn the_equal_of_a_device_that_failed_is_tried_where_it_may_be_an_error() {
 }
 
 #[test]
-fn of_all_devices_one_that_gives_an_error_comes_before_a_later_pool_that_is_broken() {
+fn device_error_precedes_error_of_later_invalid_pool() {
     let mut cluster = Cluster::new().node("node-a", vec![gpu("gpu-0", "80Gi")]);
     let twins = ["gpu-0", "gpu-0"].map(|name| gpu(name, "80Gi")).to_vec();
     let all_of = |expression: &str| {

@@ -114,7 +114,7 @@ fn check_claims(cluster: &Cluster, pods: &[PendingPod], plan: &Plan) {
                 let mut distinct = devices.clone();
                 distinct.sort_unstable();
                 distinct.dedup();
-                assert_eq!(distinct.len(), devices.len(), "a request got a device twice");
+                assert_eq!(distinct.len(), devices.len(), "a device was allocated twice to one request");
                 assert_eq!(
                     tessera_allocator::model::Mode::Exact(devices.len() as u64),
                     request.alternatives[0].mode
@@ -132,7 +132,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_plan_gives_out_more_than_there_is(nodes in prop::collection::vec(devices(), 1..4), pods in pods()) {
+    fn plans_never_overcommit(nodes in prop::collection::vec(devices(), 1..4), pods in pods()) {
         let cluster = cluster(nodes);
         let plan = plan(&cluster.0, &pods, Settings::default());
         check_capacity(&cluster, &plan);
@@ -140,7 +140,7 @@ proptest! {
     }
 
     #[test]
-    fn the_same_snapshot_gives_the_same_plan_whatever_the_order_of_pods(
+    fn plan_is_independent_of_pod_order(
         nodes in prop::collection::vec(devices(), 1..4),
         pods in pods(),
     ) {
@@ -153,7 +153,7 @@ proptest! {
     }
 
     #[test]
-    fn every_pod_is_either_placed_or_told_why_not(nodes in prop::collection::vec(devices(), 1..3), pods in pods()) {
+    fn every_pod_is_placed_or_refused(nodes in prop::collection::vec(devices(), 1..3), pods in pods()) {
         let cluster = cluster(nodes);
         let plan = plan(&cluster.0, &pods, Settings::default());
         for pod in &pods {
@@ -164,7 +164,7 @@ proptest! {
     }
 
     #[test]
-    fn one_more_device_never_makes_claims_not_fit_that_fitted(
+    fn additional_device_never_makes_claims_infeasible(
         before in devices(),
         more in devices(),
         pods in pods(),
@@ -182,7 +182,7 @@ proptest! {
         for pod in &pods {
             let claims: Vec<_> = pod.claims.iter().map(|claim| match claim {
                 PodClaim::Pending(claim) => Arc::clone(claim),
-                PodClaim::Allocated { .. } => unreachable!("none of these is"),
+                PodClaim::Allocated { .. } => unreachable!("no claim is allocated"),
             }).collect();
             let fits = |cluster: &Cluster| {
                 let node = NodeName::new("node-0").unwrap();
@@ -193,7 +193,7 @@ proptest! {
     }
 
     #[test]
-    fn an_explanation_counts_each_device_once_and_never_so_many_that_would_do(
+    fn explanation_counts_each_device_once(
         nodes in prop::collection::vec(devices(), 1..4),
         pods in pods(),
     ) {
@@ -215,7 +215,7 @@ proptest! {
     }
 
     #[test]
-    fn exchanging_the_names_of_equal_devices_changes_nothing_but_names(
+    fn result_is_invariant_under_device_renaming(
         kinds in prop::collection::vec(prop::collection::vec((0_u32..2, 0_i64..2), 1..7), 1..3),
         pods in pods(),
         turn in 1_usize..6,
@@ -259,7 +259,7 @@ fn named(kinds: &[(u32, i64)], turn: usize) -> Vec<Device> {
 /// Sets the policy of each claim; "FirstFit" removes the configuration, so the settings decide.
 fn with_policy(mut pod: PendingPod, policy: &str) -> PendingPod {
     let claims = pod.claims.into_iter().map(|claim| {
-        let PodClaim::Pending(claim) = claim else { unreachable!("none of these is allocated") };
+        let PodClaim::Pending(claim) = claim else { unreachable!("no claim is allocated") };
         let bare = Claim { configs: Vec::new(), ..(*claim).clone() };
         let claim = match policy {
             "FirstFit" => bare,

@@ -42,7 +42,7 @@ fn outcome(answer: &Result<bool, SelectorError>) -> &'static str {
 }
 
 #[test]
-fn selectors_select_what_upstream_selects_and_fail_where_it_fails() {
+fn selector_results_equal_upstream() {
     let device = device();
     let golden = include_str!("golden/selectors.tsv");
     assert_eq!(golden.lines().count(), 468, "selectors");

@@ -69,7 +69,7 @@ pub(crate) struct CompiledDevice {
     attributes: Box<[(NameId, ValueId)]>,
     /// Selector results cannot be shared with other devices: an attribute is published twice, with
     /// and without its domain, or has a type for which every selector fails.
-    pub(crate) irregular: bool,
+    pub(crate) is_irregular: bool,
 }
 
 impl CompiledDevice {
@@ -189,7 +189,7 @@ impl Interner {
             profile,
             kind,
             attributes: attributes.into(),
-            irregular,
+            is_irregular: irregular,
         }
     }
 

@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_outweighs_the_prior_before_long() {
+    fn observed_requests_outweigh_the_default_mix() {
         let mut mix = RequestMix::prior();
         (0..1000).for_each(|_| mix.observe(request(3000, 810)));
         assert!(part(&mix, request(3000, 810)) > 0.9);
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_for_which_there_was_no_room_counts_more_and_takes_nothing_from_the_others() {
+    fn refused_request_gains_weight_without_reducing_others() {
         let (placed, refused) = (request(3000, 810), request(8000, 470));
         let mut mix = RequestMix::empty();
         [placed, refused].into_iter().for_each(|request| mix.observe(request));
@@ -218,11 +218,11 @@ mod tests {
             .map(|&(request, part)| (request, (part * 100.0).round() as i64))
             .collect();
         assert_eq!(weighted, [(placed, 50), (refused, 1550)]);
-        assert!((part(&mix, refused) - 0.5).abs() < 1e-3, "it came no more often");
+        assert!((part(&mix, refused) - 0.5).abs() < 1e-3, "its frequency is unchanged");
     }
 
     #[test]
-    fn pods_without_gpus_are_no_part_of_the_mix() {
+    fn pods_without_gpus_are_not_in_the_mix() {
         let mut mix = RequestMix::empty();
         mix.observe(Request { gpus: 0, share: GpuMilli::NONE, ..request(3000, 0) });
         mix.observe(request(3000, 810));
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_classes_is_bounded() {
+    fn number_of_classes_is_bounded() {
         let mut mix = RequestMix::empty();
         (0..5000).for_each(|cpu| mix.observe(request(cpu, 500)));
         assert_eq!(mix.parts().len(), MAX_CLASSES);
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_potential_is_learned_often_at_first_and_seldom_later() {
+    fn potential_is_updated_less_often_over_time() {
         let mut learner = Learner::new(RequestMix::empty());
         let learned: Vec<u64> =
             (1..=20_000).filter(|_| learner.observe(request(8000, 500))).collect();

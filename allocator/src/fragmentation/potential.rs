@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn each_term_is_what_a_calculation_by_hand_says() {
+    fn potential_equals_manual_calculation() {
         // All requests are for half a GPU and 4 cores: 8 cores per GPU, both mean and least.
         let halves = potential(&[request(4000, 1, 500)]);
         let expect = |cpu, left: &[u32], value: f64| {
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_belongs_beside_its_pair_and_off_whole_gpus() {
+    fn prefers_colocating_shares_over_breaking_whole_gpus() {
         let mix =
             potential(&[request(4000, 1, 650), request(4000, 1, 320), request(8000, 1, 1000)]);
         let before = of(&mix, 64_000, &[1000, 350, 700]);
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_takes_any_type_stays_off_the_type_that_others_need() {
+    fn request_for_any_type_avoids_type_that_others_require() {
         let picky = Request { types: GpuTypes::of([GpuType(7)]), ..request(8000, 1, 1000) };
         let mix = potential(&[picky, request(8000, 1, 1000), request(8000, 1, 1000)]);
         let rise = |kind| {
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn gpus_are_kept_usable_for_what_found_no_room() {
+    fn refused_requests_raise_the_potential() {
         let (small, large) = (request(8000, 1, 1000), request(8000, 2, 1000));
         let mut mix = RequestMix::empty();
         [small, small, large].into_iter().for_each(|request| mix.observe(request));
@@ -214,19 +214,19 @@ mod tests {
     }
 
     #[test]
-    fn without_any_request_known_nothing_fails() {
+    fn empty_mix_gives_finite_potential() {
         let nothing = potential(&[]);
         assert!(of(&nothing, 0, &[1000, 300]).is_finite());
         assert!(of(&potential(&[request(4000, 0, 0)]), 0, &[1000]).is_finite());
         assert!(
             of(&potential(&[request(0, 1, 1000)]), 0, &[1000]).abs() < 1e-9,
-            "nobody asks for CPU"
+            "no request needs CPU"
         );
     }
 
     proptest! {
         #[test]
-        fn more_cpu_never_raises_the_potential_and_the_order_of_gpus_does_not_matter(
+        fn potential_falls_with_cpu_and_ignores_gpu_order(
             requests in prop::collection::vec((0_u64..40, 1_u32..4, 1_u32..=20), 1..12),
             mut left in prop::collection::vec(0_u32..=1000, 1..8),
             cpu in 0_u64..64_000,

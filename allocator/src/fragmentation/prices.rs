@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_size_of_which_two_fit_costs_half_a_gpu() {
+    fn size_that_fits_twice_costs_half_a_gpu() {
         // 470 + 470: the remainder beside one share has the value of half a GPU; 60 beside two are
         // waste.
         assert_values(
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_size_that_fills_the_gaps_of_a_commoner_one_is_free() {
+    fn size_that_fills_gaps_of_frequent_size_is_free() {
         // Each 810 leaves a gap for a 160, and there are fewer of those: they need no further GPU.
         assert_values(
             &RemainderValue::of(&[(810, 10.0), (160, 2.0)]),
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_size_that_is_commoner_than_the_gaps_costs_what_it_needs_by_itself() {
+    fn size_more_frequent_than_gaps_has_its_own_price() {
         // Six 160 fit on a GPU; most of them find no gap beside an 810, so a gap for one is worth a
         // sixth.
         let sixth = 1000.0 / 6.0;
@@ -213,13 +213,13 @@ mod tests {
     }
 
     #[test]
-    fn without_shares_only_a_whole_gpu_is_worth_anything() {
+    fn only_whole_gpus_have_value_without_shares() {
         assert_values(&RemainderValue::of(&[]), &[(0, 0.0), (999, 0.0), (1000, 1000.0)]);
     }
 
     proptest! {
         #[test]
-        fn more_is_never_worth_less_and_parts_never_more_than_a_gpu(
+        fn value_is_monotonic_and_parts_do_not_exceed_a_gpu(
             demand in prop::collection::btree_map(1_usize..1000, 0.1_f64..100.0, 0..40)
         ) {
             let value = RemainderValue::of(&demand.into_iter().collect::<Vec<_>>());
@@ -232,7 +232,7 @@ mod tests {
         /// Weak duality: at these prices the demand costs at most the GPUs that it needs, which is
         /// at most the sum over the sizes served separately.
         #[test]
-        fn the_demand_costs_no_more_than_serving_each_size_by_itself(
+        fn demand_costs_at_most_the_sum_of_separate_sizes(
             demand in prop::collection::btree_map(20_usize..1000, 1_u32..50, 1..20)
         ) {
             let demand: Vec<(usize, f64)> = demand.into_iter().map(|(s, n)| (s, f64::from(n))).collect();

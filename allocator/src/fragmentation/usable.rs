@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn fragments_are_what_the_paper_counts() {
+    fn fragmentation_equals_definition_of_the_paper() {
         // A quarter of the requests is for 500 of one GPU and 4 cores, a quarter for a whole one
         // and 8 cores, half for two whole ones and 8 cores.
         let any = GpuTypes::ANY;
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_of_another_type_is_a_fragment() {
+    fn gpu_of_unaccepted_type_is_a_fragment() {
         let usable = UsabilityTable::new(&[
             (request(0, 1, 1000, GpuTypes::of([GpuType(1)])), 0.5),
             (request(0, 1, 1000, GpuTypes::ANY), 0.5),
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_stay_small_whatever_shares_tenants_think_of_and_err_by_a_little_at_most() {
+    fn table_size_and_error_are_bounded_for_all_shares() {
         let alike: Vec<_> =
             (1..=1000).map(|share| (request(0, 1, share, GpuTypes::ANY), 0.001)).collect();
         let error = largest_error(&alike);
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_for_several_gpus_are_as_many_as_can_be_looked_at() {
+    fn number_of_multi_gpu_requests_is_bounded() {
         let parts: Vec<_> =
             (1..=1000).map(|share| (request(0, 2, share, GpuTypes::ANY), 0.001)).collect();
         assert_eq!(UsabilityTable::new(&parts).multi_gpu.len(), MAX_MULTI_GPU);
@@ -241,7 +241,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_tables_say_what_looking_at_each_request_says(
+        fn tables_equal_evaluation_of_each_request(
             parts in requests(),
             cpu in 0_u64..24,
             gpus in prop::collection::vec((0_u16..4, 0_u32..=10), 0..8),

@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_and_goes_leaves_the_sums_of_what_stays_even_where_they_are_zero() {
+    fn removing_results_restores_sums_including_zero_entries() {
         let mut running = Usage::default();
         running.add(&[share(1, 0)]);
         running.add(&[share(2, 0)]);
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_says_how_it_is_shared_as_long_as_all_of_its_users_agree() {
+    fn sharing_is_known_only_if_all_users_agree() {
         let sharing = |results: &[DeviceResult]| {
             let mut usage = Usage::default();
             usage.add(results);

@@ -12,7 +12,7 @@ use super::reservation::NodeReservation;
 use super::shape_cache::ShapeId;
 use crate::cluster::NodeIndex;
 use crate::explain::Explainer;
-use crate::feasibility;
+use crate::feasibility::{self, NodeFeasibility};
 use crate::model::{
     Claim, DeviceId, DeviceResult, DeviceUse, Node, NodeSelector, PendingPod, PodClaim,
     cpu_milli_of,
@@ -47,8 +47,8 @@ pub(super) fn plan(planner: &mut Planner, pods: &[PendingPod], settings: Setting
         pass.plan_pod(pod, &mut budget, &mut plan);
     }
     plan.steps = budget.of_plan - budget.left + (settings.steps_per_pod - pass.reservation.steps());
-    let is_budget_reduced = !plan.unreached.is_empty();
-    if !is_budget_reduced {
+    let is_partial = !plan.unreached.is_empty();
+    if !is_partial {
         pass.renew_explanations(&mut plan);
     }
     let explained = pass.explained.drain(..).map(|explained| explained.common).collect();
@@ -60,7 +60,7 @@ pub(super) fn plan(planner: &mut Planner, pods: &[PendingPod], settings: Setting
         budget.spent,
         refused,
         cluster.now(),
-        is_budget_reduced.then_some(explained),
+        is_partial.then_some(explained),
     );
     plan
 }
@@ -230,8 +230,8 @@ impl<'p> PlanningPass<'p> {
         budget.spend(&pod.namespace, given - steps);
     }
 
-    /// Places one pod. `None` means that nothing is left to decide. A pod with `is_cut` has a
-    /// reduced budget and is not placed on the results that it covers.
+    /// Places one pod. `None` means that nothing is left to decide. With a reduced
+    /// budget, partial search results are not used.
     fn place_pod(
         &mut self,
         pod: &'p PendingPod,
@@ -243,10 +243,10 @@ impl<'p> PlanningPass<'p> {
             return Ok(None);
         }
         let shape = self.shape_of(&to_place)?;
-        let whole = self.settings.steps_per_pod;
+        let full_budget = self.settings.steps_per_pod;
         let (shapes, mut context) = self.planner.search_context();
         let entry = shapes.get_mut(shape);
-        entry.feasibility.refresh(&mut entry.shape, &mut context, steps, whole);
+        entry.feasibility.refresh(&mut entry.shape, &mut context, steps, full_budget);
         if is_budget_reduced && entry.feasibility.is_partial() {
             return Err(to_place.undecided());
         }
@@ -286,14 +286,14 @@ impl<'p> PlanningPass<'p> {
             entry.feasibility.refresh_node(index, &mut entry.shape, &mut context, steps);
             let fits = matches!(
                 entry.feasibility.result(index),
-                feasibility::NodeFeasibility::Feasible(_)
+                NodeFeasibility::Feasible(_)
             );
             if fits && let Some(chosen) = self.search_again(shape, index, self.pod_seed(pod), steps)
             {
                 return Ok(Some(self.decide(&to_place, shape, index, &chosen)));
             }
-            let answer = self.planner.shapes.get(shape).feasibility.result(index);
-            if matches!(answer, feasibility::NodeFeasibility::Undecided) || *steps == 0 {
+            let result = self.planner.shapes.get(shape).feasibility.result(index);
+            if matches!(result, NodeFeasibility::Undecided) || *steps == 0 {
                 return Err(to_place.undecided());
             }
         }
@@ -319,8 +319,8 @@ impl<'p> PlanningPass<'p> {
         Err(vec![Refusal { pod: to_place.pod.uid.clone(), claim, cause }])
     }
 
-    /// Returns the reason why the pod cannot use the node, apart from devices. `reserved` is the
-    /// reason for the reserved node.
+    /// Returns the reason why the pod cannot use the node, apart from devices. `reserved_reason`
+    /// applies to the reserved node.
     fn node_rejection(
         &self,
         to_place: &PodToPlace<'_>,
@@ -328,10 +328,10 @@ impl<'p> PlanningPass<'p> {
         node: &Node,
         reserved_reason: Option<&NodeReason>,
     ) -> Option<NodeReason> {
-        let reserved_reason =
+        let if_reserved =
             || reserved_reason.filter(|_| self.reservation.node() == Some(index)).cloned();
         predicate::rejection(to_place.pod, &to_place.claim_nodes, node, CountedUsage::Current)
-            .or_else(reserved_reason)
+            .or_else(if_reserved)
     }
 
     /// Returns the part of a pod that this pass has not decided yet.
@@ -365,17 +365,17 @@ impl<'p> PlanningPass<'p> {
     ) -> Option<NodeIndex> {
         let entry = self.planner.shapes.get(shape);
         let reserved_reason = self.reservation.rejection_for(to_place);
-        let is_open = |node: NodeIndex, n: &Node| {
+        let is_accepted = |node: NodeIndex, n: &Node| {
             self.node_rejection(to_place, node, n, reserved_reason.as_ref()).is_none()
         };
         let is_usable = |node: &NodeIndex| {
-            !failed.contains(node) && self.node(*node).is_some_and(|n| is_open(*node, n))
+            !failed.contains(node) && self.node(*node).is_some_and(|n| is_accepted(*node, n))
         };
         // Preemption freed capacity on this node only.
         let nominated =
             to_place.pod.nominated.as_ref().and_then(|name| self.planner.cluster.node_index(name));
         if let Some(node) = nominated.filter(|n| {
-            matches!(entry.feasibility.result(*n), feasibility::NodeFeasibility::Feasible(_))
+            matches!(entry.feasibility.result(*n), NodeFeasibility::Feasible(_))
                 && is_usable(n)
         }) {
             return Some(node);
@@ -414,9 +414,9 @@ impl<'p> PlanningPass<'p> {
         let shape = &mut shapes.get_mut(shape).shape;
         let mut search = |seed| {
             let mut left = budget;
-            let ended = feasibility::search(shape, &mut context, node, seed, &mut left);
+            let outcome = feasibility::search(shape, &mut context, node, seed, &mut left);
             *steps = steps.saturating_sub(budget - left);
-            match ended {
+            match outcome {
                 SearchOutcome::Found(chosen) => Some(chosen),
                 _ => None,
             }
@@ -553,7 +553,7 @@ impl<'p> PlanningPass<'p> {
         let name = &cluster.nodes[index].name.clone();
         let entry = shapes.get_mut(shape);
         let failed = match entry.feasibility.result(index) {
-            feasibility::NodeFeasibility::Failed(claim, failure) => {
+            NodeFeasibility::Failed(claim, failure) => {
                 Some((*claim, failure.as_ref()))
             }
             _ => None,

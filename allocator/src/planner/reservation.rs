@@ -54,7 +54,7 @@ impl NodeReservation {
     pub(super) fn rejection_for(&self, to_place: &PodToPlace<'_>) -> Option<NodeReason> {
         let (_, reserved) = self.reserved.as_ref()?;
         let is_there = |nodes: &NodeSelector| nodes.single_node() == Some(reserved.node.as_str());
-        let is_bound = to_place.claim_nodes.iter().any(|bound| is_there(&bound.nodes));
+        let is_bound = to_place.claim_nodes.iter().any(|claim| is_there(&claim.nodes));
         // Preemption freed the capacity there for this pod.
         if is_bound || to_place.pod.nominated.as_ref() == Some(&reserved.node) {
             return None;
@@ -142,14 +142,14 @@ impl PlanningPass<'_> {
         nodes: &[NodeIndex],
         steps: &mut u64,
     ) -> Option<NodeIndex> {
-        let is_open = |n: &Node| {
+        let is_accepted = |n: &Node| {
             predicate::rejection(to_place.pod, &to_place.claim_nodes, n, CountedUsage::AfterRelease)
                 .is_none()
         };
         let mut ranked = Vec::new();
         for &node in nodes {
             *steps = steps.saturating_sub(1);
-            if self.node(node).is_some_and(is_open) {
+            if self.node(node).is_some_and(is_accepted) {
                 let releases = self.planner.releases_needed(shape, node, steps)?;
                 ranked.push((releases, self.planner.cluster.nodes[node].order, node));
             }

@@ -51,11 +51,11 @@ impl ShapeCache {
 
     /// Returns an entry. The most recently used shape is always present.
     pub(super) fn get(&self, id: ShapeId) -> &ShapeEntry {
-        self.entries.get(&id).expect("invariant: the shape that was asked for last is known")
+        self.entries.get(&id).expect("invariant: the most recently used shape is cached")
     }
 
     pub(super) fn get_mut(&mut self, id: ShapeId) -> &mut ShapeEntry {
-        self.entries.get_mut(&id).expect("invariant: the shape that was asked for last is known")
+        self.entries.get_mut(&id).expect("invariant: the most recently used shape is cached")
     }
 
     /// Returns true if the feasible nodes of the shape of these claims are cached.

@@ -11,7 +11,7 @@ use crate::shape::ConstraintShape;
 pub(super) struct ConstraintState<'a> {
     constraint: &'a ConstraintShape,
     /// Attribute value of every candidate.
-    of: Vec<ValueId>,
+    candidate_values: Vec<ValueId>,
     /// Values of the current devices, in order.
     values: Vec<ValueId>,
     /// With list attributes: the common elements after each of the current devices.
@@ -28,7 +28,7 @@ impl<'a> ConstraintState<'a> {
         let id = name.contains('/').then(|| interner.name(name));
         let value = |candidate: &crate::cluster::Candidate| {
             let compiled = candidate.compiled();
-            match id.filter(|_| !compiled.irregular) {
+            match id.filter(|_| !compiled.is_irregular) {
                 Some(id) => compiled.attribute(id),
                 None => {
                     let value = compiled.device.attribute(&candidate.slice().pool.driver, name);
@@ -36,8 +36,8 @@ impl<'a> ConstraintState<'a> {
                 }
             }
         };
-        let of = reachable.candidates.iter().map(value).collect();
-        Self { constraint, of, values: Vec::new(), common: Vec::new() }
+        let candidate_values = reachable.candidates.iter().map(value).collect();
+        Self { constraint, candidate_values, values: Vec::new(), common: Vec::new() }
     }
 
     pub(super) fn attribute(&self) -> &str {
@@ -51,7 +51,7 @@ impl<'a> ConstraintState<'a> {
 
     /// Returns the attribute value of a candidate.
     pub(super) fn value(&self, i: usize) -> ValueId {
-        self.of[i]
+        self.candidate_values[i]
     }
 
     /// Returns the values of the current devices.
@@ -75,7 +75,7 @@ impl<'a> ConstraintState<'a> {
         if !self.applies_to(index) {
             return true;
         }
-        let value = self.of[i];
+        let value = self.candidate_values[i];
         if value == ValueId::ABSENT {
             return false;
         }

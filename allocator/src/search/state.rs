@@ -171,9 +171,9 @@ impl<'a> SearchState<'a> {
         let index = target.index - self.shape.claims[target.claim].requests[0];
         let refused = constraints
             .iter_mut()
-            .position(|constraints| !constraints.add(index, i, interner, features));
+            .position(|constraint| !constraint.add(index, i, interner, features));
         let Some(refused) = refused else { return Ok(()) };
-        constraints[..refused].iter_mut().for_each(|constraints| constraints.remove(index));
+        constraints[..refused].iter_mut().for_each(|constraint| constraint.remove(index));
         Err(constraints[refused].attribute().to_owned())
     }
 
@@ -181,7 +181,7 @@ impl<'a> SearchState<'a> {
     pub(super) fn remove_from_constraints(&mut self, target: Target, _i: usize) {
         let Some(constraints) = self.constraints.get_mut(target.claim) else { return };
         let index = target.index - self.shape.claims[target.claim].requests[0];
-        constraints.iter_mut().for_each(|constraints| constraints.remove(index));
+        constraints.iter_mut().for_each(|constraint| constraint.remove(index));
     }
 
     /// Takes the device, or a share of it.

@@ -100,9 +100,9 @@ impl Symmetry {
     /// Returns a hash of everything that affects the rest of the search within the claim.
     pub(super) fn hash(&self, state: &SearchState<'_>, claim: usize) -> Hash {
         let mut hash = mix(self.total, state.results(claim) as u128);
-        for constraints in state.constraints(claim) {
+        for constraint in state.constraints(claim) {
             let number = |value: &ValueId| u128::from(value.number());
-            let values = constraints.values();
+            let values = constraint.values();
             hash = match values.first() {
                 None => mix(hash, 1),
                 // With list attributes the order of the values matters; otherwise the first value
@@ -124,16 +124,10 @@ impl Symmetry {
     }
 
     fn device_hash(&self, state: &SearchState<'_>, i: usize) -> Hash {
-        let (holders, distinguishing_state) = state.distinguishing_state(i);
-        let distinguishing_state = distinguishing_state
-            .into_iter()
-            .fold(0, |distinguishing_state, mark| distinguishing_state * 2 + u128::from(mark));
-        let distinguishing_state =
-            mix(mix(u128::from(self.kinds[i]), holders), distinguishing_state);
-        state
-            .left_of(i)
-            .iter()
-            .fold(distinguishing_state, |hash, left| mix(hash, left.cast_unsigned()))
+        let (holders, flags) = state.distinguishing_state(i);
+        let flags = flags.into_iter().fold(0, |bits, flag| bits * 2 + u128::from(flag));
+        let hash = mix(mix(u128::from(self.kinds[i]), holders), flags);
+        state.left_of(i).iter().fold(hash, |hash, left| mix(hash, left.cast_unsigned()))
     }
 
     fn rehash(&mut self, state: &SearchState<'_>, g: usize) {
@@ -169,7 +163,7 @@ fn own_kinds(
         ]);
         key.extend((0..shape.alternatives.len()).map(|index| verdicts[index * count + i] as u32));
         let constraints = (0..shape.claims.len()).flat_map(|claim| state.constraints(claim));
-        key.extend(constraints.map(|constraints| constraints.value(i).number()));
+        key.extend(constraints.map(|constraint| constraint.value(i).number()));
         if requires_topology {
             key.extend(
                 reachable

@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_bounded_and_the_recently_used_stay() {
+    fn cache_size_is_bounded_and_recent_entries_stay() {
         let mut cache = Cache::default();
         let compiled = CompiledSelector::compile(&expression(0)).map(Arc::new);
         let each = compiled.as_ref().unwrap().bytes();

@@ -86,11 +86,11 @@ impl Checker {
     fn expr(&mut self, expr: &Expr) -> Typed {
         self.depth += 1;
         if self.depth > MAX_DEPTH {
-            return Err(SelectorError::compile(format!("it is nested more than {MAX_DEPTH} deep")));
+            return Err(SelectorError::compile(format!("nesting exceeds {MAX_DEPTH} levels")));
         }
         self.parts += 1;
         if self.parts > MAX_PARTS {
-            let problem = format!("with its macros expanded it has more than {MAX_PARTS} parts");
+            let problem = format!("expression has more than {MAX_PARTS} nodes after macro expansion");
             return Err(SelectorError::compile(problem));
         }
         let typed = self.expr_within(expr);
@@ -100,7 +100,7 @@ impl Checker {
 
     fn expr_within(&mut self, expr: &Expr) -> Typed {
         match expr {
-            Expr::Unspecified => Err(SelectorError::compile("an empty expression".to_owned())),
+            Expr::Unspecified => Err(SelectorError::compile("empty expression".to_owned())),
             Expr::Literal(literal) => Ok(constant(literal)),
             Expr::Ident(name) => self.ident(name),
             Expr::Select(select) => self.select(select),
@@ -170,7 +170,7 @@ impl Checker {
         let mut entries = Vec::with_capacity(map.entries.len());
         for entry in &map.entries {
             let EntryExpr::MapEntry(entry) = &entry.expr else {
-                return Err(SelectorError::compile("a field where a key is expected".to_owned()));
+                return Err(SelectorError::compile("expected a key but found a field".to_owned()));
             };
             let (key, key_type) = self.expr(&entry.key.expr)?;
             self.join(&mut keys, key_type)?;
@@ -192,7 +192,7 @@ impl Checker {
         let inner = self.types.fresh();
         if !self.types.admits(&Type::Optional(Box::new(inner.clone())), &found) {
             return Err(SelectorError::compile(
-                "an optional element that is no optional".to_owned(),
+                "optional element is not of an optional type".to_owned(),
             ));
         }
         Ok((code, inner))
@@ -233,7 +233,7 @@ impl Checker {
                 Expr::Literal(LiteralValue::String(field)) => {
                     self.field(&of.expr, field.inner(), Access::Optional)
                 }
-                _ => Err(SelectorError::compile("`.?` needs a field".to_owned())),
+                _ => Err(SelectorError::compile("`.?` requires a field name".to_owned())),
             },
             _ => self.function(call),
         }

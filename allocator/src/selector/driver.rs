@@ -8,7 +8,7 @@ use cel::common::ast::{CallExpr, Expr, IdedExpr, LiteralValue, operators};
 
 /// A driver that does not exist. A selector that can match its devices does not require a
 /// particular driver.
-const UNKNOWN_DRIVER: &str = "nobody.invalid";
+const UNKNOWN_DRIVER: &str = "unknown.invalid";
 
 /// Drivers whose devices an expression can match, whatever their attributes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

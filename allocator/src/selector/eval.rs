@@ -164,7 +164,7 @@ impl Evaluator<'_> {
                 Ok(Value::Bool(_)) => {}
                 Ok(other) => {
                     failed.get_or_insert_with(|| {
-                        error(format!("no such overload: a {} for a bool", other.type_name()))
+                        error(format!("no such overload: {} instead of bool", other.type_name()))
                     });
                 }
                 Err(EvalError::TooExpensive) => return Err(EvalError::TooExpensive),
@@ -181,7 +181,7 @@ impl Evaluator<'_> {
             Value::Bool(true) => self.value(yes),
             Value::Bool(false) => self.value(no),
             other => {
-                Err(error(format!("no such overload: a {} for a condition", other.type_name())))
+                Err(error(format!("no such overload: {} as condition", other.type_name())))
             }
         }
     }
@@ -204,7 +204,7 @@ impl Evaluator<'_> {
             (Value::Optional(Some(inner)), false) => Ok(Value::Optional(Some(inner))),
             (Value::Optional(None), _) => self.value(second),
             (other, _) => {
-                Err(error(format!("no such overload: a {} for an optional", other.type_name())))
+                Err(error(format!("no such overload: {} instead of optional", other.type_name())))
             }
         }
     }
@@ -219,7 +219,7 @@ impl Evaluator<'_> {
                     list.extend(inner.map(|value| value.as_ref().clone()))
                 }
                 (other, true) => {
-                    return Err(error(format!("a {} for an optional element", other.type_name())));
+                    return Err(error(format!("{} instead of optional as an element", other.type_name())));
                 }
             }
         }
@@ -236,7 +236,7 @@ impl Evaluator<'_> {
                 (Value::Optional(Some(inner)), true) => inner.as_ref().clone(),
                 (Value::Optional(None), true) => continue,
                 (other, true) => {
-                    return Err(error(format!("a {} for an optional entry", other.type_name())));
+                    return Err(error(format!("{} instead of optional as an entry", other.type_name())));
                 }
             };
             let key = Key::of(&key)
@@ -286,7 +286,7 @@ fn pairs(range: &Value) -> Result<Vec<(Value, Value)>, EvalError> {
         Value::Map(map) => {
             Ok(map.entries.iter().map(|(key, value)| (key.value(), value.clone())).collect())
         }
-        other => Err(error(format!("a {} cannot be gone over", other.type_name()))),
+        other => Err(error(format!("cannot iterate over {}", other.type_name()))),
     }
 }
 

@@ -164,7 +164,7 @@ fn over_pairs(
     let (first, second) = (name(first)?, name(second)?);
     if first == second {
         return Err(SelectorError::compile(format!(
-            "two variables of {function}() are named `{first}`"
+            "{function}() declares the variable `{first}` twice"
         )));
     }
     Ok(Some(steps.over(target, first, Some(second))))
@@ -233,7 +233,7 @@ fn conditional(filter: Option<&IdedExpr>, step: Expr) -> Expr {
 fn name(variable: &IdedExpr) -> Result<&str, SelectorError> {
     match &variable.expr {
         Expr::Ident(name) => Ok(name),
-        _ => Err(SelectorError::compile("the variable of a macro must be a plain name".to_owned())),
+        _ => Err(SelectorError::compile("the variable of a macro must be an identifier".to_owned())),
     }
 }
 

@@ -17,7 +17,7 @@ const MAX_DEPTH: u16 = 250;
 /// Returns an error if it is too long, too deeply nested or not valid.
 pub(super) fn parse(expression: &str) -> Result<IdedExpr, SelectorError> {
     if expression.len() > MAX_BYTES {
-        let problem = format!("it has {} bytes, the limit is {MAX_BYTES}", expression.len());
+        let problem = format!("expression has {} bytes (limit {MAX_BYTES})", expression.len());
         return Err(SelectorError::compile(problem));
     }
     let parser =

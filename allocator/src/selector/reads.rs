@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_by_name_are_read_one_by_one() {
+    fn fields_accessed_by_name_are_read_individually() {
         let found = reads(
             "device.driver == 'd' && device.attributes['d'].model == 'A' && 'x' in device.attributes['d']",
         );
@@ -190,14 +190,14 @@ mod tests {
     }
 
     #[test]
-    fn what_cel_bind_names_is_followed() {
+    fn reads_through_cel_bind_are_tracked() {
         let found =
             reads("cel.bind(a, device.attributes['d'], a.model == 'A' && a.?x.orValue(1) == 1)");
         assert_eq!(found, these(&[attribute("d/model"), attribute("d/x")]));
     }
 
     #[test]
-    fn capacities_and_sharing_are_what_a_device_offers() {
+    fn capacity_and_sharing_are_read_as_profile() {
         assert_eq!(
             reads("device.capacity['d'].memory.isGreaterThan(quantity('1Gi'))"),
             these(&[Read::Profile])
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn an_expression_that_goes_over_attributes_reads_everything() {
+    fn iteration_over_attributes_reads_everything() {
         assert_eq!(reads("device.attributes['d'].exists(k, k == 'model')"), Reads::Everything);
         assert_eq!(reads("size(device.attributes['d']) == 2"), Reads::Everything);
         assert_eq!(reads("device.attributes['d'][device.driver] == 'x'"), Reads::Everything);

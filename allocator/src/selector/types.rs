@@ -179,7 +179,7 @@ impl Overload {
         let result = reader.one();
         assert!(
             reader.rest.is_empty(),
-            "invariant: signatures are constants, `{signature}` is none"
+            "invariant: signature `{signature}` is valid"
         );
         Self { member: receiver.is_some(), parameters, result }
     }

@@ -101,7 +101,7 @@ impl Selections {
         }
         list.resolve(interner, steps);
         let device = candidate.compiled();
-        if device.irregular {
+        if device.is_irregular {
             return list.evaluate(candidate, steps);
         }
         self.key.clear();

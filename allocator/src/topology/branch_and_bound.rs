@@ -198,7 +198,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_best_set_is_found_and_no_other(
+        fn finds_the_best_set(
             links in prop::collection::vec(0u32..3, 100), count in 1usize..6, free in 0u64..1024, wish in 0usize..4,
         ) {
             let place = |at: usize| Place { pcie_root: None, numa_node: Some(at as u32 % 3) };
@@ -232,7 +232,7 @@ mod tests {
         }
 
         #[test]
-        fn the_objective_orders_sets_as_score_and_estimated_value_do(
+        fn objective_equals_score_plus_estimated_value(
             links in prop::collection::vec(0u32..3, 64), free in 0u64..256, one in 0u64..256, other in 0u64..256,
         ) {
             let pair = |a: usize, b: usize| Pair { nvlinks: links[a * 8 + b], pcie: PcieLevel::System };

@@ -204,7 +204,7 @@ fn to_bool(a: &[Value]) -> Outcome {
         [Value::String(s)] => Some(match &**s {
             "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(Value::Bool(true)),
             "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(Value::Bool(false)),
-            other => Err(format!("`{other}` is no bool")),
+            other => Err(format!("`{other}` is not a bool")),
         }),
         _ => None,
     }
@@ -221,7 +221,7 @@ fn to_int(a: &[Value]) -> Outcome {
         }
         [Value::Double(_)] => Some(Err(out())),
         [Value::String(s)] => {
-            Some(s.parse().map(Value::Int).map_err(|_| format!("`{s}` is no int")))
+            Some(s.parse().map(Value::Int).map_err(|_| format!("`{s}` is not an int")))
         }
         _ => None,
     }
@@ -238,7 +238,7 @@ fn to_uint(a: &[Value]) -> Outcome {
         }
         [Value::Double(_)] => Some(Err(out())),
         [Value::String(s)] => {
-            Some(s.parse().map(Value::Uint).map_err(|_| format!("`{s}` is no uint")))
+            Some(s.parse().map(Value::Uint).map_err(|_| format!("`{s}` is not a uint")))
         }
         _ => None,
     }
@@ -250,7 +250,7 @@ fn to_double(a: &[Value]) -> Outcome {
         [Value::Int(i)] => Some(Ok(Value::Double(*i as f64))),
         [Value::Uint(u)] => Some(Ok(Value::Double(*u as f64))),
         [Value::String(s)] => {
-            Some(s.parse().map(Value::Double).map_err(|_| format!("`{s}` is no double")))
+            Some(s.parse().map(Value::Double).map_err(|_| format!("`{s}` is not a double")))
         }
         _ => None,
     }

@@ -54,7 +54,7 @@ fn unwrap(a: &[Value]) -> Outcome {
                 values.extend(inner.as_ref().map(|value| value.as_ref().clone()))
             }
             other => {
-                return Some(Err(format!("a {} where an optional is expected", other.type_name())));
+                return Some(Err(format!("expected an optional but found {}", other.type_name())));
             }
         }
     }

@@ -100,7 +100,7 @@ pub(super) fn regex(pattern: &str) -> Result<Regex, String> {
     RegexBuilder::new(pattern)
         .size_limit(MAX_REGEX_BYTES)
         .build()
-        .map_err(|_| format!("invalid matches argument: `{pattern}` is no regular expression"))
+        .map_err(|_| format!("invalid matches argument: `{pattern}` is not a regular expression"))
 }
 
 fn with_regex(a: &[Value], f: fn(&Regex, &str, usize) -> Value) -> Outcome {
@@ -290,7 +290,7 @@ pub(super) fn check_format(pattern: &str, values: &[(Code, bool)]) -> Result<(),
     let mut given = values.iter();
     for part in parts(pattern)? {
         let Part::Clause { verb, precision } = part else { continue };
-        let (value, _) = given.next().ok_or("format: not enough values")?;
+        let (value, _) = given.next().ok_or("format: too few values")?;
         if let Code::Constant(value) = value {
             clause(verb, precision, value)?;
         }
@@ -304,7 +304,7 @@ fn formatted(pattern: &str, values: &[Value]) -> Result<String, String> {
         match part {
             Part::Text(c) => text.push(c),
             Part::Clause { verb, precision } => {
-                let value = values.next().ok_or("format: not enough values")?;
+                let value = values.next().ok_or("format: too few values")?;
                 text.push_str(&clause(verb, precision, value)?);
             }
         }
@@ -340,9 +340,9 @@ fn parts(pattern: &str) -> Result<Vec<Part>, String> {
                 digits.push(digit);
             }
             let digits: usize =
-                digits.parse().map_err(|_| "format: a precision is a number".to_owned())?;
+                digits.parse().map_err(|_| "format: precision must be a number".to_owned())?;
             if digits > MAX_PRECISION {
-                return Err(format!("format: a precision is at most {MAX_PRECISION}"));
+                return Err(format!("format: precision exceeds {MAX_PRECISION}"));
             }
             precision = Some(digits);
         }

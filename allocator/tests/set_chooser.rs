@@ -121,7 +121,7 @@ fn all_sets(of: DeviceSet, count: usize) -> Vec<DeviceSet> {
 }
 
 #[test]
-fn a_set_scores_100_for_each_nvlink_and_the_pcie_level_of_each_pair() {
+fn set_score_sums_nvlinks_and_pcie_levels() {
     let matrix = dgx1v().matrix();
     // 0-1: 100 + 50, 0-2: 100 + 30, 0-3: 200 + 30, 1-2: 200 + 30, 1-3: 100 + 30, 2-3: 200 + 50.
     assert_eq!(matrix.score(set(&[0, 1, 2, 3])), 150 + 130 + 230 + 230 + 130 + 250);
@@ -133,7 +133,7 @@ fn a_set_scores_100_for_each_nvlink_and_the_pcie_level_of_each_pair() {
 }
 
 #[test]
-fn the_residual_value_is_the_expected_sum_of_scores_to_come() {
+fn residual_value_is_expected_sum_of_scores() {
     let matrix = two_bridges().matrix();
     let points = |counts: &[u64], free: &[usize]| {
         ResidualValue::new(&matrix, &SizeMix::new(counts)).points(&matrix, set(free))
@@ -150,14 +150,14 @@ fn the_residual_value_is_the_expected_sum_of_scores_to_come() {
 }
 
 #[test]
-fn a_single_gpu_is_taken_where_no_bridge_is_broken() {
+fn single_gpu_breaks_no_nvlink_pair() {
     let chooser = chooser(&two_bridges());
     assert_eq!(choose(&chooser, &request(1, set(&[0, 1, 3]))).unwrap().devices, set(&[1]));
     assert_eq!(choose(&chooser, &request(1, set(&[0, 1, 2]))).unwrap().devices, set(&[0]));
 }
 
 #[test]
-fn a_good_pair_is_left_where_the_better_one_would_break_more() {
+fn residual_value_decides_between_pairs_above_floor() {
     // 0-3 has two links, but without 0 and 3 the quad is broken; 4 and 5 have one link and no
     // others.
     let machine = Machine::of(6)
@@ -183,7 +183,7 @@ fn a_good_pair_is_left_where_the_better_one_would_break_more() {
 }
 
 #[test]
-fn a_gpu_that_is_shared_already_is_taken_before_one_that_is_free() {
+fn shared_gpu_is_chosen_before_free_one() {
     let machine = Machine::of(4).nvlinks(1, &[(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]);
     let shared = SetRequest { free: set(&[0, 1, 3]), ..request(1, machine.matrix().devices()) };
     assert_eq!(choose(&chooser(&machine), &shared).unwrap().devices, set(&[2]));
@@ -202,7 +202,7 @@ fn required_nvlink_holds_for_every_pair() {
 }
 
 #[test]
-fn a_shortfall_counts_the_groups_that_share_what_is_required() {
+fn shortfall_counts_groups_per_required_scope() {
     let machine = dgx1v();
     let wishes = Wishes::default().require(TopologyScope::NvLink).require(TopologyScope::Numa);
     let asked = SetRequest { wishes, ..request(4, set(&[0, 1, 2, 4, 5, 6, 7])) };
@@ -213,7 +213,7 @@ fn a_shortfall_counts_the_groups_that_share_what_is_required() {
 }
 
 #[test]
-fn a_device_of_which_the_place_is_not_known_shares_it_with_none() {
+fn device_without_location_shares_no_scope() {
     let mut machine = Machine::of(3).numa(&[0, 0, 0]).pcie_roots(&[7, 7, 7]);
     machine.places[1] = Place::default();
     let chooser = chooser(&machine);
@@ -226,7 +226,7 @@ fn a_device_of_which_the_place_is_not_known_shares_it_with_none() {
 }
 
 #[test]
-fn what_is_preferred_comes_before_the_score_and_gives_way_where_it_cannot_be() {
+fn preferred_scope_precedes_score_and_is_optional() {
     let chooser = chooser(&two_bridges());
     let numa = Wishes::default().prefer(TopologyScope::Numa);
     let asked = SetRequest { wishes: numa, ..request(2, set(&[0, 1, 2, 3])) };
@@ -239,23 +239,23 @@ fn what_is_preferred_comes_before_the_score_and_gives_way_where_it_cannot_be() {
 }
 
 #[test]
-fn more_devices_than_a_matrix_holds_are_refused() {
+fn refuses_more_devices_than_matrix_supports() {
     let pair = |_, _| Pair { nvlinks: 0, pcie: PcieLevel::System };
     assert_eq!(LinkMatrix::new(&[Place::default(); 65], pair), Err(TooManyDevices(65)));
     assert_eq!(LinkMatrix::new(&[Place::default(); 64], pair).unwrap().len(), 64);
 }
 
 #[test]
-fn more_devices_than_there_are_is_no_set_and_none_is_the_empty_one() {
+fn oversized_request_has_no_set_and_empty_one_has_empty_set() {
     let chooser = chooser(&two_bridges());
     assert_eq!(choose(&chooser, &request(3, set(&[0, 1]))), None);
     assert_eq!(choose(&chooser, &request(0, set(&[0, 1]))).unwrap().devices, DeviceSet::EMPTY);
     let elsewhere = request(2, set(&[0, 17, 63]));
-    assert_eq!(choose(&chooser, &elsewhere), None, "positions beyond the machine are no devices");
+    assert_eq!(choose(&chooser, &elsewhere), None, "positions beyond the machine are ignored");
 }
 
 #[test]
-fn eight_of_sixty_four_are_one_box_within_the_steps() {
+fn branch_and_bound_finds_one_machine_within_steps() {
     // One more link between neighbors, so that no two devices are twins and there are too many sets
     // to enumerate.
     let more: Vec<_> = (0..63).filter(|a| a % 8 < 7).map(|a| (a, a + 1)).collect();
@@ -274,7 +274,7 @@ fn eight_of_sixty_four_are_one_box_within_the_steps() {
 }
 
 #[test]
-fn sets_too_many_to_rank_still_all_come_once() {
+fn all_sets_are_listed_once_if_too_many_to_rank() {
     let mut machine = boxes(3);
     assert!(chooser(&machine).value().is_exact());
     // Different link counts at each device: no two are twins.
@@ -324,14 +324,14 @@ fn wishes() -> impl Strategy<Value = Wishes> {
     })
 }
 
-fn holds(matrix: &LinkMatrix, wishes: Wishes, set: DeviceSet) -> bool {
+fn meets_requirements(matrix: &LinkMatrix, wishes: Wishes, set: DeviceSet) -> bool {
     let pairs = set.len() * set.len().saturating_sub(1) / 2;
     wishes.required().all(|scope| matrix.pairs_sharing(scope, set) == pairs)
 }
 
 proptest! {
     #[test]
-    fn all_sets_that_hold_what_is_required_come_once_and_the_best_first(
+    fn all_valid_sets_are_listed_once_best_first(
         machine in machines(7), candidates in 0u64..128, free in 0u64..128, count in 0usize..5, wishes in wishes(),
     ) {
         let matrix = machine.matrix();
@@ -348,7 +348,7 @@ proptest! {
         let mut sorted = found.clone();
         sorted.sort();
         let mut expected = all_sets(candidates, count);
-        expected.retain(|set| holds(&matrix, wishes, *set));
+        expected.retain(|set| meets_requirements(&matrix, wishes, *set));
         prop_assert_eq!(sorted, expected.clone());
         prop_assert_eq!(choose(&chooser, &asked).map(|choice| choice.devices), found.first().copied());
 
@@ -361,9 +361,9 @@ proptest! {
         let most = expected.iter().map(|set| preferred(*set)).max().unwrap_or(0);
         let best = expected.iter().filter(|set| preferred(**set) == most).map(|set| matrix.score(*set)).max().unwrap_or(0);
         let rank = |set: DeviceSet| {
-            let fair = preferred(set) == most && matrix.score(set) * 5 >= best * 4;
+            let meets_floor = preferred(set) == most && matrix.score(set) * 5 >= best * 4;
             let total = f64::from(matrix.score(set)) + chooser.value().points(&matrix, free - set);
-            (preferred(set), fair, total)
+            (preferred(set), meets_floor, total)
         };
         for pair in found.windows(2) {
             let ((p1, f1, t1), (p2, f2, t2)) = (rank(pair[0]), rank(pair[1]));
@@ -372,7 +372,7 @@ proptest! {
     }
 
     #[test]
-    fn listing_the_devices_in_another_order_changes_nothing_but_positions(
+    fn choice_is_invariant_under_device_order(
         machine in machines(7), free in 0u64..128, count in 1usize..5, wishes in wishes(), shift in 0usize..7, reverse: bool,
     ) {
         let matrix = machine.matrix();
@@ -387,22 +387,22 @@ proptest! {
         let (here, there) = (chooser(&machine), chooser(&other));
         let one = choose(&here, &SetRequest { wishes, ..request(count, free) });
         let two = choose(&there, &SetRequest { wishes, ..request(count, moved) });
-        let what = |choice: SetChoice, chooser: &SetChooser, free: DeviceSet| {
+        let properties = |choice: SetChoice, chooser: &SetChooser, free: DeviceSet| {
             let left = chooser.value().points(chooser.matrix(), free - choice.devices);
             (choice.score, choice.weakest_pair, left)
         };
-        prop_assert_eq!(one.map(|c| what(c, &here, free)), two.map(|c| what(c, &there, moved)));
+        prop_assert_eq!(one.map(|c| properties(c, &here, free)), two.map(|c| properties(c, &there, moved)));
     }
 
     #[test]
-    fn sequences_reach_the_residual_value_and_that_is_no_less_than_the_best_set_each_time_gives(machine in machines(6)) {
+    fn residual_value_is_reached_and_beats_greedy(machine in machines(6)) {
         let matrix = machine.matrix();
         let chooser = chooser(&machine);
-        let ours = |free, count| choose(&chooser, &request(count, free)).unwrap().devices;
+        let chosen = |free, count| choose(&chooser, &request(count, free)).unwrap().devices;
         let greedy = |free, count| all_sets(free, count).into_iter().max_by_key(|set| matrix.score(*set)).unwrap();
         let value = chooser.value().points(&matrix, matrix.devices());
         // Whole points are compared, so each request may lose a fraction of one.
-        prop_assert!((expected(&matrix, matrix.devices(), &ours) - value).abs() < 3.0);
+        prop_assert!((expected(&matrix, matrix.devices(), &chosen) - value).abs() < 3.0);
         prop_assert!(value >= expected(&matrix, matrix.devices(), &greedy) - 0.01);
     }
 }
