@@ -24,7 +24,9 @@ use crate::model::{
     DeviceClass, DeviceId, DeviceUse, Node, NodeChoice, PoolId, PoolTopology, Slice, Usage,
 };
 
-pub(crate) use intern::{CompiledDevice, FastMap, Interner, NameId, ProfileId, ValueId};
+pub(crate) use intern::{
+    CompiledDevice, CompiledSlice, FastMap, Interner, NameId, ProfileId, ValueId,
+};
 pub(crate) use machine_topology::{MachineTopology, MatrixPositions};
 pub(crate) use pools::{NodePool, PoolState};
 pub(crate) use reachable::{Candidate, CounterAmount, ReachableDevices};
@@ -38,15 +40,6 @@ const MAX_VALUES: usize = 2_000_000;
 
 /// Initial distance between the order numbers of neighboring nodes.
 const ORDER_GAP: u64 = 1 << 32;
-
-/// A slice with interned devices.
-#[derive(Debug)]
-pub(crate) struct CompiledSlice {
-    pub(crate) slice: Arc<Slice>,
-    /// Interned driver name.
-    driver: u32,
-    pub(crate) devices: Vec<CompiledDevice>,
-}
 
 /// Index in [`Cluster::nodes`].
 pub(crate) type NodeIndex = usize;

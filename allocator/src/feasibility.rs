@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::cluster::{Cluster, NodeIndex};
 use crate::forecast::Forecast;
 use crate::policy::{ForecastView, Rank, Ranking};
-use crate::search::{Chosen, Failure, Search, SearchOutcome};
-use crate::shape::{Selections, Shape};
+use crate::search::{Failure, Search, SearchOutcome};
+use crate::shape::{Chosen, Selections, Shape};
 
 /// Search results of all nodes for one shape.
 #[derive(Debug, Default)]
@@ -128,8 +128,7 @@ impl Feasibility {
     ) {
         let cluster = &*context.cluster;
         self.nodes.resize_with(cluster.nodes.len(), NodeResult::default);
-        let changed =
-            self.searched_until.and_then(|time| cluster.changed_since(time));
+        let changed = self.searched_until.and_then(|time| cluster.changed_since(time));
         let changed: Vec<NodeIndex> =
             changed.map_or_else(|| (0..cluster.nodes.len()).collect(), <[_]>::to_vec);
         let now = cluster.now();
@@ -137,7 +136,8 @@ impl Feasibility {
             self.undecided.iter().filter(|(_, tries)| **tries < MAX_TRIES).map(|(node, _)| *node);
         let is_new = |node: &NodeIndex| self.nodes[*node].stamp != cluster.nodes[*node].stamp;
         // A set, because a node can change several times in a plan.
-        let to_search: BTreeSet<NodeIndex> = again.chain(changed.into_iter().filter(is_new)).collect();
+        let to_search: BTreeSet<NodeIndex> =
+            again.chain(changed.into_iter().filter(is_new)).collect();
         for node in to_search {
             if *steps == 0 {
                 self.searched_until = None;

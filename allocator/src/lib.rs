@@ -40,13 +40,15 @@ mod planner;
 mod policy;
 mod predicate;
 mod search;
+mod settings;
 mod shape;
 mod starvation;
 
 pub use capacity::CapacityError;
 pub use features::Features;
 pub use outcome::{Allotment, Cause, Decision, Kept, NotSupported, Plan, Refusal};
-pub use plan::{Settings, plan};
+pub use plan::plan;
 pub use planner::{Planner, Unallocated};
 pub use policy::Policy;
 pub use search::Failure;
+pub use settings::Settings;

@@ -6,7 +6,7 @@ use tessera_api::names::NodeName;
 
 use crate::cluster::{Candidate, ReachableDevices};
 use crate::model::{NodeAffinityTerm, NodeChoice, NodeSelector, Requirement};
-use crate::search::Chosen;
+use crate::shape::Chosen;
 
 /// Returns the nodes on which devices chosen on `node` can be used; `None` means all nodes.
 pub(crate) fn of(

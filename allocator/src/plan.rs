@@ -1,45 +1,10 @@
-//! Entry point and settings of planning.
+//! Entry point of planning.
 
 use crate::features::Features;
 use crate::model::{PendingPod, Snapshot};
 use crate::outcome::Plan;
 use crate::planner::Planner;
-use crate::policy::Policy;
-
-/// Settings of a plan.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Settings {
-    /// Maximum number of devices tested for one pod, on all nodes. Beyond it the pod is undecided.
-    pub steps_per_pod: u64,
-    /// Maximum number of devices tested in one plan, but at least `steps_per_pod`. Pods beyond it
-    /// are listed in [`Plan::unreached`].
-    pub steps_per_plan: u64,
-    /// Policy of pods whose configuration sets none.
-    pub policy: Policy,
-    /// Seed of randomized policies.
-    pub seed: u64,
-    /// Current time, in seconds since the epoch; compared with [`PendingPod::created`].
-    pub now: i64,
-    /// Minimum waiting time before a node is reserved for a pod, in seconds: see [`plan`]. `None`
-    /// disables reservations.
-    pub patience: Option<u32>,
-}
-
-/// Default of [`Settings::patience`], in seconds.
-const PATIENCE: u32 = 300;
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            steps_per_pod: 1_000_000,
-            steps_per_plan: u64::MAX,
-            policy: Policy::default(),
-            seed: 0,
-            now: 0,
-            patience: Some(PATIENCE),
-        }
-    }
-}
+use crate::settings::Settings;
 
 /// Decides for each pod which devices its pending claims get on which node, or why none.
 ///

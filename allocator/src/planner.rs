@@ -1,8 +1,10 @@
 //! The planner: interned cluster state and cached search results.
 
+mod budget;
 mod fair_share;
 mod observe;
 mod pass;
+mod pod_to_place;
 mod reservation;
 mod shape_cache;
 
@@ -21,10 +23,10 @@ use crate::model::{
 };
 use crate::node_selector;
 use crate::outcome::{Allotment, Plan};
-use crate::plan::Settings;
 use crate::policy::Policy;
-use crate::search::{Chosen, Failure, SearchOutcome};
-use crate::shape::{Selections, Shape};
+use crate::search::{Failure, SearchOutcome};
+use crate::settings::Settings;
+use crate::shape::{Chosen, Selections, Shape};
 
 use fair_share::FairShare;
 use observe::AcceptedTypes;

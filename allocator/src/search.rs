@@ -19,100 +19,29 @@
 //! by symmetry.
 
 mod constraints;
+mod outcome;
 mod prepare;
+mod run;
 pub(crate) mod sets;
 mod single;
 mod state;
 mod symmetry;
 
-use crate::capacity::CapacityError;
-use crate::cluster::{Interner, ReachableDevices};
-use crate::features::Features;
+pub use outcome::Failure;
+pub(crate) use outcome::{MAX_RESULTS, SearchOutcome};
+pub(crate) use run::Search;
+
 use crate::model::Mode;
-use crate::outcome::Cause;
-use crate::policy::{ForecastView, Ranking};
+use crate::policy::Ranking;
 use crate::selector::SelectorError;
-use crate::shape::{ProfileDemand, Selections, Shape};
+use crate::shape::{Chosen, ProfileDemand};
 
-use prepare::Verdict;
-use state::SearchState;
-use symmetry::{Hash, Symmetry};
-
-/// Maximum number of devices of one claim (`AllocationResultsMaxSize`).
-pub(crate) const MAX_RESULTS: usize = 32;
+use run::{Progress, Run, Stop};
+use state::Target;
+use symmetry::{Hash, Verdict};
 
 /// Maximum number of memoized states per search; beyond it the search continues without.
 const MAX_MEMOIZED: usize = 200_000;
-
-/// Result of searching one node.
-#[derive(Debug)]
-pub(crate) enum SearchOutcome {
-    /// A complete solution: the devices of each claim, in order.
-    Found(Vec<Vec<Chosen>>),
-    /// There is no solution.
-    Infeasible,
-    /// The search failed; index of the claim, and the reason.
-    Failed(usize, Failure),
-    /// The step budget is spent.
-    OutOfSteps,
-}
-
-/// Failure of a search; upstream also stops for this pod.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Failure {
-    /// The request can never be served.
-    Request(Cause),
-    /// A selector failed on a device.
-    Selector(SelectorError),
-    /// An amount cannot be computed.
-    Capacity(CapacityError),
-    /// "All" devices violate a constraint on this attribute.
-    AllAgainstConstraint(String),
-    /// "All" devices are requested, and this pool is incomplete.
-    AllButPoolIncomplete(String),
-    /// "All" devices are requested, and this pool is invalid.
-    AllButPoolInvalid(String),
-    /// More than 32 devices for one claim.
-    TooManyDevices(u64),
-    /// A constraint of an unknown type.
-    UnknownConstraint,
-    /// A node selector in a slice is invalid.
-    NodeSelector(String),
-}
-
-/// A device chosen for a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Chosen {
-    /// Index of the request in the claim.
-    pub(crate) request: usize,
-    /// Index of the alternative in the request.
-    pub(crate) alternative: usize,
-    /// Index of the device in the candidates.
-    pub(crate) candidate: usize,
-}
-
-/// Inputs of a search.
-pub(crate) struct Search<'a> {
-    pub(crate) shape: &'a Shape,
-    pub(crate) reachable: &'a ReachableDevices,
-    pub(crate) features: &'a Features,
-    pub(crate) interner: &'a mut Interner,
-    pub(crate) selections: &'a mut Selections,
-    /// Remaining budget; one step is one device tested.
-    pub(crate) steps: &'a mut u64,
-    /// Seed of randomized policies.
-    pub(crate) seed: u64,
-    /// Forecast for policies that use it.
-    pub(crate) forecast_view: ForecastView<'a>,
-}
-
-/// Reason why the recursion stops without a result.
-enum Stop {
-    Failed(usize, Failure),
-    OutOfSteps,
-}
-
-type Progress = Result<bool, Stop>;
 
 impl Search<'_> {
     /// Runs the search. The shape must have resolved all device profiles of the node.
@@ -135,48 +64,7 @@ impl Search<'_> {
     }
 }
 
-/// A search in progress.
-struct Run<'a> {
-    search: Search<'a>,
-    state: SearchState<'a>,
-    /// Verdict per alternative and candidate, alternative by alternative.
-    verdicts: Vec<Verdict>,
-    /// Candidates of each alternative with mode "all".
-    all_candidates: Vec<Vec<usize>>,
-    /// Order of candidates per alternative; `None` keeps upstream's order.
-    orders: Vec<Option<Vec<usize>>>,
-    symmetry: Option<Symmetry>,
-    /// True if no candidate can cause an error. Then infeasibility is found by counting, and the
-    /// order is the policy's. Otherwise upstream's order decides whether an error is reached.
-    is_plain: bool,
-    unsolvable: std::collections::HashSet<(usize, u64, usize, Hash), foldhash::fast::FixedState>,
-}
-
-/// Alternative that is being served.
-#[derive(Debug, Clone, Copy)]
-struct Target {
-    claim: usize,
-    request: usize,
-    /// Index in [`Shape::alternatives`].
-    index: usize,
-}
-
-impl<'a> Run<'a> {
-    fn new(search: Search<'a>) -> Self {
-        let (shape, reachable) = (search.shape, search.reachable);
-        let alternatives = shape.alternatives.len();
-        Self {
-            state: SearchState::new(shape, reachable),
-            verdicts: vec![Verdict::Unknown; alternatives * reachable.candidates.len()],
-            all_candidates: vec![Vec::new(); alternatives],
-            orders: vec![None; alternatives],
-            symmetry: None,
-            is_plain: false,
-            unsolvable: Default::default(),
-            search,
-        }
-    }
-
+impl Run<'_> {
     /// Serves request `r` of claim `c` and all requests after it. Alternatives are tried in order.
     fn request(&mut self, c: usize, r: usize) -> Progress {
         let shape = self.search.shape;

@@ -17,6 +17,7 @@ mod check;
 mod code;
 mod cost;
 mod driver;
+mod error;
 mod eval;
 mod functions;
 mod macros;
@@ -35,6 +36,7 @@ use std::sync::Arc;
 use tessera_api::names::DRIVER_NAME;
 
 pub use driver::Drivers;
+pub use error::SelectorError;
 pub(crate) use reads::{Read, Reads};
 pub use view::DeviceView;
 
@@ -51,59 +53,6 @@ const STEPS_PER_BYTE: u64 = 5;
 
 /// Steps charged per compilation for starting the thread.
 const STEPS_PER_PROGRAM: u64 = 200;
-
-/// Maximum length of an error message, in bytes: the parser can report one error per byte.
-const MAX_PROBLEM_BYTES: usize = 512;
-
-/// Error in compiling or evaluating a selector.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum SelectorError {
-    /// The expression is not valid CEL, or refers to an undeclared name.
-    #[error("the expression does not compile: {problem}")]
-    Compile {
-        /// Message of the parser or the checker.
-        problem: String,
-    },
-    /// The expression is valid upstream but uses an unsupported construct.
-    #[error("the expression uses {construct}, which is not supported in this version")]
-    Unsupported {
-        /// Name of the construct.
-        construct: String,
-    },
-    /// Evaluation failed on a device, for example on a missing attribute.
-    #[error(
-        "evaluation failed: {problem}; test for presence with has() or use .?attribute.orValue(...)"
-    )]
-    Runtime {
-        /// Message of the interpreter.
-        problem: String,
-    },
-    /// Evaluation on a device exceeded the cost limit.
-    #[error("evaluation exceeds the cost limit of {limit}; iterate over fewer elements", limit = cost::LIMIT)]
-    TooExpensive,
-    /// The result is not a boolean.
-    #[error("the result of the expression is not a boolean")]
-    NotBoolean,
-    /// A version attribute of the device is not a semantic version.
-    #[error("version attribute `{attribute}` of the device is not a semantic version: `{value}`")]
-    BadVersion {
-        /// Attribute name.
-        attribute: String,
-        /// Attribute value.
-        value: String,
-    },
-}
-
-impl SelectorError {
-    fn compile(mut problem: String) -> Self {
-        problem.truncate(problem.floor_char_boundary(MAX_PROBLEM_BYTES));
-        Self::Compile { problem }
-    }
-
-    fn unsupported(construct: &str) -> Self {
-        Self::Unsupported { construct: construct.to_owned() }
-    }
-}
 
 /// A compiled expression that can be evaluated on any device.
 #[derive(Debug)]

@@ -20,7 +20,6 @@ use crate::features::Features;
 use crate::model::{Alternative, Claim, Constraint, ConstraintKind, Device, DeviceClass, Mode};
 use crate::outcome::{Cause, NotSupported};
 use crate::policy::Policy;
-use crate::search::Chosen;
 use crate::topology::Wishes;
 
 pub(crate) use selection::{Selection, Selections};
@@ -97,6 +96,17 @@ pub(crate) enum ProfileDemand {
     Never,
     /// The amount cannot be computed; the search stops.
     Error(CapacityError),
+}
+
+/// A device chosen for a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Chosen {
+    /// Index of the request in the claim.
+    pub(crate) request: usize,
+    /// Index of the alternative in the request.
+    pub(crate) alternative: usize,
+    /// Index of the device in the candidates.
+    pub(crate) candidate: usize,
 }
 
 impl Shape {

@@ -95,7 +95,10 @@ mod tests {
             phases.push((is_open, until - now));
             now = until;
         }
-        assert!(phases.windows(2).all(|pair| pair[0].0 != pair[1].0), "windows and pauses alternate");
+        assert!(
+            phases.windows(2).all(|pair| pair[0].0 != pair[1].0),
+            "windows and pauses alternate"
+        );
         assert!(phases.iter().all(|(_, length)| *length <= MAX_WINDOW));
         assert_eq!(phases.last().unwrap().1, MAX_WINDOW);
     }

@@ -32,15 +32,17 @@ mod device_set;
 mod enumerate;
 mod matrix;
 mod preferences;
+mod request;
 mod sets;
 mod shortfall;
 mod size_mix;
 mod value;
 
-pub use chooser::{OutOfSteps, SetChoice, SetChooser, SetRequest};
+pub use chooser::SetChooser;
 pub use device_set::DeviceSet;
 pub use matrix::{LinkMatrix, Pair, Place, Score, TooManyDevices};
 pub use preferences::Wishes;
+pub use request::{OutOfSteps, SetChoice, SetRequest};
 pub use sets::Sets;
 pub use shortfall::{ScopeShortfall, Shortfall};
 pub use size_mix::SizeMix;

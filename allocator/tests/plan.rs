@@ -384,8 +384,7 @@ fn oversubscribed_gpu_requires_opt_in() {
 }
 
 #[test]
-fn oversubscribing_claim_may_use_any_gpu()
- {
+fn oversubscribing_claim_may_use_any_gpu() {
     let mixed =
         || Cluster::new().node("node-a", vec![oversubscribed("gpu-0"), gpu("gpu-1", "80Gi")]);
     let plain = decide(&mixed(), &[share_pod("p", "20Gi", "0")]);

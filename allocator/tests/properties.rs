@@ -114,7 +114,11 @@ fn check_claims(cluster: &Cluster, pods: &[PendingPod], plan: &Plan) {
                 let mut distinct = devices.clone();
                 distinct.sort_unstable();
                 distinct.dedup();
-                assert_eq!(distinct.len(), devices.len(), "a device was allocated twice to one request");
+                assert_eq!(
+                    distinct.len(),
+                    devices.len(),
+                    "a device was allocated twice to one request"
+                );
                 assert_eq!(
                     tessera_allocator::model::Mode::Exact(devices.len() as u64),
                     request.alternatives[0].mode

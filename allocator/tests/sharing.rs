@@ -73,7 +73,10 @@ fn gpu_in_use_refuses_other_sharing_with_reason() {
         let mut cluster = node_of(vec![mps("gpu-0")]);
         cluster.0.usage.add(&[usage_result("gpu-0", used, 1)]);
         let refused = decide_one(&cluster, vec![share_claim("c", own, 1)]);
-        assert_eq!(explanation(&refused), format!("1 device on 1 node: in use with sharing {used}"));
+        assert_eq!(
+            explanation(&refused),
+            format!("1 device on 1 node: in use with sharing {used}")
+        );
         let placed = decide_one(&cluster, vec![share_claim("c", used, 1)]);
         assert_eq!(placements(&placed), [["gpu-0"]]);
     }
@@ -91,12 +94,15 @@ fn sharing_defaults_to_intercept() {
 fn gpu_with_mixed_sharing_is_not_allocated() {
     for (own, other) in BOTH {
         let mut cluster = node_of(vec![mps("gpu-0")]);
-        cluster
-            .0
-            .usage
-            .add(&[usage_result("gpu-0", Sharing::Mps, 1), usage_result("gpu-0", Sharing::Intercept, 1)]);
+        cluster.0.usage.add(&[
+            usage_result("gpu-0", Sharing::Mps, 1),
+            usage_result("gpu-0", Sharing::Intercept, 1),
+        ]);
         let refused = decide_one(&cluster, vec![share_claim("c", own, 1)]);
-        assert_eq!(explanation(&refused), format!("1 device on 1 node: in use with sharing {other}"));
+        assert_eq!(
+            explanation(&refused),
+            format!("1 device on 1 node: in use with sharing {other}")
+        );
     }
 }
 
@@ -179,7 +185,10 @@ fn mps_claim_requires_gpu_with_mps() {
         [vec![gpu("gpu-0", "80Gi"), mps("gpu-1")], vec![mps("gpu-1"), gpu("gpu-0", "80Gi")]]
     {
         let mixed = node_of(devices);
-        assert_eq!(placements(&decide_one(&mixed, vec![share_claim("c", Sharing::Mps, 1)])), [["gpu-1"]]);
+        assert_eq!(
+            placements(&decide_one(&mixed, vec![share_claim("c", Sharing::Mps, 1)])),
+            [["gpu-1"]]
+        );
     }
     assert_eq!(placements(&decide(&plain, &[share_pod("p", "1Gi", "0")])), [["gpu-0"]]);
 }
@@ -233,8 +242,10 @@ fn preferred_gpu_is_left_to_claim_without_alternative() {
     // gpu-0.
     let mut cluster = node_of(vec![mps("gpu-0"), mps("gpu-1")]);
     cluster.0.usage.add(&[usage_result("gpu-0", Sharing::Mps, 60)]);
-    let pods =
-        [pod("p", vec![share_claim("c0", Sharing::Mps, 10), share_claim("c1", Sharing::Intercept, 10)])];
+    let pods = [pod(
+        "p",
+        vec![share_claim("c0", Sharing::Mps, 10), share_claim("c1", Sharing::Intercept, 10)],
+    )];
     for policy in EVERY_POLICY {
         let plan = plan(&cluster.0, &pods, Settings { policy, ..Settings::default() });
         assert_eq!(placements(&plan), [["gpu-0", "gpu-1"]], "{policy:?}");
@@ -269,8 +280,9 @@ type Alternatives = Vec<(Sharing, u32)>;
 /// Returns true if the claims fit on the GPUs, by trying every assignment.
 fn fits(gpus: &[Kind], claims: &[Alternatives]) -> bool {
     let Some((alternatives, rest)) = claims.split_first() else { return true };
-    let pairs =
-        alternatives.iter().flat_map(|alternative| (0..gpus.len()).map(move |at| (at, *alternative)));
+    let pairs = alternatives
+        .iter()
+        .flat_map(|alternative| (0..gpus.len()).map(move |at| (at, *alternative)));
     pairs.into_iter().any(|(at, (sharing, gib))| {
         let (can_mps, users, used) = &gpus[at];
         let is_able = sharing == Sharing::Intercept || *can_mps;

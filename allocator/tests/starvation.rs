@@ -88,7 +88,10 @@ fn reserves_node_with_fewest_releases_after_min_wait() {
 fn releases_take_precedence_over_node_name() {
     let mut cluster = two_nodes();
     use_whole(&mut cluster, "node-a", 1..3);
-    assert_eq!(reservation(&plan_in_window(&cluster, &[requesting("large", 4, 0)])).unwrap(), "node-b for large");
+    assert_eq!(
+        reservation(&plan_in_window(&cluster, &[requesting("large", 4, 0)])).unwrap(),
+        "node-b for large"
+    );
 }
 
 #[test]
@@ -97,7 +100,10 @@ fn allocations_on_unneeded_devices_do_not_count() {
     let mut cluster = Cluster::new().node("node-a", gpus(8)).node("node-b", gpus(4));
     use_whole(&mut cluster, "node-a", 0..5);
     use_whole(&mut cluster, "node-b", 0..2);
-    assert_eq!(reservation(&plan_in_window(&cluster, &[requesting("large", 4, 0)])).unwrap(), "node-a for large");
+    assert_eq!(
+        reservation(&plan_in_window(&cluster, &[requesting("large", 4, 0)])).unwrap(),
+        "node-a for large"
+    );
 }
 
 #[test]
@@ -197,13 +203,19 @@ fn devices_shared_by_nodes_do_not_count_as_releasable() {
     };
     let everywhere = with(NodeChoice::All);
     let own = with(NodeChoice::Node(NodeName::new("node-b").unwrap()));
-    assert_eq!(reservation(&plan_in_window(&own, &[requesting("large", 8, 0)])).unwrap(), "node-b for large");
+    assert_eq!(
+        reservation(&plan_in_window(&own, &[requesting("large", 8, 0)])).unwrap(),
+        "node-b for large"
+    );
     assert_eq!(
         reservation(&plan_in_window(&everywhere, &[requesting("large", 8, 0)])),
         None,
         "a device of the shared pool stays allocated"
     );
-    assert_eq!(reservation(&plan_in_window(&everywhere, &[requesting("large", 7, 0)])).unwrap(), "node-a for large");
+    assert_eq!(
+        reservation(&plan_in_window(&everywhere, &[requesting("large", 7, 0)])).unwrap(),
+        "node-a for large"
+    );
 }
 
 #[test]
@@ -263,11 +275,7 @@ fn reserves_for_next_pod_if_first_fits_nowhere() {
     let mut pods: Vec<PendingPod> = (0..100).map(infeasible).collect();
     pods.push(requesting("large", 4, 100));
     let plan = plan(&two_nodes().0, &pods, at(MIN_WAIT + 100));
-    assert_eq!(
-        reservation(&plan).unwrap(),
-        "node-a for large",
-        "equal pods are searched once"
-    );
+    assert_eq!(reservation(&plan).unwrap(), "node-a for large", "equal pods are searched once");
 }
 
 #[test]
@@ -278,7 +286,11 @@ fn reservation_search_continues_in_next_plan() {
     let settings = Settings { steps_per_pod: 240, ..at(MIN_WAIT + 100) };
     let mut planner = Planner::of(&two_nodes().0, Default::default());
     let reservation: Vec<_> = (0..4).map(|_| reservation(&planner.plan(&pods, settings))).collect();
-    assert_eq!((&reservation[0], reservation[3].as_deref()), (&None, Some("node-a for large")), "{reservation:?}");
+    assert_eq!(
+        (&reservation[0], reservation[3].as_deref()),
+        (&None, Some("node-a for large")),
+        "{reservation:?}"
+    );
 }
 
 #[test]
@@ -357,8 +369,8 @@ fn waiting_time_of_large(seed: u64, patience: Option<u32>) -> Option<i64> {
             waiting.push(requesting("large", 8, now));
         }
         let report = |planner: &mut Planner,
-                    usage: &tessera_allocator::model::Usage,
-                    results: &[DeviceResult]| {
+                      usage: &tessera_allocator::model::Usage,
+                      results: &[DeviceResult]| {
             results.iter().for_each(|r| planner.set_use(&r.device, usage.of(&r.device)));
         };
         for (_, results) in &ended {

@@ -87,7 +87,10 @@ fn required_nvlink_pair_is_linked_under_every_policy() {
 fn preferred_scope_is_optional_and_required_scope_is_not() {
     assert_eq!(chosen(&linked_pairs(), Policy::Binpack, requesting(4, prefer("NUMA"))).len(), 4);
     let four_on_one: Vec<String> = (0..4).map(|gpu| format!("gpu-{gpu}")).collect();
-    assert_eq!(chosen(&linked_pairs(), Policy::Binpack, requesting(4, prefer("NUMA"))), four_on_one);
+    assert_eq!(
+        chosen(&linked_pairs(), Policy::Binpack, requesting(4, prefer("NUMA"))),
+        four_on_one
+    );
     assert_eq!(chosen(&linked_pairs(), Policy::Binpack, requesting(5, prefer("NUMA"))).len(), 5);
     assert!(chosen(&linked_pairs(), Policy::Binpack, requesting(5, require("NUMA"))).is_empty());
 }
@@ -154,8 +157,7 @@ fn all_mode_fails_without_required_scope() {
 }
 
 #[test]
-fn least_fragmentation_uses_topology_without_terms()
- {
+fn least_fragmentation_uses_topology_without_terms() {
     let mut cluster = linked_pairs();
     let silent = |count| {
         let mut pod = requesting(count, json!([]));

@@ -8,7 +8,7 @@ use foldhash::fast::FixedState;
 use tessera_api::names::{DriverName, attribute};
 
 use crate::fragmentation::GpuType;
-use crate::model::{Attribute, Device};
+use crate::model::{Attribute, Device, Slice};
 
 /// A map without protection against chosen keys; used for internally generated keys.
 pub(crate) type FastMap<K, V> = HashMap<K, V, FixedState>;
@@ -83,6 +83,15 @@ impl CompiledDevice {
     pub(crate) fn attributes(&self) -> &[(NameId, ValueId)] {
         &self.attributes
     }
+}
+
+/// A slice with interned devices.
+#[derive(Debug)]
+pub(crate) struct CompiledSlice {
+    pub(crate) slice: Arc<Slice>,
+    /// Interned driver name.
+    pub(super) driver: u32,
+    pub(crate) devices: Vec<CompiledDevice>,
 }
 
 /// All interned names and values.

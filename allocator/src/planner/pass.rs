@@ -3,25 +3,27 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use tessera_api::names::{ClaimName, ClaimUid, Namespace, NodeName};
+use tessera_api::names::{ClaimUid, NodeName};
 use tessera_api::reason::NodeReason;
 
 use super::Planner;
+use super::budget::Budget;
 use super::fair_share::CommonExplanation;
+use super::pod_to_place::PodToPlace;
 use super::reservation::NodeReservation;
 use super::shape_cache::ShapeId;
 use crate::cluster::NodeIndex;
 use crate::explain::Explainer;
 use crate::feasibility::{self, NodeFeasibility};
 use crate::model::{
-    Claim, DeviceId, DeviceResult, DeviceUse, Node, NodeSelector, PendingPod, PodClaim,
-    cpu_milli_of,
+    DeviceId, DeviceResult, DeviceUse, Node, NodeSelector, PendingPod, PodClaim, cpu_milli_of,
 };
 use crate::outcome::{Cause, Decision, Plan, Refusal};
-use crate::plan::Settings;
 use crate::policy::seeded_hash;
-use crate::predicate::{self, ClaimNodes, CountedUsage};
-use crate::search::{Chosen, SearchOutcome};
+use crate::predicate::{self, CountedUsage};
+use crate::search::SearchOutcome;
+use crate::settings::Settings;
+use crate::shape::Chosen;
 
 /// Plans the pods. Decisions count as usage during the pass and are undone at its end.
 pub(super) fn plan(planner: &mut Planner, pods: &[PendingPod], settings: Settings) -> Plan {
@@ -56,12 +58,7 @@ pub(super) fn plan(planner: &mut Planner, pods: &[PendingPod], settings: Setting
     pass.undo();
     let refused = plan.refusals.iter().map(|refusal| &refusal.pod);
     let Planner { fair_share, cluster, .. } = planner;
-    fair_share.end_plan(
-        budget.spent,
-        refused,
-        cluster.now(),
-        is_partial.then_some(explained),
-    );
+    fair_share.end_plan(budget.spent, refused, cluster.now(), is_partial.then_some(explained));
     plan
 }
 
@@ -82,34 +79,6 @@ pub(super) fn plan_on(
     plan.steps = settings.steps_per_pod - steps;
     pass.undo();
     plan
-}
-
-/// Step budget of a plan.
-struct Budget {
-    of_plan: u64,
-    of_pod: u64,
-    left: u64,
-    /// Steps spent per namespace.
-    spent: BTreeMap<Namespace, u64>,
-}
-
-impl Budget {
-    fn new(settings: Settings) -> Self {
-        let of_pod = settings.steps_per_pod;
-        let of_plan = settings.steps_per_plan.max(of_pod);
-        Self { of_plan, of_pod, left: of_plan, spent: BTreeMap::new() }
-    }
-
-    fn spent_by(&self, namespace: &Namespace) -> u64 {
-        self.spent.get(namespace).copied().unwrap_or(0)
-    }
-
-    fn spend(&mut self, namespace: &Namespace, steps: u64) {
-        if steps > 0 {
-            self.left -= steps;
-            *self.spent.entry(namespace.clone()).or_default() += steps;
-        }
-    }
 }
 
 /// Returns true if the pod is pending for lack of capacity that can become free.
@@ -145,16 +114,6 @@ struct Explained<'p> {
     to_place: PodToPlace<'p>,
     /// Number of decisions at the time of the explanation.
     decisions: usize,
-}
-
-/// A pod to place: the part that is not decided yet.
-#[derive(Clone)]
-pub(crate) struct PodToPlace<'s> {
-    pub(crate) pod: &'s PendingPod,
-    /// Claims to allocate.
-    pub(crate) pending: Vec<Arc<Claim>>,
-    /// Nodes of its allocated claims.
-    pub(crate) claim_nodes: Vec<ClaimNodes>,
 }
 
 impl<'p> PlanningPass<'p> {
@@ -284,10 +243,7 @@ impl<'p> PlanningPass<'p> {
             let (shapes, mut context) = self.planner.search_context();
             let entry = shapes.get_mut(shape);
             entry.feasibility.refresh_node(index, &mut entry.shape, &mut context, steps);
-            let fits = matches!(
-                entry.feasibility.result(index),
-                NodeFeasibility::Feasible(_)
-            );
+            let fits = matches!(entry.feasibility.result(index), NodeFeasibility::Feasible(_));
             if fits && let Some(chosen) = self.search_again(shape, index, self.pod_seed(pod), steps)
             {
                 return Ok(Some(self.decide(&to_place, shape, index, &chosen)));
@@ -375,8 +331,7 @@ impl<'p> PlanningPass<'p> {
         let nominated =
             to_place.pod.nominated.as_ref().and_then(|name| self.planner.cluster.node_index(name));
         if let Some(node) = nominated.filter(|n| {
-            matches!(entry.feasibility.result(*n), NodeFeasibility::Feasible(_))
-                && is_usable(n)
+            matches!(entry.feasibility.result(*n), NodeFeasibility::Feasible(_)) && is_usable(n)
         }) {
             return Some(node);
         }
@@ -553,9 +508,7 @@ impl<'p> PlanningPass<'p> {
         let name = &cluster.nodes[index].name.clone();
         let entry = shapes.get_mut(shape);
         let failed = match entry.feasibility.result(index) {
-            NodeFeasibility::Failed(claim, failure) => {
-                Some((*claim, failure.as_ref()))
-            }
+            NodeFeasibility::Failed(claim, failure) => Some((*claim, failure.as_ref())),
             _ => None,
         };
         let Some((reachable, interner, features)) = cluster.search_inputs(index) else { return };
@@ -580,32 +533,4 @@ impl<'p> PlanningPass<'p> {
 /// Wraps the causes that refusals share.
 fn shared(causes: Vec<Cause>) -> Vec<Arc<Cause>> {
     causes.into_iter().map(Arc::new).collect()
-}
-
-impl PodToPlace<'_> {
-    /// Returns true if results apply to every pod with the same claims and constraints.
-    pub(super) fn has_shared_results(&self) -> bool {
-        self.claim_nodes.is_empty() && self.pod.excluded.is_empty()
-    }
-
-    fn restrict_to(&mut self, claim: &ClaimName, nodes: Option<&NodeSelector>) {
-        self.claim_nodes
-            .extend(nodes.map(|nodes| ClaimNodes { claim: claim.clone(), nodes: nodes.clone() }));
-    }
-
-    /// Refuses each pending claim with its cause.
-    fn refused(&self, causes: &[Arc<Cause>]) -> Vec<Refusal> {
-        let refuse = |(claim, cause): (&Arc<Claim>, &Arc<Cause>)| Refusal {
-            pod: self.pod.uid.clone(),
-            claim: claim.uid.clone(),
-            cause: Arc::clone(cause),
-        };
-        self.pending.iter().zip(causes).map(refuse).collect()
-    }
-
-    /// Refuses each pending claim because the step budget was spent.
-    fn undecided(&self) -> Vec<Refusal> {
-        let cause = Arc::new(Cause::NotDecided);
-        self.refused(&self.pending.iter().map(|_| Arc::clone(&cause)).collect::<Vec<_>>())
-    }
 }

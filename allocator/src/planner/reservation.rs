@@ -11,7 +11,8 @@ use std::sync::Arc;
 use tessera_api::reason::NodeReason;
 
 use super::Planner;
-use super::pass::{PlanningPass, PodToPlace};
+use super::pass::PlanningPass;
+use super::pod_to_place::PodToPlace;
 use super::shape_cache::ShapeId;
 use crate::cluster::{NodeIndex, ReachableDevices};
 use crate::model::{Node, NodeSelector, Scheduling};

@@ -1,7 +1,7 @@
 //! Binpack: most utilized first; of equally utilized devices the smaller one, so that large devices
 //! stay free for large requests.
 
-use super::{Rank, ScoredDevice, ScoredNode, Scorer, WHOLE, ppm};
+use super::scorer::{Rank, ScoredDevice, ScoredNode, Scorer, WHOLE, ppm};
 
 pub(super) struct Binpack;
 

@@ -1,6 +1,6 @@
 //! First fit: upstream's order.
 
-use super::{Rank, ScoredDevice, ScoredNode, Scorer};
+use super::scorer::{Rank, ScoredDevice, ScoredNode, Scorer};
 
 pub(super) struct FirstFit;
 

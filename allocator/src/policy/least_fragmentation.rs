@@ -3,7 +3,7 @@
 //! Ties occur, for example, on a node without free CPU. Then the device with less free capacity
 //! comes first, then the one with fewer allocations.
 
-use super::{Rank, ScoredDevice, ScoredNode, Scorer};
+use super::scorer::{Rank, ScoredDevice, ScoredNode, Scorer};
 
 pub(super) struct LeastFragmentation;
 

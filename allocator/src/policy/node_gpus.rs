@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use super::Ranking;
+use super::scorer::Ranking;
 use crate::fragmentation::{Gpu, GpuMilli, NodeView, Potential, Rise};
 use crate::shape::{AlternativeShape, ProfileDemand};
 

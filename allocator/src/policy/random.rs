@@ -2,7 +2,7 @@
 
 use std::hash::BuildHasher;
 
-use super::{Rank, ScoredDevice, ScoredNode, Scorer};
+use super::scorer::{Rank, ScoredDevice, ScoredNode, Scorer};
 
 pub(super) struct Random;
 

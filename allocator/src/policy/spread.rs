@@ -1,6 +1,6 @@
 //! Spread: least utilized first; of equally utilized ones the one with fewer allocations.
 
-use super::{Rank, ScoredDevice, ScoredNode, Scorer, ppm};
+use super::scorer::{Rank, ScoredDevice, ScoredNode, Scorer, ppm};
 
 pub(super) struct Spread;
 

@@ -1,23 +1,13 @@
 //! Preparation of the search: upstream's checks, the devices of "all" requests, and counting.
 
-use super::{Failure, MAX_RESULTS, Progress, Run, Stop, Symmetry, Target};
+use super::outcome::{Failure, MAX_RESULTS};
+use super::run::{Progress, Run, Stop};
+use super::state::Target;
+use super::symmetry::{Symmetry, Verdict};
 use crate::cluster::PoolState;
 use crate::model::{ConstraintKind, Mode};
 use crate::selector::SelectorError;
 use crate::shape::ProfileDemand;
-
-/// Result of the selectors of an alternative for a candidate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verdict {
-    /// Not evaluated yet.
-    Unknown,
-    /// Class and request select the candidate.
-    Selected,
-    /// They do not select it.
-    NotSelected,
-    /// A selector failed.
-    Failed,
-}
 
 impl Run<'_> {
     /// Performs the checks that upstream performs before its search, in order. Returns false if no

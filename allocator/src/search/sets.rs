@@ -3,7 +3,9 @@
 
 use std::collections::BTreeSet;
 
-use super::{MAX_RESULTS, Progress, Run, Stop, Target};
+use super::outcome::MAX_RESULTS;
+use super::run::{Progress, Run, Stop};
+use super::state::Target;
 use crate::cluster::{MachineTopology, MatrixPositions, ReachableDevices};
 use crate::topology::{DeviceSet, SetRequest, Wishes};
 
@@ -128,7 +130,7 @@ impl Run<'_> {
         }
         let (reachable, shape) = (self.search.reachable, self.search.shape);
         let Ok(resolved) = &shape.alternatives[target.index].resolved else { return true };
-        let of_request = |chosen: &&super::Chosen| chosen.request == target.request;
+        let of_request = |chosen: &&crate::shape::Chosen| chosen.request == target.request;
         let mut others = self.state.chosen(target.claim).iter().rev().take_while(of_request);
         others.all(|other| share_scopes(reachable, &resolved.topology, i, other.candidate))
     }

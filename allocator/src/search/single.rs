@@ -1,11 +1,13 @@
 //! Search for a single device, the most common case: the same tests in the same order, without
 //! backtracking.
 
-use super::{Chosen, Failure, Search, SearchOutcome, sets};
+use super::outcome::{Failure, SearchOutcome};
+use super::run::Search;
+use super::sets;
 use crate::cluster::ReachableDevices;
 use crate::features::Features;
 use crate::policy::{Policy, Rank, Ranking};
-use crate::shape::{AlternativeShape, ProfileDemand, Shape};
+use crate::shape::{AlternativeShape, Chosen, ProfileDemand, Shape};
 
 /// Returns the only alternative of a shape that requests one device without constraints.
 pub(super) fn alternative(shape: &Shape) -> Option<&AlternativeShape> {

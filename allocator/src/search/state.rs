@@ -3,11 +3,19 @@
 use tessera_api::config::Sharing;
 
 use super::constraints::ConstraintState;
-use super::{Chosen, Target};
 use crate::cluster::{Interner, ReachableDevices};
 use crate::features::Features;
 use crate::model::conflicting_sharing;
-use crate::shape::Shape;
+use crate::shape::{Chosen, Shape};
+
+/// Alternative that is being served.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Target {
+    pub(super) claim: usize,
+    pub(super) request: usize,
+    /// Index in [`Shape::alternatives`].
+    pub(super) index: usize,
+}
 
 /// Consumption of each candidate by the search, on top of existing allocations.
 pub(super) struct SearchState<'a> {

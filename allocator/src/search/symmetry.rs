@@ -12,10 +12,22 @@
 
 use std::collections::BTreeMap;
 
-use super::prepare::Verdict;
 use super::state::SearchState;
 use crate::cluster::{CounterAmount, ReachableDevices, ValueId};
 use crate::shape::Shape;
+
+/// Result of the selectors of an alternative for a candidate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Not evaluated yet.
+    Unknown,
+    /// Class and request select the candidate.
+    Selected,
+    /// They do not select it.
+    NotSelected,
+    /// A selector failed.
+    Failed,
+}
 
 /// A hash that is compared instead of the state: for 2^18 states the probability of a collision is
 /// below 2^-92.

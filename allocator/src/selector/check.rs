@@ -10,10 +10,11 @@ use cel::common::ast::{
 };
 
 use super::code::{Access, Code, Fold};
+use super::error::SelectorError;
 use super::functions::{self, Function};
+use super::macros;
 use super::types::{QUANTITY, Type, Unification};
 use super::value::Value;
-use super::{SelectorError, macros};
 
 /// Namespaces of functions: `sets.contains(a, b)` is not a call on a variable `sets`.
 const NAMESPACES: &[&str] = &["cel", "format", "ip", "lists", "optional", "sets", "strings"];
@@ -90,7 +91,8 @@ impl Checker {
         }
         self.parts += 1;
         if self.parts > MAX_PARTS {
-            let problem = format!("expression has more than {MAX_PARTS} nodes after macro expansion");
+            let problem =
+                format!("expression has more than {MAX_PARTS} nodes after macro expansion");
             return Err(SelectorError::compile(problem));
         }
         let typed = self.expr_within(expr);

@@ -180,9 +180,7 @@ impl Evaluator<'_> {
         match self.value(condition)? {
             Value::Bool(true) => self.value(yes),
             Value::Bool(false) => self.value(no),
-            other => {
-                Err(error(format!("no such overload: {} as condition", other.type_name())))
-            }
+            other => Err(error(format!("no such overload: {} as condition", other.type_name()))),
         }
     }
 
@@ -219,7 +217,10 @@ impl Evaluator<'_> {
                     list.extend(inner.map(|value| value.as_ref().clone()))
                 }
                 (other, true) => {
-                    return Err(error(format!("{} instead of optional as an element", other.type_name())));
+                    return Err(error(format!(
+                        "{} instead of optional as an element",
+                        other.type_name()
+                    )));
                 }
             }
         }
@@ -236,7 +237,10 @@ impl Evaluator<'_> {
                 (Value::Optional(Some(inner)), true) => inner.as_ref().clone(),
                 (Value::Optional(None), true) => continue,
                 (other, true) => {
-                    return Err(error(format!("{} instead of optional as an entry", other.type_name())));
+                    return Err(error(format!(
+                        "{} instead of optional as an entry",
+                        other.type_name()
+                    )));
                 }
             };
             let key = Key::of(&key)

@@ -4,6 +4,7 @@
 //! Times, durations, URLs, named formats and the authorizer are refused by name, since they do not
 //! apply to devices.
 
+mod declaration;
 mod lists;
 mod network;
 mod operators;
@@ -15,61 +16,12 @@ mod versions;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-use super::SelectorError;
 use super::code::Code;
-use super::cost::Cost;
+use super::error::SelectorError;
 use super::types::Overload;
 use super::value::Value;
 
-/// Result of an implementation; `None` if it does not accept arguments of these types.
-pub(super) type Outcome = Option<Result<Value, String>>;
-
-type Implementation = fn(&[Value]) -> Outcome;
-
-/// Declaration of a function by a library. Several libraries can add overloads to one name.
-pub(super) struct Declaration {
-    name: &'static str,
-    signatures: &'static [&'static str],
-    cost: Cost,
-    call: Implementation,
-}
-
-const fn declare(
-    name: &'static str,
-    signatures: &'static [&'static str],
-    cost: Cost,
-    call: Implementation,
-) -> Declaration {
-    Declaration { name, signatures, cost, call }
-}
-
-/// A function with all its overloads.
-#[derive(Debug)]
-pub(super) struct Function {
-    pub(super) name: &'static str,
-    pub(super) cost: Cost,
-    overloads: Vec<Overload>,
-    implementations: Vec<Implementation>,
-}
-
-impl Function {
-    pub(super) fn overloads(&self) -> &[Overload] {
-        &self.overloads
-    }
-
-    /// Calls the function; the target comes first.
-    ///
-    /// # Errors
-    /// Returns the message of the failed call.
-    pub(super) fn call(&self, arguments: &[Value]) -> Result<Value, String> {
-        let outcome =
-            self.implementations.iter().find_map(|implementation| implementation(arguments));
-        outcome.unwrap_or_else(|| {
-            let types: Vec<&str> = arguments.iter().map(Value::type_name).collect();
-            Err(format!("no such overload: {}({})", self.name, types.join(", ")))
-        })
-    }
-}
+pub(super) use declaration::Function;
 
 static FUNCTIONS: LazyLock<BTreeMap<&'static str, Function>> = LazyLock::new(|| {
     let libraries = [

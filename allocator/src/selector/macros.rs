@@ -6,7 +6,7 @@ use cel::common::ast::{
     operators,
 };
 
-use super::SelectorError;
+use super::error::SelectorError;
 
 /// A name that no variable of an expression can have.
 const ACCUMULATOR: &str = "@result";
@@ -233,7 +233,9 @@ fn conditional(filter: Option<&IdedExpr>, step: Expr) -> Expr {
 fn name(variable: &IdedExpr) -> Result<&str, SelectorError> {
     match &variable.expr {
         Expr::Ident(name) => Ok(name),
-        _ => Err(SelectorError::compile("the variable of a macro must be an identifier".to_owned())),
+        _ => {
+            Err(SelectorError::compile("the variable of a macro must be an identifier".to_owned()))
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use cel::Env;
 use cel::common::ast::IdedExpr;
 
-use super::SelectorError;
+use super::error::SelectorError;
 
 /// Maximum length of an expression, in bytes, as in upstream.
 const MAX_BYTES: usize = 10 * 1024;

@@ -177,10 +177,7 @@ impl Overload {
         }
         reader.expect(" ");
         let result = reader.one();
-        assert!(
-            reader.rest.is_empty(),
-            "invariant: signature `{signature}` is valid"
-        );
+        assert!(reader.rest.is_empty(), "invariant: signature `{signature}` is valid");
         Self { member: receiver.is_some(), parameters, result }
     }
 

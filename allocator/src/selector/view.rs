@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tessera_api::names::DriverName;
 
-use super::SelectorError;
+use super::error::SelectorError;
 use super::value::{Key, Map, Value};
 use crate::model::{Attribute, Device};
 

@@ -5,7 +5,7 @@
 //! devices)`. The upper bound of a partial set is its own value, plus the best devices, each with
 //! its links to the set and half of its best links to others.
 
-use super::chooser::{OutOfSteps, SetRequest};
+use super::request::{OutOfSteps, SetRequest};
 use super::value::{ESTIMATE, FLOOR};
 use super::{DeviceSet, LinkMatrix};
 

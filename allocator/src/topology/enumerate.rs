@@ -1,7 +1,7 @@
 //! Enumeration of all sets of a size, up to twins.
 
-use super::chooser::SetRequest;
 use super::matrix::Score;
+use super::request::SetRequest;
 use super::value::Remaining;
 use super::{DeviceSet, LinkMatrix, Wishes};
 

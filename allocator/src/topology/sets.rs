@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 
 use super::branch_and_bound::BranchAndBound;
-use super::chooser::{OutOfSteps, SetChoice, SetChooser, SetRequest};
+use super::chooser::SetChooser;
 use super::enumerate::{Expansion, Kinds, ScoredSet};
 use super::matrix::Score;
+use super::request::{OutOfSteps, SetChoice, SetRequest};
 use super::value::{FLOOR, POINT_BITS, Remaining};
 use super::{DeviceSet, LinkMatrix};
 

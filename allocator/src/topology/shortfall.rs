@@ -2,7 +2,7 @@
 
 use tessera_api::config::TopologyScope;
 
-use super::chooser::SetRequest;
+use super::request::SetRequest;
 use super::{DeviceSet, LinkMatrix, Wishes};
 
 /// Maximum number of steps to find a largest group; beyond it the largest one found counts.

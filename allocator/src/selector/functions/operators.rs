@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-use super::{Declaration, Outcome, declare};
+use super::declaration::{Declaration, Outcome, declare};
 use crate::selector::cost::Cost;
 use crate::selector::value::{Key, Value};
 

@@ -1,6 +1,6 @@
 //! Optional values (cel-go's cel.OptionalTypes).
 
-use super::{Declaration, Outcome, declare};
+use super::declaration::{Declaration, Outcome, declare};
 use crate::selector::cost::Cost;
 use crate::selector::value::Value;
 

@@ -2,7 +2,7 @@
 
 use tessera_api::quantity::Quantity;
 
-use super::{Declaration, Outcome, declare};
+use super::declaration::{Declaration, Outcome, declare};
 use crate::selector::cost::Cost;
 use crate::selector::value::Value;
 

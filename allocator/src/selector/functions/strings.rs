@@ -3,7 +3,7 @@
 
 use regex::{Regex, RegexBuilder};
 
-use super::{Declaration, Outcome, declare};
+use super::declaration::{Declaration, Outcome, declare};
 use crate::selector::code::Code;
 use crate::selector::cost::Cost;
 use crate::selector::value::Value;

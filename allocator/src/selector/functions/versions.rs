@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use semver::Version;
 
-use super::{Declaration, Outcome, declare};
+use super::declaration::{Declaration, Outcome, declare};
 use crate::selector::cost::Cost;
 use crate::selector::value::Value;
 
