@@ -16,7 +16,8 @@ use crate::model::{Capacity, Device, RequestPolicy, ValidRange};
 pub enum CapacityError {
     /// The amount does not fit in 64 bits.
     #[error(
-        "the request of {amount} for capacity `{capacity}` is too large to be rounded to a step of the device"
+        "the request of {amount} for capacity `{capacity}` is too large to be rounded to a step of \
+         the device"
     )]
     NotRepresentable {
         /// Capacity name.

@@ -3,7 +3,9 @@
 //!
 //! ```text
 //! slices --Interner--> CompiledSlice --SliceIndex::gather--> ReachableDevices   per node
-//! usage ------------------------------------------------------^   an allocation changes the nodes that reach its device
+//! usage ------------------------------------------------------^
+//!
+//! An allocation changes the nodes that reach its device.
 //! ```
 //!
 //! Every change of a node's devices gives the node a new *stamp*. Caches store the stamp with each

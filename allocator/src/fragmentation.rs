@@ -3,7 +3,7 @@
 //! ```text
 //! requests, and refused requests --RequestMix, Learner--> expected requests --> Potential
 //! NodeView (free capacity of a node) --Potential::of--> fragmentation in thousandths of a GPU
-//! before and after a placement --Potential::rise--> Rise: the node and GPUs with the least rise are chosen
+//! before and after a placement --Potential::rise--> Rise (the least rise is chosen)
 //! ```
 //!
 //! The measure starts with F of FGD ("Beware of Fragmentation: Scheduling GPU-Sharing Workloads
@@ -18,7 +18,9 @@
 //!
 //! # Example
 //! ```
-//! use tessera_allocator::fragmentation::{Gpu, GpuMilli, GpuType, GpuTypes, Learner, NodeView, Request};
+//! use tessera_allocator::fragmentation::{
+//!     Gpu, GpuMilli, GpuType, GpuTypes, Learner, NodeView, Request,
+//! };
 //!
 //! let mut learner = Learner::default();
 //! let request =
@@ -27,7 +29,8 @@
 //! let potential = learner.potential();
 //!
 //! // A half share is placed beside another half, and the free GPU stays whole.
-//! let node = |left: [u32; 2]| left.map(|left| Gpu { kind: GpuType(0), left: GpuMilli::new(left) });
+//! let gpu = |left| Gpu { kind: GpuType(0), left: GpuMilli::new(left) };
+//! let node = |left: [u32; 2]| left.map(gpu);
 //! let before = potential.of(&NodeView { cpu_milli: 32_000, gpus: &node([1000, 500]) });
 //! let rise = |left| potential.rise(before, &NodeView { cpu_milli: 24_000, gpus: &node(left) });
 //! assert!(rise([1000, 0]) < rise([500, 500]));

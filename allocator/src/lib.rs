@@ -1,17 +1,17 @@
 //! Device allocation: decides which devices serve which ResourceClaim, and on which node.
 //!
 //! ```text
-//! Snapshot, or single changes --> Planner          caches results per node until the node changes
-//! pending pods -----------------> Planner::plan --> Plan = decisions (pod, node, devices per claim)
+//! Snapshot, or single changes --> Planner        caches results per node until the node changes
+//! pending pods -----------------> Planner::plan --> Plan = decisions (pod, node, devices)
 //!                                   |                    + refusals (reasons as data)
 //!                                   |
-//!                                   |- shape        requests of a pod's claims, shared by equal pods
-//!                                   |- cluster      interned cluster state: devices per node, usage
+//!                                   |- shape        requests of a pod's claims
+//!                                   |- cluster      interned cluster state, usage
 //!                                   |- search       depth-first search on one node
-//!                                   |- feasibility  per shape: the nodes on which it fits, best first
-//!                                   |- predicate    node predicates               -> NodeReason
+//!                                   |- feasibility  nodes on which a shape fits, best first
+//!                                   |- predicate    node predicates           -> NodeReason
 //!                                   |- policy       scoring of nodes and devices
-//!                                   '- explain      why each device was rejected  -> Explanation
+//!                                   '- explain      rejections of devices  -> Explanation
 //! ```
 //!
 //! The crate is pure: no I/O, no clock and no randomness. The caller passes the snapshot, the time,

@@ -1,6 +1,6 @@
 //! Placement policies: rank candidate nodes and devices (feasibility is decided elsewhere).
 //!
-//! Each policy is a [`Scorer`](scorer::Scorer) in a file of its own.
+//! Each policy is a [`Scorer`] in a file of its own.
 
 mod binpack;
 mod first_fit;

@@ -23,7 +23,7 @@ pub struct Settings {
 }
 
 /// Default of [`Settings::patience`], in seconds.
-const PATIENCE: u32 = 300;
+const DEFAULT_MIN_WAIT: u32 = 300;
 
 impl Default for Settings {
     fn default() -> Self {
@@ -33,7 +33,7 @@ impl Default for Settings {
             policy: Policy::default(),
             seed: 0,
             now: 0,
-            patience: Some(PATIENCE),
+            patience: Some(DEFAULT_MIN_WAIT),
         }
     }
 }

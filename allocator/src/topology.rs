@@ -1,10 +1,10 @@
 //! Topology: choice of a set of devices of one machine, by links and by the value of the rest.
 //!
 //! ```text
-//! LinkMatrix (score of each pair, shared scopes) --ResidualValue--> value of the remaining free devices
-//!      |                                                    |
-//!      '--- SetChooser::choose / sets (free devices, count, preferences) --> best set, next best, ...
-//!                                                        '--> Shortfall: why no set meets the requirements
+//! LinkMatrix (scores of pairs, shared scopes) --ResidualValue--> value of remaining devices
+//!      |                                                 |
+//!      '--- SetChooser::choose, SetChooser::sets --------+--> best set, next best, ...
+//!           (free devices, count, preferences)           '--> Shortfall: why no set is valid
 //! ```
 //!
 //! **Score.** A pair scores 100 for each NVLink between the two devices, plus 10 (`SYS`) to 60

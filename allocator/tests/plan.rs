@@ -3,7 +3,7 @@
 
 mod builders;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use builders::*;
@@ -12,22 +12,9 @@ use tessera_allocator::model::{
     Attribute, Claim, Constraint, Device, Mode, NodeSelector, NodeTaint, PendingPod, PodClaim,
     PodToleration, Selector, Toleration, TolerationOperator,
 };
-use tessera_allocator::{Cause, Plan, Policy, Settings, plan};
+use tessera_allocator::{Cause, Plan, Settings, plan};
 use tessera_api::names::{ClaimName, ClaimUid, NodeName};
 use tessera_api::reason::{NodeReason, Reason};
-
-fn decide(cluster: &Cluster, pods: &[PendingPod]) -> Plan {
-    plan(&cluster.0, pods, Settings::default())
-}
-
-/// Returns the devices of each decision as `node/device`.
-fn placements(plan: &Plan) -> Vec<Vec<String>> {
-    let placement = |d: &tessera_allocator::Decision| {
-        let results = d.claims.iter().flat_map(|c| &c.results);
-        results.map(|r| format!("{}/{}", d.node, r.device.device)).collect()
-    };
-    plan.decisions.iter().map(placement).collect()
-}
 
 /// Returns the number of devices and nodes per reason.
 fn reasons(plan: &Plan) -> BTreeMap<Reason, (u64, usize)> {
@@ -40,51 +27,6 @@ fn reasons(plan: &Plan) -> BTreeMap<Reason, (u64, usize)> {
 
 fn short_of(capacity: &str) -> Reason {
     Reason::Short { capacity: capacity.to_owned() }
-}
-
-fn two_nodes() -> Cluster {
-    let gpus = || (0..4).map(|i| gpu(&format!("gpu-{i}"), "80Gi")).collect();
-    Cluster::new().node("node-a", gpus()).node("node-b", gpus())
-}
-
-fn four_pods(parameters: &serde_json::Value) -> Vec<PendingPod> {
-    let claim = |i| {
-        let name = format!("p{i}");
-        configured(
-            claim(&name, vec![request("gpu", 1, &[("memory", "19Gi"), ("cores", "25")])]),
-            parameters.clone(),
-        )
-    };
-    (0..4).map(|i| pod(&format!("p{i}"), vec![claim(i)])).collect()
-}
-
-#[test]
-fn binpack_places_four_quarters_on_one_gpu() {
-    let policy = json!({"placement": {"node": "Binpack", "device": "Binpack"}});
-    let got = placements(&decide(&two_nodes(), &four_pods(&policy)));
-    assert_eq!(got, vec![vec!["node-a/gpu-0".to_owned()]; 4]);
-}
-
-#[test]
-fn spread_devices_use_four_gpus_of_one_node() {
-    let policy = json!({"placement": {"node": "Binpack", "device": "Spread"}});
-    let got: BTreeSet<_> =
-        placements(&decide(&two_nodes(), &four_pods(&policy))).concat().into_iter().collect();
-    let expected: Vec<_> = (0..4).map(|i| format!("node-a/gpu-{i}")).collect();
-    assert_eq!(got.into_iter().collect::<Vec<_>>(), expected);
-}
-
-#[test]
-fn spread_nodes_and_devices_alternate_between_nodes() {
-    let policy = json!({"placement": {"node": "Spread", "device": "Spread"}});
-    let got = placements(&decide(&two_nodes(), &four_pods(&policy))).concat();
-    assert_eq!(got, ["node-a/gpu-0", "node-b/gpu-0", "node-a/gpu-1", "node-b/gpu-1"]);
-}
-
-#[test]
-fn binpack_prefers_smaller_of_two_empty_gpus() {
-    let cluster = Cluster::new().node("node-a", vec![gpu("gpu-0", "80Gi"), gpu("gpu-1", "16Gi")]);
-    assert_eq!(placements(&decide(&cluster, &[share_pod("p", "10Gi", "10")])), [["node-a/gpu-1"]]);
 }
 
 #[test]
@@ -418,7 +360,9 @@ fn class_config_can_allow_oversubscription() {
     let mut cluster = Cluster::new().node("node-a", vec![oversubscribed("gpu-0")]);
     let class = cluster.0.classes.values_mut().next().unwrap();
     let parameters = json!({
-        "apiVersion": "gpu.tessera.dev/v1alpha1", "kind": "GpuConfig", "memory": {"oversubscribe": true},
+        "apiVersion": "gpu.tessera.dev/v1alpha1",
+        "kind": "GpuConfig",
+        "memory": {"oversubscribe": true},
     });
     let config = json!({"opaque": {"driver": "gpu.tessera.dev", "parameters": parameters}});
     Arc::make_mut(class).configs.push(serde_json::from_value(config).unwrap());
@@ -455,9 +399,10 @@ fn unknown_class_and_invalid_config_are_named() {
     lost.alternatives[0].class =
         Some(tessera_api::names::DeviceClassName::new("h200.gpu.tessera.dev").unwrap());
     let plan = decide(&cluster, &[pod("p", vec![claim("c", vec![lost])])]);
-    assert!(
-        matches!(&*plan.refusals[0].cause, Cause::UnknownClass { class, .. } if class.as_str() == "h200.gpu.tessera.dev")
-    );
+    assert!(matches!(
+        &*plan.refusals[0].cause,
+        Cause::UnknownClass { class, .. } if class.as_str() == "h200.gpu.tessera.dev"
+    ));
     let bad = configured(
         claim("c", vec![request("gpu", 1, &[])]),
         json!({"placement": {"node": "Tightest"}}),
@@ -551,56 +496,6 @@ fn incomplete_pool_is_not_used() {
     let plan = decide(&cluster, &[share_pod("p", "1Gi", "0")]);
     assert_eq!(reasons(&plan).into_keys().collect::<Vec<_>>(), [Reason::PoolIncomplete]);
     assert_eq!(old.generation, 1);
-}
-
-#[test]
-fn better_alternative_outranks_node_policy() {
-    // Binpack ranks node-b first, as more utilized. But only node-a has two free GPUs.
-    let mut cluster = Cluster::new()
-        .node("node-a", (0..2).map(|i| gpu(&format!("gpu-{i}"), "80Gi")).collect())
-        .node("node-b", (0..2).map(|i| gpu(&format!("gpu-{i}"), "80Gi")).collect());
-    cluster.use_share("node-b", "gpu-0", "40Gi", "50");
-    let either = || {
-        first_available(
-            "gpu",
-            vec![request("two", 2, &[]), request("share", 1, &[("memory", "10Gi")])],
-        )
-    };
-    let chosen = |plan: &Plan| -> Vec<String> {
-        plan.decisions
-            .iter()
-            .flat_map(|d| &d.claims[0].results)
-            .map(|r| r.request.to_string())
-            .collect()
-    };
-    let binpack = Settings { policy: Policy::Binpack, ..Settings::default() };
-    let decide = |cluster: &Cluster, pods: &[PendingPod]| plan(&cluster.0, pods, binpack);
-    let first = decide(&cluster, &[pod("p", vec![claim("c", vec![either()])])]);
-    assert_eq!(placements(&first), [["node-a/gpu-0", "node-a/gpu-1"]]);
-    assert_eq!(chosen(&first), ["gpu/two", "gpu/two"]);
-
-    cluster.use_share("node-a", "gpu-1", "1Gi", "0");
-    let second = decide(&cluster, &[pod("p", vec![claim("c", vec![either()])])]);
-    assert_eq!(
-        (placements(&second), chosen(&second)),
-        (vec![vec!["node-b/gpu-0".to_owned()]], vec!["gpu/share".to_owned()])
-    );
-}
-
-#[test]
-fn nominated_node_outranks_better_alternative() {
-    // Pods were evicted from node-b for this pod; kube-scheduler rejected node-a, which has the
-    // better devices.
-    let cluster = Cluster::new()
-        .node("node-a", (0..2).map(|i| gpu(&format!("gpu-{i}"), "80Gi")).collect())
-        .node("node-b", vec![gpu("gpu-0", "80Gi")]);
-    let either = first_available(
-        "gpu",
-        vec![request("two", 2, &[]), request("share", 1, &[("memory", "10Gi")])],
-    );
-    let mut nominated = pod("p", vec![claim("c", vec![either])]);
-    nominated.nominated = Some(NodeName::new("node-b").unwrap());
-    assert_eq!(placements(&decide(&cluster, &[nominated])), [["node-b/gpu-0"]]);
 }
 
 #[test]

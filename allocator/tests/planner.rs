@@ -28,7 +28,8 @@ fn changes() -> impl Strategy<Value = Vec<Change>> {
     let position = || (0usize..4, 0usize..3);
     let policies = || prop::sample::select(vec!["Binpack", "Spread", "Random"]);
     let change = prop_oneof![
-        4 => (position(), 1u32..60).prop_map(|((node, gpu), memory)| Change::Take { node, gpu, memory }),
+        4 => (position(), 1u32..60)
+            .prop_map(|((node, gpu), memory)| Change::Take { node, gpu, memory }),
         2 => position().prop_map(|(node, gpu)| Change::Free { node, gpu }),
         2 => (0usize..4, prop::collection::vec(16u32..96, 1..4), prop::bool::weighted(0.2))
             .prop_map(|(node, memory, everywhere)| Change::Publish { node, memory, everywhere }),
@@ -114,16 +115,18 @@ proptest! {
 
     #[test]
     fn cached_and_fresh_plans_are_equal(changes in changes()) {
-        let mut cluster = (0..3).fold(Cluster::new(), |c, node| c.node(&name(node), devices(&[80, 40])));
+        let mut cluster =
+            (0..3).fold(Cluster::new(), |c, node| c.node(&name(node), devices(&[80, 40])));
         let mut planner = Planner::of(&cluster.0, Features::default());
         for change in &changes {
             apply(&mut cluster, &mut planner, change);
             if let Change::Plan { memory, count, policy } = change {
                 let pods = pods(*memory, *count, policy);
                 let settings = Settings { seed: 5, ..Settings::default() };
-                let (kept, fresh) = (planner.plan(&pods, settings), plan(&cluster.0, &pods, settings));
-                prop_assert_eq!(kept.decisions, fresh.decisions);
-                prop_assert_eq!(format!("{:?}", kept.refusals), format!("{:?}", fresh.refusals));
+                let (cached, fresh) =
+                    (planner.plan(&pods, settings), plan(&cluster.0, &pods, settings));
+                prop_assert_eq!(cached.decisions, fresh.decisions);
+                prop_assert_eq!(format!("{:?}", cached.refusals), format!("{:?}", fresh.refusals));
             }
         }
     }

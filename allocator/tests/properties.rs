@@ -157,7 +157,10 @@ proptest! {
     }
 
     #[test]
-    fn every_pod_is_placed_or_refused(nodes in prop::collection::vec(devices(), 1..3), pods in pods()) {
+    fn every_pod_is_placed_or_refused(
+        nodes in prop::collection::vec(devices(), 1..3),
+        pods in pods(),
+    ) {
         let cluster = cluster(nodes);
         let plan = plan(&cluster.0, &pods, Settings::default());
         for pod in &pods {
@@ -174,7 +177,11 @@ proptest! {
         pods in pods(),
         at in any::<prop::sample::Index>(),
         policy in prop::sample::select(vec![
-            Policy::FirstFit, Policy::Binpack, Policy::Spread, Policy::Random, Policy::LeastFragmentation,
+            Policy::FirstFit,
+            Policy::Binpack,
+            Policy::Spread,
+            Policy::Random,
+            Policy::LeastFragmentation,
         ]),
     ) {
         let mut after = before.clone();
@@ -184,13 +191,19 @@ proptest! {
         }
         let [smaller, larger] = [before, after].map(|devices| cluster(vec![devices]));
         for pod in &pods {
-            let claims: Vec<_> = pod.claims.iter().map(|claim| match claim {
-                PodClaim::Pending(claim) => Arc::clone(claim),
-                PodClaim::Allocated { .. } => unreachable!("no claim is allocated"),
-            }).collect();
+            let claims: Vec<_> = pod
+                .claims
+                .iter()
+                .map(|claim| match claim {
+                    PodClaim::Pending(claim) => Arc::clone(claim),
+                    PodClaim::Allocated { .. } => unreachable!("no claim is allocated"),
+                })
+                .collect();
             let fits = |cluster: &Cluster| {
                 let node = NodeName::new("node-0").unwrap();
-                Planner::of(&cluster.0, Default::default()).allocate_on(&node, &claims, policy, 1_000_000).is_ok()
+                Planner::of(&cluster.0, Default::default())
+                    .allocate_on(&node, &claims, policy, 1_000_000)
+                    .is_ok()
             };
             prop_assert!(!fits(&smaller) || fits(&larger));
         }
@@ -208,12 +221,20 @@ proptest! {
         let published: u64 = cluster.0.slices.values().map(|slice| count(slice)).sum();
         for refusal in &plan.refusals {
             let Cause::NoFit(explanation) = &*refusal.cause else { panic!("{refusal:?}") };
-            prop_assert_eq!(explanation.tallies().map(|(_, tally)| tally.devices()).sum::<u64>(), published);
+            prop_assert_eq!(
+                explanation.tallies().map(|(_, tally)| tally.devices()).sum::<u64>(),
+                published
+            );
             let PodClaim::Pending(claim) = &pods[0].claims[0] else { panic!() };
-            let is_only_request = pods[0].claims.len() == 1 && claim.requests.len() == 1 && claim.constraints.is_empty();
+            let is_only_request = pods[0].claims.len() == 1
+                && claim.requests.len() == 1
+                && claim.constraints.is_empty();
             let Mode::Exact(wanted) = claim.requests[0].alternatives[0].mode else { panic!() };
             for (reason, tally) in explanation.tallies().filter(|_| is_only_request) {
-                prop_assert!(*reason != Reason::Together || tally.devices() < wanted * tally.nodes().len() as u64);
+                prop_assert!(
+                    *reason != Reason::Together
+                        || tally.devices() < wanted * tally.nodes().len() as u64
+                );
             }
         }
     }
@@ -222,36 +243,42 @@ proptest! {
     fn result_is_invariant_under_device_renaming(
         kinds in prop::collection::vec(prop::collection::vec((0_u32..2, 0_i64..2), 1..7), 1..3),
         pods in pods(),
-        turn in 1_usize..6,
+        rotation in 1_usize..6,
         policy in prop::sample::select(vec!["FirstFit", "Binpack", "Spread", "LeastFragmentation"]),
     ) {
         let pods: Vec<PendingPod> = pods.into_iter().map(|pod| with_policy(pod, policy)).collect();
         let policy = if policy == "FirstFit" { Policy::FirstFit } else { Policy::default() };
-        let outcome = |turn: usize| {
-            let cluster = cluster(kinds.iter().map(|kinds| named(kinds, turn)).collect());
+        let outcome = |rotation: usize| {
+            let cluster = cluster(kinds.iter().map(|kinds| named(kinds, rotation)).collect());
             let plan = plan(&cluster.0, &pods, Settings { policy, ..Settings::default() });
             let kind = |result: &DeviceResult| {
                 let devices = &cluster.0.slices[result.device.pool.pool.as_str()].devices;
                 devices.iter().position(|device| device.name == result.device.device)
             };
-            let decision = |d: &Decision| (
-                d.pod.clone(),
-                d.node.clone(),
-                d.claims.iter().flat_map(|c| &c.results).map(|r| (r.request.clone(), kind(r))).collect::<Vec<_>>(),
-            );
+            let decision = |d: &Decision| {
+                (
+                    d.pod.clone(),
+                    d.node.clone(),
+                    d.claims
+                        .iter()
+                        .flat_map(|c| &c.results)
+                        .map(|r| (r.request.clone(), kind(r)))
+                        .collect::<Vec<_>>(),
+                )
+            };
             plan.decisions.iter().map(decision).collect::<Vec<_>>()
         };
-        prop_assert_eq!(outcome(0), outcome(turn));
+        prop_assert_eq!(outcome(0), outcome(rotation));
     }
 }
 
-/// Creates devices of these kinds; the names of equal ones are rotated by `turn`.
-fn named(kinds: &[(u32, i64)], turn: usize) -> Vec<Device> {
+/// Creates devices of these kinds; the names of equal ones are rotated by `rotation`.
+fn named(kinds: &[(u32, i64)], rotation: usize) -> Vec<Device> {
     let name = |at: usize| {
         let equals: Vec<usize> =
             (0..kinds.len()).filter(|other| kinds[*other] == kinds[at]).collect();
-        let place = equals.iter().position(|other| *other == at).unwrap();
-        equals[(place + turn) % equals.len()]
+        let rank = equals.iter().position(|other| *other == at).unwrap();
+        equals[(rank + rotation) % equals.len()]
     };
     let build = |(at, (memory, numa)): (usize, &(u32, i64))| {
         gpu(&format!("gpu-{}", name(at)), &format!("{}Gi", 40 * (memory + 1)))

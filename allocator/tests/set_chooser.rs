@@ -332,11 +332,16 @@ fn meets_requirements(matrix: &LinkMatrix, wishes: Wishes, set: DeviceSet) -> bo
 proptest! {
     #[test]
     fn all_valid_sets_are_listed_once_best_first(
-        machine in machines(7), candidates in 0u64..128, free in 0u64..128, count in 0usize..5, wishes in wishes(),
+        machine in machines(7),
+        candidates in 0u64..128,
+        free in 0u64..128,
+        count in 0usize..5,
+        wishes in wishes(),
     ) {
         let matrix = machine.matrix();
         let all = matrix.devices();
-        let (candidates, free) = (DeviceSet::from_bits(candidates) & all, DeviceSet::from_bits(free) & all);
+        let (candidates, free) =
+            (DeviceSet::from_bits(candidates) & all, DeviceSet::from_bits(free) & all);
         let asked = SetRequest { count, candidates, free, wishes };
         let chooser = chooser(&machine);
         let mut sets = chooser.sets(&asked);
@@ -350,16 +355,30 @@ proptest! {
         let mut expected = all_sets(candidates, count);
         expected.retain(|set| meets_requirements(&matrix, wishes, *set));
         prop_assert_eq!(sorted, expected.clone());
-        prop_assert_eq!(choose(&chooser, &asked).map(|choice| choice.devices), found.first().copied());
+        prop_assert_eq!(
+            choose(&chooser, &asked).map(|choice| choice.devices),
+            found.first().copied()
+        );
 
         // Preferred pairs first, then four fifths of the best score, then score plus residual
         // value.
-        let counts = |scope: &TopologyScope| *scope != TopologyScope::NvLink && wishes == wishes.prefer(*scope);
+        let counts = |scope: &TopologyScope| {
+            *scope != TopologyScope::NvLink && wishes == wishes.prefer(*scope)
+        };
         let preferred = |set: DeviceSet| -> usize {
-            TopologyScope::ALL.iter().filter(|s| counts(s)).map(|s| matrix.pairs_sharing(*s, set)).sum()
+            TopologyScope::ALL
+                .iter()
+                .filter(|s| counts(s))
+                .map(|s| matrix.pairs_sharing(*s, set))
+                .sum()
         };
         let most = expected.iter().map(|set| preferred(*set)).max().unwrap_or(0);
-        let best = expected.iter().filter(|set| preferred(**set) == most).map(|set| matrix.score(*set)).max().unwrap_or(0);
+        let best = expected
+            .iter()
+            .filter(|set| preferred(**set) == most)
+            .map(|set| matrix.score(*set))
+            .max()
+            .unwrap_or(0);
         let rank = |set: DeviceSet| {
             let meets_floor = preferred(set) == most && matrix.score(set) * 5 >= best * 4;
             let total = f64::from(matrix.score(set)) + chooser.value().points(&matrix, free - set);
@@ -367,13 +386,21 @@ proptest! {
         };
         for pair in found.windows(2) {
             let ((p1, f1, t1), (p2, f2, t2)) = (rank(pair[0]), rank(pair[1]));
-            prop_assert!((p1, f1) >= (p2, f2) && ((p1, f1) > (p2, f2) || t1 >= t2 - 1.0), "{pair:?}");
+            prop_assert!(
+                (p1, f1) >= (p2, f2) && ((p1, f1) > (p2, f2) || t1 >= t2 - 1.0),
+                "{pair:?}"
+            );
         }
     }
 
     #[test]
     fn choice_is_invariant_under_device_order(
-        machine in machines(7), free in 0u64..128, count in 1usize..5, wishes in wishes(), shift in 0usize..7, reverse: bool,
+        machine in machines(7),
+        free in 0u64..128,
+        count in 1usize..5,
+        wishes in wishes(),
+        shift in 0usize..7,
+        reverse: bool,
     ) {
         let matrix = machine.matrix();
         let n = matrix.len();
@@ -391,7 +418,10 @@ proptest! {
             let left = chooser.value().points(chooser.matrix(), free - choice.devices);
             (choice.score, choice.weakest_pair, left)
         };
-        prop_assert_eq!(one.map(|c| properties(c, &here, free)), two.map(|c| properties(c, &there, moved)));
+        prop_assert_eq!(
+            one.map(|c| properties(c, &here, free)),
+            two.map(|c| properties(c, &there, moved))
+        );
     }
 
     #[test]
@@ -399,7 +429,9 @@ proptest! {
         let matrix = machine.matrix();
         let chooser = chooser(&machine);
         let chosen = |free, count| choose(&chooser, &request(count, free)).unwrap().devices;
-        let greedy = |free, count| all_sets(free, count).into_iter().max_by_key(|set| matrix.score(*set)).unwrap();
+        let greedy = |free, count| {
+            all_sets(free, count).into_iter().max_by_key(|set| matrix.score(*set)).unwrap()
+        };
         let value = chooser.value().points(&matrix, matrix.devices());
         // Whole points are compared, so each request may lose a fraction of one.
         prop_assert!((expected(&matrix, matrix.devices(), &chosen) - value).abs() < 3.0);

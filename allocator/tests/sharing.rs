@@ -312,16 +312,25 @@ proptest! {
 
     #[test]
     fn mixed_sharing_fits_exactly_if_exhaustive_search_does(
-        gpus in prop::collection::vec((any::<bool>(), prop::collection::vec(sharing_mechanisms(), 0..3), 0_u32..4), 1..5),
-        claims in prop::collection::vec(prop::collection::vec((sharing_mechanisms(), 1_u32..4), 1..3), 1..6),
+        gpus in prop::collection::vec(
+            (any::<bool>(), prop::collection::vec(sharing_mechanisms(), 0..3), 0_u32..4),
+            1..5,
+        ),
+        claims in prop::collection::vec(
+            prop::collection::vec((sharing_mechanisms(), 1_u32..4), 1..3),
+            1..6,
+        ),
         policy in prop::sample::select(EVERY_POLICY.to_vec()),
     ) {
-        let with_nothing_taken_by_nobody = |(can_mps, users, used): Kind| {
+        let without_usage_by_no_user = |(can_mps, users, used): Kind| {
             let used = if users.is_empty() { 0 } else { used };
             (can_mps, users, used)
         };
-        let gpus: Vec<Kind> = gpus.into_iter().map(with_nothing_taken_by_nobody).collect();
-        let device = |(i, (can, _, _)): (usize, &Kind)| Device { mps: *can, ..gpu(&format!("gpu-{i}"), "4Gi") };
+        let gpus: Vec<Kind> = gpus.into_iter().map(without_usage_by_no_user).collect();
+        let device = |(i, (can, _, _)): (usize, &Kind)| Device {
+            mps: *can,
+            ..gpu(&format!("gpu-{i}"), "4Gi")
+        };
         let mut cluster = node_of(gpus.iter().enumerate().map(device).collect());
         for (i, (_, users, gib)) in gpus.iter().enumerate() {
             // The first user has all of the memory.
@@ -330,7 +339,9 @@ proptest! {
                 cluster.0.usage.add(&[usage_result(&format!("gpu-{i}"), *sharing, gib)]);
             }
         }
-        let named = |(c, alternatives): (usize, &Alternatives)| Arc::new(claim_with(&format!("c{c}"), alternatives));
+        let named = |(c, alternatives): (usize, &Alternatives)| {
+            Arc::new(claim_with(&format!("c{c}"), alternatives))
+        };
         let waiting: Vec<Arc<Claim>> = claims.iter().enumerate().map(named).collect();
         let node = NodeName::new("node-a").unwrap();
         let mut planner = Planner::of(&cluster.0, Default::default());

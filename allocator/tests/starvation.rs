@@ -419,8 +419,9 @@ proptest! {
         for (node, device) in taken {
             use_whole(&mut cluster, &format!("node-{node}"), device..device + 1);
         }
-        let made = |(i, (count, created, priority)): (usize, &(u64, i64, i32))| {
-            PendingPod { priority: *priority, ..requesting(&format!("p-{i}"), *count, *created * 100) }
+        let made = |(i, (count, created, priority)): (usize, &(u64, i64, i32))| PendingPod {
+            priority: *priority,
+            ..requesting(&format!("p-{i}"), *count, *created * 100)
         };
         let mut pods: Vec<PendingPod> = pods.iter().enumerate().map(made).collect();
         let mut planner = Planner::of(&cluster.0, Default::default());
@@ -441,10 +442,15 @@ proptest! {
         if let Some(reservation) = &first.kept {
             let before = |plan: &Plan| -> Vec<_> {
                 let decisions = plan.decisions.iter().cloned();
-                decisions.filter(|d| order(d.pod.as_str()) < order(reservation.pod.as_str())).collect()
+                decisions
+                    .filter(|d| order(d.pod.as_str()) < order(reservation.pod.as_str()))
+                    .collect()
             };
             prop_assert_eq!(before(&first), before(&without));
-            let after = first.decisions.iter().filter(|d| order(d.pod.as_str()) > order(reservation.pod.as_str()));
+            let after = first
+                .decisions
+                .iter()
+                .filter(|d| order(d.pod.as_str()) > order(reservation.pod.as_str()));
             prop_assert!(after.clone().all(|d| d.node != reservation.node));
         }
     }

@@ -258,12 +258,20 @@ proptest! {
         }
         let mut cluster = eight();
         link_gpus(&mut cluster, "node-a", |a, b| linked[a][b], |_| 0);
-        taken.iter().for_each(|gpu| cluster.use_share("node-a", &format!("gpu-{gpu}"), "80Gi", "100"));
+        taken
+            .iter()
+            .for_each(|gpu| cluster.use_share("node-a", &format!("gpu-{gpu}"), "80Gi", "100"));
         let free: Vec<usize> = (0..8).filter(|gpu| !taken.contains(gpu)).collect();
-        for policy in [Policy::FirstFit, Policy::Binpack, Policy::Spread, Policy::LeastFragmentation] {
+        for policy in
+            [Policy::FirstFit, Policy::Binpack, Policy::Spread, Policy::LeastFragmentation]
+        {
             let devices = chosen(&cluster, policy, requesting(count, require("NVLink")));
-            prop_assert_eq!(!devices.is_empty(), exists(&linked, &free, count as usize, &mut Vec::new()));
-            let numbers: Vec<usize> = devices.iter().map(|name| name["gpu-".len()..].parse().unwrap()).collect();
+            prop_assert_eq!(
+                !devices.is_empty(),
+                exists(&linked, &free, count as usize, &mut Vec::new())
+            );
+            let numbers: Vec<usize> =
+                devices.iter().map(|name| name["gpu-".len()..].parse().unwrap()).collect();
             for a in &numbers {
                 prop_assert!(!taken.contains(a));
                 prop_assert!(numbers.iter().all(|b| a == b || linked[*a][*b]));

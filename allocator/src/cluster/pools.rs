@@ -215,7 +215,10 @@ impl NodePool {
 
     /// Returns true if only this node can use the pool.
     pub(crate) fn is_only_of(&self, node: &NodeName) -> bool {
-        let is_of = |slice: &Arc<CompiledSlice>| matches!(&slice.slice.nodes, NodeChoice::Node(name) if name == node);
+        let is_of = |slice: &Arc<CompiledSlice>| match &slice.slice.nodes {
+            NodeChoice::Node(name) => name == node,
+            _ => false,
+        };
         self.slices.iter().chain(&self.other_slices).chain(&self.counters).all(is_of)
     }
 

@@ -234,7 +234,7 @@ mod tests {
         let mut mix = RequestMix::empty();
         (0..5000).for_each(|cpu| mix.observe(request(cpu, 500)));
         assert_eq!(mix.parts().len(), MAX_CLASSES);
-        assert!(part(&mix, request(4999, 500)) > 0.0, "the newest is kept");
+        assert!(part(&mix, request(4999, 500)) > 0.0, "the newest class stays");
     }
 
     #[test]

@@ -10,10 +10,15 @@ use super::usable::UsabilityTable;
 /// In thousandths of a GPU, with R_g the free share of GPU g and C the free CPU:
 ///
 /// ```text
-/// P = FRAGMENTS x F                                F = Σ over the mix of (observed + REFUSED x refused) x ΣR_g that it cannot use
-///   + WASTE     x Σ_g (R_g - value(R_g))           value: the prices of the shares that still fit
-///   + STRANDED  x max(0, ΣR_g - C / mean)          mean: CPU per GPU over the whole mix
-///   + LOST      x max(0, ΣR_g - C / least)         least: CPU per GPU of the least demanding requests
+/// P = FRAGMENTS x F
+///   + WASTE     x Σ_g (R_g - value(R_g))
+///   + STRANDED  x max(0, ΣR_g - C / mean)
+///   + LOST      x max(0, ΣR_g - C / least)
+///
+/// F      Σ over the mix of (observed + REFUSED x refused) x the part of ΣR_g that it cannot use
+/// value  the prices of the shares that still fit
+/// mean   CPU per GPU over the whole mix
+/// least  CPU per GPU of the least demanding requests
 /// ```
 ///
 /// `observed` and `refused` are fractions of all requests. Classes with refusals keep GPUs usable
@@ -231,8 +236,10 @@ mod tests {
             mut left in prop::collection::vec(0_u32..=1000, 1..8),
             cpu in 0_u64..64_000,
         ) {
-            let requests: Vec<Request> =
-                requests.into_iter().map(|(cpu, gpus, share)| request(cpu * 1000, gpus, share * 50)).collect();
+            let requests: Vec<Request> = requests
+                .into_iter()
+                .map(|(cpu, gpus, share)| request(cpu * 1000, gpus, share * 50))
+                .collect();
             let potential = potential(&requests);
             let value = of(&potential, cpu, &left);
             prop_assert!(of(&potential, cpu + 1000, &left) <= value + 1e-6);

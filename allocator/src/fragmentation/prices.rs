@@ -220,7 +220,7 @@ mod tests {
     proptest! {
         #[test]
         fn value_is_monotonic_and_parts_do_not_exceed_a_gpu(
-            demand in prop::collection::btree_map(1_usize..1000, 0.1_f64..100.0, 0..40)
+            demand in prop::collection::btree_map(1_usize..1000, 0.1_f64..100.0, 0..40),
         ) {
             let value = RemainderValue::of(&demand.into_iter().collect::<Vec<_>>());
             for left in 1..=1000_u32 {
@@ -233,15 +233,21 @@ mod tests {
         /// at most the sum over the sizes served separately.
         #[test]
         fn demand_costs_at_most_the_sum_of_separate_sizes(
-            demand in prop::collection::btree_map(20_usize..1000, 1_u32..50, 1..20)
+            demand in prop::collection::btree_map(20_usize..1000, 1_u32..50, 1..20),
         ) {
-            let demand: Vec<(usize, f64)> = demand.into_iter().map(|(s, n)| (s, f64::from(n))).collect();
+            let demand: Vec<(usize, f64)> =
+                demand.into_iter().map(|(s, n)| (s, f64::from(n))).collect();
             let value = RemainderValue::of(&demand);
-            let cost: f64 = demand.iter().map(|&(size, count)| count * value.at(size as u32) / 1000.0).sum();
+            let cost: f64 =
+                demand.iter().map(|&(size, count)| count * value.at(size as u32) / 1000.0).sum();
             let alone: f64 = demand.iter().map(|&(size, count)| count / (1000 / size) as f64).sum();
-            let volume: f64 = demand.iter().map(|&(size, count)| count * size as f64 / 1000.0).sum();
+            let volume: f64 =
+                demand.iter().map(|&(size, count)| count * size as f64 / 1000.0).sum();
             prop_assert!(cost <= alone + 1e-6, "{cost} > {alone}");
-            prop_assert!(cost >= volume - 1e-6, "{cost} < {volume}: the relaxation is bounded by the volume");
+            prop_assert!(
+                cost >= volume - 1e-6,
+                "{cost} < {volume}: the relaxation is bounded by the volume"
+            );
         }
     }
 }

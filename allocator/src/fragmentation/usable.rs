@@ -246,9 +246,11 @@ mod tests {
             cpu in 0_u64..24,
             gpus in prop::collection::vec((0_u16..4, 0_u32..=10), 0..8),
         ) {
-            let gpus: Vec<Gpu> = gpus.into_iter().map(|(kind, left)| gpu(kind, left * 100)).collect();
+            let gpus: Vec<Gpu> =
+                gpus.into_iter().map(|(kind, left)| gpu(kind, left * 100)).collect();
             let node = NodeView { cpu_milli: cpu * 1000, gpus: &gpus };
-            let expected: f64 = parts.iter().map(|(request, part)| part * fragment(request, &node)).sum();
+            let expected: f64 =
+                parts.iter().map(|(request, part)| part * fragment(request, &node)).sum();
             prop_assert!((UsabilityTable::new(&parts).fragments(&node) - expected).abs() < 1e-6);
         }
     }

@@ -83,7 +83,8 @@ pub(super) fn plan_on(
 
 /// Returns true if the pod is pending for lack of capacity that can become free.
 fn lacks_capacity(cause: &Cause) -> bool {
-    matches!(cause, Cause::NoFit(explanation) if explanation.tallies().any(|(reason, _)| reason.may_pass()))
+    let Cause::NoFit(explanation) = cause else { return false };
+    explanation.tallies().any(|(reason, _)| reason.may_pass())
 }
 
 /// A planning pass: its decisions on top of the cluster state.
@@ -142,7 +143,7 @@ impl<'p> PlanningPass<'p> {
 
     /// Returns true if the pod is planned after the others.
     ///
-    /// That is the case if its namespace exceeds its share, or if the pod was refused already, and
+    /// It is deferred if its namespace exceeds its share, or if the pod was refused already, and
     /// its claims have to be searched. A pod with cached results costs nothing and keeps its
     /// position.
     fn is_deferred(&self, pod: &PendingPod, budget: &Budget) -> bool {

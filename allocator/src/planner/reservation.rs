@@ -29,7 +29,7 @@ pub(super) struct NodeReservation {
     /// Steps left for all reservation searches.
     steps: u64,
     /// Shapes without a suitable node: equal pods are not searched again.
-    futile: Vec<(ShapeId, Arc<Scheduling>)>,
+    without_node: Vec<(ShapeId, Arc<Scheduling>)>,
 }
 
 /// Allocations to release on a node: on the devices that need the fewest, and in total.
@@ -71,11 +71,11 @@ impl NodeReservation {
         self.reserved.as_ref().map(|(node, _)| *node)
     }
 
-    fn is_known_futile(&self, to_place: &PodToPlace<'_>, shape: ShapeId) -> bool {
+    fn is_known_without_node(&self, to_place: &PodToPlace<'_>, shape: ShapeId) -> bool {
         let is_like = |(known, scheduling): &(ShapeId, Arc<Scheduling>)| {
             *known == shape && *scheduling == to_place.pod.scheduling
         };
-        to_place.has_shared_results() && self.futile.iter().any(is_like)
+        to_place.has_shared_results() && self.without_node.iter().any(is_like)
     }
 }
 
@@ -103,7 +103,7 @@ impl PlanningPass<'_> {
                 self.reservation.next_change.into_iter().chain([until]).min();
             return;
         }
-        if self.reservation.is_known_futile(to_place, shape) {
+        if self.reservation.is_known_without_node(to_place, shape) {
             return;
         }
         match self.node_to_reserve(to_place, shape) {
@@ -115,7 +115,7 @@ impl PlanningPass<'_> {
                 self.reservation.reserved = Some((node, reserved));
             }
             None if to_place.has_shared_results() => {
-                self.reservation.futile.push((shape, Arc::clone(&pod.scheduling)));
+                self.reservation.without_node.push((shape, Arc::clone(&pod.scheduling)));
             }
             None => {}
         }

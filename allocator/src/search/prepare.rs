@@ -203,14 +203,22 @@ impl Run<'_> {
         let alternative = &self.search.shape.alternatives[index];
         let is_admin = alternative.request.admin == Some(true);
         let count = self.search.reachable.candidates.len();
-        (from..count).map(move |position| self.candidate(index, position)).filter(move |&i| {
-            let answer = alternative.profile_match(self.search.reachable.candidates[i].profile);
-            self.verdicts[index * count + i] == Verdict::Selected && answer.is_some_and(|a| {
-                a.usable
-                    && matches!(&a.demand, ProfileDemand::Takes(demand, _) if self.state.has_capacity(i, demand))
-            }) && (is_admin || !self.state.is_in_use(0, i, false))
-                && self.state.is_sharing_compatible(i, alternative.required_sharing()) && self.has_counters(i)
-        })
+        let is_usable = move |&i: &usize| {
+            let profile = self.search.reachable.candidates[i].profile;
+            let suffices = alternative.profile_match(profile).is_some_and(|found| {
+                found.usable
+                    && match &found.demand {
+                        ProfileDemand::Takes(demand, _) => self.state.has_capacity(i, demand),
+                        _ => false,
+                    }
+            });
+            self.verdicts[index * count + i] == Verdict::Selected
+                && suffices
+                && (is_admin || !self.state.is_in_use(0, i, false))
+                && self.state.is_sharing_compatible(i, alternative.required_sharing())
+                && self.has_counters(i)
+        };
+        (from..count).map(move |position| self.candidate(index, position)).filter(is_usable)
     }
 
     /// Returns true if the request may still find `wanted` devices from a position on.

@@ -69,13 +69,13 @@ impl Cache {
         let mut used: Vec<(u64, usize)> =
             self.entries.values().map(|e| (e.used, e.bytes)).collect();
         used.sort_unstable_by_key(|(used, _)| std::cmp::Reverse(*used));
-        let mut kept = 0;
+        let mut retained = 0;
         let newest = used.iter().take_while(|(_, bytes)| {
-            kept += bytes;
-            kept <= MAX_BYTES / 2
+            retained += bytes;
+            retained <= MAX_BYTES / 2
         });
-        let oldest_kept = newest.last().map_or(u64::MAX, |(used, _)| *used);
-        self.entries.retain(|_, entry| entry.used >= oldest_kept);
+        let oldest_retained = newest.last().map_or(u64::MAX, |(used, _)| *used);
+        self.entries.retain(|_, entry| entry.used >= oldest_retained);
         self.bytes = self.entries.values().map(|entry| entry.bytes).sum();
     }
 }

@@ -29,7 +29,10 @@ pub enum SelectorError {
         problem: String,
     },
     /// Evaluation on a device exceeded the cost limit.
-    #[error("evaluation exceeds the cost limit of {limit}; iterate over fewer elements", limit = cost::LIMIT)]
+    #[error(
+        "evaluation exceeds the cost limit of {limit}; iterate over fewer elements",
+        limit = cost::LIMIT
+    )]
     TooExpensive,
     /// The result is not a boolean.
     #[error("the result of the expression is not a boolean")]

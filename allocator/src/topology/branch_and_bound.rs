@@ -199,11 +199,17 @@ mod tests {
     proptest! {
         #[test]
         fn finds_the_best_set(
-            links in prop::collection::vec(0u32..3, 100), count in 1usize..6, free in 0u64..1024, wish in 0usize..4,
+            links in prop::collection::vec(0u32..3, 100),
+            count in 1usize..6,
+            free in 0u64..1024,
+            wish in 0usize..4,
         ) {
             let place = |at: usize| Place { pcie_root: None, numa_node: Some(at as u32 % 3) };
             let places: Vec<Place> = (0..10).map(place).collect();
-            let pair = |a: usize, b: usize| Pair { nvlinks: links[a * 10 + b], pcie: PcieLevel::ALL[(a + b) % 6] };
+            let pair = |a: usize, b: usize| Pair {
+                nvlinks: links[a * 10 + b],
+                pcie: PcieLevel::ALL[(a + b) % 6],
+            };
             let matrix = LinkMatrix::new(&places, pair).unwrap();
             let wishes = match wish {
                 0 => Wishes::default(),
@@ -211,8 +217,12 @@ mod tests {
                 2 => Wishes::default().require(TopologyScope::NvLink),
                 _ => Wishes::default().require(TopologyScope::Numa),
             };
-            let request =
-                SetRequest { count, candidates: matrix.devices(), free: DeviceSet::from_bits(free), wishes };
+            let request = SetRequest {
+                count,
+                candidates: matrix.devices(),
+                free: DeviceSet::from_bits(free),
+                wishes,
+            };
             let bound = BranchAndBound::new(&matrix, &request);
             for with_value in [false, true] {
                 let objective = bound.objective(with_value);
@@ -222,25 +232,40 @@ mod tests {
                     pairs + set.iter().map(|d| objective.devices[d]).sum::<DoubledValue>()
                 };
                 let sets = (0..1024).map(DeviceSet::from_bits).filter(|set| {
-                    let together = |d: usize| *set - DeviceSet::one(d) == wishes.companions(&matrix, d, *set);
+                    let together =
+                        |d: usize| *set - DeviceSet::one(d) == wishes.companions(&matrix, d, *set);
                     set.len() == count && set.iter().all(together)
                 });
                 let best = sets.map(value).max();
                 let found = bound.maximize(&objective, &mut u64::MAX.clone()).unwrap();
-                prop_assert_eq!(found.map(|(set, proven)| (value(set), proven)), best.map(|value| (value, true)));
+                prop_assert_eq!(
+                    found.map(|(set, proven)| (value(set), proven)),
+                    best.map(|value| (value, true))
+                );
             }
         }
 
         #[test]
         fn objective_equals_score_plus_estimated_value(
-            links in prop::collection::vec(0u32..3, 64), free in 0u64..256, one in 0u64..256, other in 0u64..256,
+            links in prop::collection::vec(0u32..3, 64),
+            free in 0u64..256,
+            one in 0u64..256,
+            other in 0u64..256,
         ) {
-            let pair = |a: usize, b: usize| Pair { nvlinks: links[a * 8 + b], pcie: PcieLevel::System };
+            let pair =
+                |a: usize, b: usize| Pair { nvlinks: links[a * 8 + b], pcie: PcieLevel::System };
             let matrix = LinkMatrix::new(&[Place::default(); 8], pair).unwrap();
-            let (free, one, other) =
-                (DeviceSet::from_bits(free), DeviceSet::from_bits(one), DeviceSet::from_bits(other));
-            let request =
-                SetRequest { count: 0, candidates: matrix.devices(), free, wishes: Wishes::default() };
+            let (free, one, other) = (
+                DeviceSet::from_bits(free),
+                DeviceSet::from_bits(one),
+                DeviceSet::from_bits(other),
+            );
+            let request = SetRequest {
+                count: 0,
+                candidates: matrix.devices(),
+                free,
+                wishes: Wishes::default(),
+            };
             let objective = BranchAndBound::new(&matrix, &request).objective(true);
             let value = |set: DeviceSet| -> DoubledValue {
                 let pairs = set.iter().flat_map(|a| set.above(a).iter().map(move |b| (a, b)));
@@ -249,7 +274,8 @@ mod tests {
             };
             let estimate = |set: DeviceSet| {
                 let (part, whole) = (ESTIMATE.0 as DoubledValue, ESTIMATE.1 as DoubledValue);
-                whole * DoubledValue::from(matrix.score(set)) + part * DoubledValue::from(matrix.score(free - set))
+                whole * DoubledValue::from(matrix.score(set))
+                    + part * DoubledValue::from(matrix.score(free - set))
             };
             prop_assert_eq!(value(one) - value(other), 2 * (estimate(one) - estimate(other)));
         }

@@ -9,6 +9,7 @@ use tessera_allocator::model::{
     DeviceId, DeviceResult, Mode, Node, NodeChoice, PendingPod, PodClaim, PodUid, PoolId, Request,
     RequestPolicy, Scheduling, Selector, Slice, Snapshot, Taint, TaintEffect, ValidRange,
 };
+use tessera_allocator::{Decision, Plan, Settings, plan};
 use tessera_api::config::Sharing;
 use tessera_api::names::{
     ClaimName, ClaimUid, DeviceClassName, DeviceName, DriverName, Namespace, NodeName, PodName,
@@ -224,4 +225,22 @@ pub(crate) fn pod(name: &str, claims: Vec<Claim>) -> PendingPod {
 /// Creates a pod with one claim for a share of one GPU.
 pub(crate) fn share_pod(name: &str, memory: &str, cores: &str) -> PendingPod {
     pod(name, vec![claim(name, vec![request("gpu", 1, &[("memory", memory), ("cores", cores)])])])
+}
+
+pub(crate) fn decide(cluster: &Cluster, pods: &[PendingPod]) -> Plan {
+    plan(&cluster.0, pods, Settings::default())
+}
+
+/// Returns the devices of each decision as `node/device`.
+pub(crate) fn placements(plan: &Plan) -> Vec<Vec<String>> {
+    let placement = |d: &Decision| {
+        let results = d.claims.iter().flat_map(|c| &c.results);
+        results.map(|r| format!("{}/{}", d.node, r.device.device)).collect()
+    };
+    plan.decisions.iter().map(placement).collect()
+}
+
+pub(crate) fn two_nodes() -> Cluster {
+    let gpus = || (0..4).map(|i| gpu(&format!("gpu-{i}"), "80Gi")).collect();
+    Cluster::new().node("node-a", gpus()).node("node-b", gpus())
 }
