@@ -85,12 +85,12 @@ impl Planner {
 
     /// Adds or replaces a slice.
     pub fn set_slice(&mut self, slice: &Arc<Slice>) {
-        self.bound_memory();
+        self.reset_if_full();
         self.cluster.set_slice(slice);
     }
 
     /// Resets all caches when most entries must belong to objects that no longer exist.
-    fn bound_memory(&mut self) {
+    fn reset_if_full(&mut self) {
         if self.cluster.is_full() {
             self.forget();
             self.cluster.renumber();
@@ -162,7 +162,7 @@ impl Planner {
     /// Decides for each pod which devices its pending claims get on which node: see
     /// [`plan`](crate::plan()).
     pub fn plan(&mut self, pods: &[crate::model::PendingPod], settings: Settings) -> Plan {
-        self.bound_memory();
+        self.reset_if_full();
         pass::plan(self, pods, settings)
     }
 
@@ -176,7 +176,7 @@ impl Planner {
         pod: &crate::model::PendingPod,
         settings: Settings,
     ) -> Plan {
-        self.bound_memory();
+        self.reset_if_full();
         pass::plan_on(self, node, pod, settings)
     }
 

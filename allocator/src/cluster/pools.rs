@@ -107,8 +107,8 @@ impl SliceIndex {
         for name in own.chain(&self.without_node) {
             let Some(compiled) = self.by_name.get(name) else { continue };
             let slice = &compiled.slice;
-            if !is_ignored(slice, features) && reaches(slice, node)? {
-                keep_newest(seen.entry(&slice.pool).or_default(), compiled);
+            if !is_ignored(slice, features) && is_available_on(slice, node)? {
+                push_if_newest(seen.entry(&slice.pool).or_default(), compiled);
             }
         }
         let pools = seen.into_iter().filter_map(|(id, slices)| self.pool(id, slices, features));
@@ -180,7 +180,8 @@ impl NodePool {
             counters: with(slices, true).into_iter().chain(with(other_slices, true)).collect(),
             ..Self::empty(id, PoolState::Complete)
         };
-        if !pool.has_distinct_names() || (features.partitionable && !pool.counters_add_up()) {
+        if !pool.has_distinct_names() || (features.partitionable && !pool.has_consistent_counters())
+        {
             pool.state = PoolState::Invalid;
         }
         pool
@@ -192,7 +193,7 @@ impl NodePool {
     }
 
     /// Returns true if each counter set is defined once, and all consumed counters exist.
-    fn counters_add_up(&self) -> bool {
+    fn has_consistent_counters(&self) -> bool {
         let mut sets = BTreeMap::new();
         for set in self.counters.iter().flat_map(|s| &s.slice.counter_sets) {
             if sets.insert(&set.name, &set.counters).is_some() {
@@ -252,7 +253,7 @@ fn is_ignored(slice: &Slice, features: &Features) -> bool {
     slice.ignored || (!features.partitionable && partitions)
 }
 
-fn keep_newest<'s>(slices: &mut Vec<&'s Arc<CompiledSlice>>, slice: &'s Arc<CompiledSlice>) {
+fn push_if_newest<'s>(slices: &mut Vec<&'s Arc<CompiledSlice>>, slice: &'s Arc<CompiledSlice>) {
     let newest = slices.first().map(|s| s.slice.generation);
     match newest.map(|generation| slice.slice.generation.cmp(&generation)) {
         Some(std::cmp::Ordering::Less) => return,
@@ -262,14 +263,14 @@ fn keep_newest<'s>(slices: &mut Vec<&'s Arc<CompiledSlice>>, slice: &'s Arc<Comp
     slices.push(slice);
 }
 
-fn reaches(slice: &Slice, node: &Node) -> Result<bool, BadNodeSelector> {
+fn is_available_on(slice: &Slice, node: &Node) -> Result<bool, BadNodeSelector> {
     if slice.nodes != NodeChoice::PerDevice {
         check(&slice.nodes, slice)?;
-        return Ok(chosen(&slice.nodes, node));
+        return Ok(includes(&slice.nodes, node));
     }
     for device in &slice.devices {
         check(&device.nodes, slice)?;
-        if chosen(&device.nodes, node) {
+        if includes(&device.nodes, node) {
             return Ok(true);
         }
     }
@@ -287,7 +288,7 @@ fn check(choice: &NodeChoice, slice: &Slice) -> Result<(), BadNodeSelector> {
 }
 
 /// Returns true if the choice includes the node.
-pub(crate) fn chosen(choice: &NodeChoice, node: &Node) -> bool {
+pub(crate) fn includes(choice: &NodeChoice, node: &Node) -> bool {
     match choice {
         NodeChoice::Node(name) => *name == node.name,
         NodeChoice::All => true,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tessera_api::config::Sharing;
 use tessera_api::quantity::Quantity;
 
-use super::pools::{BadNodeSelector, NodePool, PoolState, chosen};
+use super::pools::{BadNodeSelector, NodePool, PoolState, includes};
 use super::{CompiledDevice, CompiledSlice, Interner, MatrixPositions, ProfileId};
 use crate::features::Features;
 use crate::model::{
@@ -119,7 +119,7 @@ impl ReachableDevices {
         for (p, slice) in slices {
             let per_device = slice.slice.nodes == NodeChoice::PerDevice;
             for (at, compiled) in slice.devices.iter().enumerate() {
-                let is_reachable = !per_device || chosen(&compiled.device.nodes, node);
+                let is_reachable = !per_device || includes(&compiled.device.nodes, node);
                 let (pool, at, profile) = (p as u32, at as u32, compiled.profile);
                 let driver = slice.driver;
                 let candidate =
@@ -144,7 +144,7 @@ impl ReachableDevices {
         if !self.pools.iter().any(|pool| complete(pool) && !pool.counters.is_empty()) {
             return;
         }
-        let mut places: Vec<BTreeMap<(&str, &str), u32>> = Vec::new();
+        let mut counter_indices: Vec<BTreeMap<(&str, &str), u32>> = Vec::new();
         for pool in &self.pools {
             self.counters_of.push(self.counters_left.len() as u32);
             let mut names = BTreeMap::new();
@@ -159,14 +159,16 @@ impl ReachableDevices {
                     self.counters_left.push(value.nano());
                 }
             }
-            places.push(names);
+            counter_indices.push(names);
         }
         self.counters_of.push(self.counters_left.len() as u32);
         for candidate in &self.candidates {
-            self.consumes
-                .push(amounts(&candidate.device().consumes, &places[candidate.pool as usize]));
+            self.consumes.push(amounts(
+                &candidate.device().consumes,
+                &counter_indices[candidate.pool as usize],
+            ));
         }
-        for (pool, places) in self.pools.iter().zip(&places) {
+        for (pool, counter_indices) in self.pools.iter().zip(&counter_indices) {
             for slice in &pool.other_slices {
                 for device in
                     slice.slice.devices.iter().filter(|device| !device.consumes.is_empty())
@@ -175,7 +177,7 @@ impl ReachableDevices {
                     let allocated = usage.of(&id).is_some();
                     self.unreachable.push(UnreachableDevice {
                         id,
-                        consumes: amounts(&device.consumes, places),
+                        consumes: amounts(&device.consumes, counter_indices),
                         allocated,
                     });
                 }
@@ -258,12 +260,15 @@ fn charge(left: &mut [i128], consumes: &[CounterAmount], before: bool, after: bo
     }
 }
 
-fn amounts(uses: &[CounterUse], places: &BTreeMap<(&str, &str), u32>) -> Vec<CounterAmount> {
+fn amounts(
+    uses: &[CounterUse],
+    counter_indices: &BTreeMap<(&str, &str), u32>,
+) -> Vec<CounterAmount> {
     let counters = uses
         .iter()
         .flat_map(|used| used.counters.iter().map(|(name, q)| (used.set.as_str(), name, q)));
     let amount = |(set, name, amount): (&str, &String, &Quantity)| {
-        let counter = *places.get(&(set, name.as_str()))?;
+        let counter = *counter_indices.get(&(set, name.as_str()))?;
         Some(CounterAmount { counter, amount: amount.nano() })
     };
     counters.filter_map(amount).collect()

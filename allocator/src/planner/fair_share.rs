@@ -73,7 +73,7 @@ impl FairShare {
     }
 
     /// Returns true if the pod was refused and the cluster has not changed since.
-    pub(super) fn is_answered(&self, pod: &PodUid, now: u64) -> bool {
+    pub(super) fn was_refused_at(&self, pod: &PodUid, now: u64) -> bool {
         self.refused.get(pod) == Some(&now)
     }
 

@@ -32,7 +32,7 @@ pub(super) struct AcceptedTypes {
 /// of testing this number of devices.
 const STEPS_PER_REQUEST: u64 = 10;
 
-/// Maximum number of such pods. Beyond it all are examined again.
+/// Maximum number of pods cached as impossible. Beyond it all are examined again.
 const MAX_IMPOSSIBLE: usize = 100_000;
 
 #[derive(Debug, Clone, Copy)]
@@ -183,9 +183,9 @@ impl AcceptedTypes {
     ) -> Option<&BTreeSet<GpuType>> {
         let affinity = scheduling.affinity.as_ref();
         // Pods bound to one node each, as those of a DaemonSet, carry no information about types.
-        let is_tied = affinity
+        let is_bound = affinity
             .is_some_and(|affinity| affinity.terms.iter().any(|term| !term.fields.is_empty()));
-        if is_tied || scheduling.node_selector.is_empty() && affinity.is_none() {
+        if is_bound || scheduling.node_selector.is_empty() && affinity.is_none() {
             return None;
         }
         let is_same = |known: &Scheduling| {

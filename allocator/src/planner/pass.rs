@@ -166,9 +166,10 @@ impl<'p> PlanningPass<'p> {
         let given = budget.of_pod.min(budget.left);
         // The next plan does not have to continue for a pod that was refused on the same cluster
         // state.
-        let is_answered = self.planner.fair_share.is_answered(&pod.uid, self.planner.cluster.now());
+        let was_refused =
+            self.planner.fair_share.was_refused_at(&pod.uid, self.planner.cluster.now());
         if given < budget.of_pod / 2 && !self.is_cached(pod) || given == 0 {
-            plan.unreached.extend((!is_answered).then(|| pod.uid.clone()));
+            plan.unreached.extend((!was_refused).then(|| pod.uid.clone()));
             return;
         }
         let mut steps = given;
@@ -178,7 +179,7 @@ impl<'p> PlanningPass<'p> {
             Err(refusals)
                 if given < budget.of_pod && refusals.iter().any(Refusal::is_undecided) =>
             {
-                plan.unreached.extend((!is_answered).then(|| pod.uid.clone()));
+                plan.unreached.extend((!was_refused).then(|| pod.uid.clone()));
             }
             Err(refusals) => {
                 if refusals.iter().any(|refusal| lacks_capacity(&refusal.cause)) {

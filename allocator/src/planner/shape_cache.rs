@@ -62,7 +62,7 @@ impl ShapeCache {
     pub(super) fn is_cached(&self, claims: &[Arc<Claim>], cpu_milli: u64, policy: Policy) -> bool {
         let candidates = self.by_hash.get(&hash(claims, policy)).into_iter().flatten();
         candidates.filter_map(|id| self.entries.get(id)).any(|entry| {
-            entry.is_of(claims, cpu_milli, policy) && !entry.feasibility.is_incomplete()
+            entry.has_requests(claims, cpu_milli, policy) && !entry.feasibility.is_incomplete()
         })
     }
 
@@ -79,8 +79,10 @@ impl ShapeCache {
         let hash = hash(claims, policy);
         let candidates = self.by_hash.get(&hash).into_iter().flatten();
         for id in candidates {
-            if let Some(entry) =
-                self.entries.get_mut(id).filter(|entry| entry.is_of(claims, cpu_milli, policy))
+            if let Some(entry) = self
+                .entries
+                .get_mut(id)
+                .filter(|entry| entry.has_requests(claims, cpu_milli, policy))
             {
                 entry.last_used = self.clock;
                 return *id;
@@ -113,8 +115,8 @@ impl ShapeCache {
 
     /// Evicts the older half if the cache is full.
     fn evict(&mut self, nodes: usize) {
-        let room = (MAX_CACHED_RESULTS / nodes.max(1)).clamp(MIN_SHAPES, MAX_SHAPES);
-        if self.entries.len() < room {
+        let max_shapes = (MAX_CACHED_RESULTS / nodes.max(1)).clamp(MIN_SHAPES, MAX_SHAPES);
+        if self.entries.len() < max_shapes {
             return;
         }
         let mut last_used: Vec<u64> = self.entries.values().map(|entry| entry.last_used).collect();
@@ -129,7 +131,7 @@ impl ShapeCache {
 }
 
 impl ShapeEntry {
-    fn is_of(&self, claims: &[Arc<Claim>], cpu_milli: u64, policy: Policy) -> bool {
+    fn has_requests(&self, claims: &[Arc<Claim>], cpu_milli: u64, policy: Policy) -> bool {
         let own = self.shape.claims.iter().map(|c| &c.claim);
         self.policy == policy
             && (self.shape.cpu_milli == rounded_cpu(cpu_milli) || !self.shape.uses_forecast())

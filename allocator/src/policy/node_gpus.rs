@@ -21,7 +21,7 @@ pub(crate) struct ForecastView<'a> {
 pub(crate) struct NodeGpuState {
     gpus: Vec<Gpu>,
     /// Index of each candidate in `gpus`.
-    places: Vec<Option<usize>>,
+    gpu_indices: Vec<Option<usize>>,
     /// Fragmentation potential of the current state.
     level: f64,
     /// Cached rises for taking a share of one GPU.
@@ -31,11 +31,11 @@ pub(crate) struct NodeGpuState {
 impl NodeGpuState {
     pub(super) fn new(ranking: &Ranking<'_>) -> Self {
         let count = ranking.reachable.candidates.len();
-        let (mut gpus, mut places) = (Vec::with_capacity(count), Vec::with_capacity(count));
+        let (mut gpus, mut gpu_indices) = (Vec::with_capacity(count), Vec::with_capacity(count));
         for candidate in 0..count {
             let compiled = ranking.reachable.candidates[candidate].compiled();
             let is_allocatable = compiled.device.is_allocatable();
-            places.push(is_allocatable.then_some(gpus.len()));
+            gpu_indices.push(is_allocatable.then_some(gpus.len()));
             if is_allocatable {
                 gpus.push(Gpu { kind: compiled.kind, left: left(ranking, candidate) });
             }
@@ -44,7 +44,7 @@ impl NodeGpuState {
         let level = forecast_view
             .potential
             .of(&NodeView { cpu_milli: forecast_view.cpu_free, gpus: &gpus });
-        Self { gpus, places, level, known: RefCell::default() }
+        Self { gpus, gpu_indices, level, known: RefCell::default() }
     }
 
     /// Returns the share of a GPU that the request consumes: the maximum over its capacities.
@@ -66,7 +66,7 @@ impl NodeGpuState {
 
     /// Returns the free share of a candidate.
     pub(super) fn left(&self, candidate: usize) -> GpuMilli {
-        self.places[candidate].map_or(GpuMilli::NONE, |place| self.gpus[place].left)
+        self.gpu_indices[candidate].map_or(GpuMilli::NONE, |index| self.gpus[index].left)
     }
 
     /// Returns the rise of the potential if these shares of candidates are taken.
@@ -76,7 +76,9 @@ impl NodeGpuState {
         taken: &[(usize, GpuMilli)],
     ) -> Rise {
         let only = match taken {
-            [(candidate, share)] => self.places[*candidate].map(|place| (self.gpus[place], *share)),
+            [(candidate, share)] => {
+                self.gpu_indices[*candidate].map(|index| (self.gpus[index], *share))
+            }
             _ => None,
         };
         let known = self.known.borrow();
@@ -87,8 +89,8 @@ impl NodeGpuState {
         drop(known);
         let mut gpus = self.gpus.clone();
         for (candidate, share) in taken {
-            if let Some(place) = self.places[*candidate] {
-                gpus[place].left = gpus[place].left.less(*share);
+            if let Some(index) = self.gpu_indices[*candidate] {
+                gpus[index].left = gpus[index].left.less(*share);
             }
         }
         let cpu_milli = forecast_view.cpu_free.saturating_sub(forecast_view.cpu_requested);
@@ -123,8 +125,8 @@ fn thousandths(milli: i128, whole: i128) -> u32 {
 
 /// Returns the share of a device that a demand consumes, rounded up.
 pub(crate) fn share(demand: &[i128], whole: &[i128]) -> GpuMilli {
-    let part = |(alternative, whole): (&i128, &i128)| {
-        thousandths((*alternative).max(0).saturating_mul(1000).saturating_add(whole - 1), *whole)
+    let part = |(amount, whole): (&i128, &i128)| {
+        thousandths((*amount).max(0).saturating_mul(1000).saturating_add(whole - 1), *whole)
     };
     let parts = demand.iter().zip(whole).filter(|(_, whole)| **whole > 0).map(part);
     parts.max().map_or(GpuMilli::NONE, GpuMilli::new)

@@ -23,7 +23,7 @@ impl Run<'_> {
         self.search.reachable.matrix_positions.as_ref()?;
         let matters = resolved.topology != Wishes::default()
             || resolved.device.uses_forecast()
-                && self.usable(index, 0).all(|i| self.state.is_untouched(i));
+                && self.usable(index, 0).all(|i| self.state.is_unused(i));
         let count =
             usize::try_from(count).ok().filter(|count| (2..=DeviceSet::MAX).contains(count))?;
         (self.is_plain && matters && !resolved.device.keeps_order()).then_some(count)
@@ -75,18 +75,18 @@ impl Run<'_> {
         let request = SetRequest {
             count,
             candidates: positions.set(usable.iter().copied()),
-            free: positions.set(all.filter(|&i| self.state.is_untouched(i))),
+            free: positions.set(all.filter(|&i| self.state.is_unused(i))),
             wishes: resolved.topology,
         };
         let mut sets = machine.chooser().sets(&request);
         let mut failed = BTreeSet::new();
-        let mut given = 0;
+        let mut tried = 0;
         while let Some(choice) = sets.next(self.search.steps).map_err(|_| Stop::OutOfSteps)? {
             // The order was a preference only, and the individual search prunes more.
-            if given == MAX_SETS && !self.requires_topology(target.index) {
+            if tried == MAX_SETS && !self.requires_topology(target.index) {
                 return self.choose_individually(target, count as u64);
             }
-            given += 1;
+            tried += 1;
             let is_in = |i: &usize| {
                 positions.get(*i).is_some_and(|position| choice.devices.contains(position))
             };

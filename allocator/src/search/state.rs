@@ -100,7 +100,7 @@ impl<'a> SearchState<'a> {
     }
 
     /// Returns true if no part of the candidate is allocated.
-    pub(super) fn is_untouched(&self, i: usize) -> bool {
+    pub(super) fn is_unused(&self, i: usize) -> bool {
         let reachable = self.reachable;
         reachable.exclusive[i] == 0
             && reachable.shares[i] == 0

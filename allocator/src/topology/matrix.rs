@@ -123,6 +123,9 @@ impl LinkMatrix {
     }
 
     /// Returns the score of two devices; 0 for a device and itself.
+    ///
+    /// # Panics
+    /// Panics if a position is not below [`len`](Self::len).
     pub fn pair(&self, a: usize, b: usize) -> Score {
         self.row(a)[b]
     }
@@ -133,6 +136,9 @@ impl LinkMatrix {
     }
 
     /// Returns the score of a set.
+    ///
+    /// # Panics
+    /// Panics if a position is not below [`len`](Self::len).
     pub fn score(&self, set: DeviceSet) -> Score {
         set.iter().map(|a| self.degree(a, set.above(a))).sum()
     }
@@ -143,16 +149,25 @@ impl LinkMatrix {
     }
 
     /// Returns the lowest score of a pair in the set; `None` for fewer than two devices.
+    ///
+    /// # Panics
+    /// Panics if a position is not below [`len`](Self::len).
     pub fn weakest_pair(&self, set: DeviceSet) -> Option<Score> {
         set.iter().flat_map(|a| set.above(a).iter().map(move |b| self.pair(a, b))).min()
     }
 
     /// Returns the devices that share `scope` with this one, without itself.
+    ///
+    /// # Panics
+    /// Panics if a position is not below [`len`](Self::len).
     pub fn sharing(&self, scope: TopologyScope, device: usize) -> DeviceSet {
         self.shared[scope as usize][device]
     }
 
     /// Returns the number of pairs in the set that share `scope`.
+    ///
+    /// # Panics
+    /// Panics if a position is not below [`len`](Self::len).
     pub fn pairs_sharing(&self, scope: TopologyScope, set: DeviceSet) -> usize {
         set.iter().map(|a| (self.sharing(scope, a) & set.above(a)).len()).sum()
     }

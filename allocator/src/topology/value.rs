@@ -67,6 +67,9 @@ impl ResidualValue {
     }
 
     /// Returns the value of free devices, in points.
+    ///
+    /// # Panics
+    /// Panics if a position of `free` is not below the length of `matrix`.
     pub fn points(&self, matrix: &LinkMatrix, free: DeviceSet) -> f64 {
         self.remaining(matrix, free).without(DeviceSet::EMPTY, 0, 0) as f64
             / f64::from(1 << POINT_BITS)
