@@ -6,12 +6,12 @@ use tessera_api::quantity::Quantity;
 use tessera_api::reason::{Explanation, NearestMiss, NodeReason, Reason};
 
 use crate::capacity::Demand;
-use crate::cluster::{Interner, PoolState, Reach};
+use crate::cluster::{Interner, PoolState, ReachableDevices};
 use crate::model::Mode;
 use crate::outcome::Cause;
 use crate::search::{Failure, sets};
 use crate::selector::SelectorError;
-use crate::shape::{AlternativeShape, OfferDemand, Selections, Shape};
+use crate::shape::{AlternativeShape, ProfileDemand, Selections, Shape};
 
 /// Adds up, node by node, why the claims of a shape do not fit.
 pub(crate) struct Explainer {
@@ -32,7 +32,7 @@ struct Count {
 pub(crate) struct OnNode<'a> {
     pub(crate) name: &'a NodeName,
     pub(crate) shape: &'a Shape,
-    pub(crate) reach: &'a Reach,
+    pub(crate) reach: &'a ReachableDevices,
     pub(crate) interner: &'a mut Interner,
     pub(crate) selections: &'a mut Selections,
     /// Why the pod cannot go there, whatever its devices.
@@ -164,17 +164,17 @@ impl OnNode<'_> {
     /// its devices.
     fn require(&self, alternative: &AlternativeShape, wanted: u64, fates: &mut [Fate]) {
         let Ok(resolved) = &alternative.resolved else { return };
-        if !alternative.must_be_joined() {
+        if !alternative.requires_topology() {
             return;
         }
         let would_do =
             |(i, (reason, _)): (usize, &Fate)| (*reason == Reason::Together).then_some(i);
         let usable: Vec<usize> = fates.iter().enumerate().filter_map(would_do).collect();
-        let most = sets::most_joined(self.reach, &usable, resolved.wishes) as u64;
+        let most = sets::largest_joint_set(self.reach, &usable, resolved.topology) as u64;
         if most >= wanted || wanted > usable.len() as u64 {
             return;
         }
-        let scopes = resolved.wishes.required().collect();
+        let scopes = resolved.topology.required().collect();
         let missing = Quantity::from_integer(i64::try_from(wanted - most).unwrap_or(i64::MAX));
         let scattered = (Reason::Scattered { scopes }, Some(missing));
         usable.into_iter().for_each(|i| fates[i] = scattered.clone());
@@ -189,7 +189,7 @@ impl OnNode<'_> {
         if device.foreign {
             return (Reason::NotManaged, None);
         }
-        if !alternative.has_leave_for(device) {
+        if !alternative.accepts_oversubscription_of(device) {
             return (Reason::Oversubscribed, None);
         }
         if !alternative.can_share(device) {
@@ -198,7 +198,9 @@ impl OnNode<'_> {
         if self.reach.exclusive[i] > 0 && alternative.request.admin != Some(true) {
             return (Reason::InUse, None);
         }
-        if let Some(used) = alternative.agrees_on().and_then(|own| self.reach.differing(i, own)) {
+        if let Some(used) =
+            alternative.required_sharing().and_then(|own| self.reach.conflicting_sharing(i, own))
+        {
             return (Reason::SharingDiffers { used }, None);
         }
         if let Some(feature) = device.unsupported {
@@ -226,7 +228,7 @@ impl OnNode<'_> {
         let failed =
             |error: SelectorError| Some(Reason::SelectorError { message: error.to_string() });
         match self.selections.selects(resolved.selection, candidate, self.interner, self.steps) {
-            Ok(true) if candidate.reachable => None,
+            Ok(true) if candidate.is_reachable => None,
             Ok(true) => Some(Reason::RequestSelector),
             Err(error) => failed(error),
             Ok(false) => {
@@ -262,7 +264,8 @@ impl OnNode<'_> {
                 return Some((Reason::TooSmall { capacity: name.clone() }, Some(missing)));
             }
         }
-        let OfferDemand::Takes(demand, _) = &alternative.on(candidate.offer)?.demand else {
+        let ProfileDemand::Takes(demand, _) = &alternative.profile_match(candidate.profile)?.demand
+        else {
             return None;
         };
         let short =

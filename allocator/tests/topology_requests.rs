@@ -1,4 +1,4 @@
-//! Requests that say how their devices are to belong together.
+//! Requests with topology terms.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod builders;
@@ -17,13 +17,13 @@ use tessera_api::gpu::PcieLevel;
 use tessera_api::names::DeviceName;
 use tessera_api::reason::Reason;
 
-/// Eight GPUs of which 0 and 4, 1 and 5, 2 and 6, 3 and 7 are joined by four NVLinks. GPUs 0 to 3
-/// are on one NUMA node.
-fn bridged(cluster: &mut Cluster, node: &str) {
-    joined(cluster, node, |a, b| b == a + 4, |gpu| gpu / 4);
+/// Eight GPUs with four NVLinks between 0 and 4, 1 and 5, 2 and 6, 3 and 7. GPUs 0 to 3 are on one
+/// NUMA node.
+fn link_pairs(cluster: &mut Cluster, node: &str) {
+    link_gpus(cluster, node, |a, b| b == a + 4, |gpu| gpu / 4);
 }
 
-fn joined(
+fn link_gpus(
     cluster: &mut Cluster,
     node: &str,
     linked: impl Fn(usize, usize) -> bool,
@@ -45,14 +45,14 @@ fn eight() -> Cluster {
     Cluster::new().node("node-a", gpus.collect())
 }
 
-fn bridges() -> Cluster {
+fn linked_pairs() -> Cluster {
     let mut cluster = eight();
-    bridged(&mut cluster, "node-a");
+    link_pairs(&mut cluster, "node-a");
     cluster
 }
 
-/// A pod that wants so many whole GPUs, with these terms of topology.
-fn wants(count: u64, topology: Value) -> PendingPod {
+/// Creates a pod that requests whole GPUs with these topology terms.
+fn requesting(count: u64, topology: Value) -> PendingPod {
     let whole = request("gpu", count, &[("memory", "80Gi"), ("cores", "100")]);
     pod("p", vec![configured(claim("p", vec![whole]), json!({ "topology": topology }))])
 }
@@ -75,33 +75,36 @@ fn prefer(scope: &str) -> Value {
 }
 
 #[test]
-fn a_pair_that_is_to_be_joined_gets_a_bridge_under_every_policy() {
+fn required_nvlink_pair_is_linked_under_every_policy() {
     for policy in [Policy::Binpack, Policy::Spread, Policy::Random, Policy::LeastFragmentation] {
-        let pair = chosen(&bridges(), policy, wants(2, require("NVLink")));
+        let pair = chosen(&linked_pairs(), policy, requesting(2, require("NVLink")));
         let number = |name: &String| name["gpu-".len()..].parse::<u32>().unwrap();
         assert_eq!(pair.iter().map(number).reduce(|a, b| b - a), Some(4), "{policy:?}: {pair:?}");
     }
 }
 
 #[test]
-fn what_is_preferred_gives_way_where_it_cannot_be_and_what_is_required_does_not() {
-    assert_eq!(chosen(&bridges(), Policy::Binpack, wants(4, prefer("NUMA"))).len(), 4);
+fn preferred_scope_is_optional_and_required_scope_is_not() {
+    assert_eq!(chosen(&linked_pairs(), Policy::Binpack, requesting(4, prefer("NUMA"))).len(), 4);
     let four_on_one: Vec<String> = (0..4).map(|gpu| format!("gpu-{gpu}")).collect();
-    assert_eq!(chosen(&bridges(), Policy::Binpack, wants(4, prefer("NUMA"))), four_on_one);
-    assert_eq!(chosen(&bridges(), Policy::Binpack, wants(5, prefer("NUMA"))).len(), 5);
-    assert!(chosen(&bridges(), Policy::Binpack, wants(5, require("NUMA"))).is_empty());
+    assert_eq!(
+        chosen(&linked_pairs(), Policy::Binpack, requesting(4, prefer("NUMA"))),
+        four_on_one
+    );
+    assert_eq!(chosen(&linked_pairs(), Policy::Binpack, requesting(5, prefer("NUMA"))).len(), 5);
+    assert!(chosen(&linked_pairs(), Policy::Binpack, requesting(5, require("NUMA"))).is_empty());
 }
 
 #[test]
-fn what_is_not_known_to_be_joined_is_joined_to_nothing() {
-    assert_eq!(chosen(&eight(), Policy::Binpack, wants(2, prefer("NVLink"))).len(), 2);
-    assert!(chosen(&eight(), Policy::Binpack, wants(2, require("NVLink"))).is_empty());
-    assert_eq!(chosen(&eight(), Policy::Binpack, wants(1, require("NVLink"))).len(), 1);
+fn unknown_topology_shares_no_scope() {
+    assert_eq!(chosen(&eight(), Policy::Binpack, requesting(2, prefer("NVLink"))).len(), 2);
+    assert!(chosen(&eight(), Policy::Binpack, requesting(2, require("NVLink"))).is_empty());
+    assert_eq!(chosen(&eight(), Policy::Binpack, requesting(1, require("NVLink"))).len(), 1);
 }
 
 #[test]
-fn whoever_waits_for_joined_devices_is_told_how_many_are_missing() {
-    let waiting = plan(&bridges().0, &[wants(3, require("NVLink"))], Settings::default());
+fn refusal_counts_devices_missing_for_required_scope() {
+    let waiting = plan(&linked_pairs().0, &[requesting(3, require("NVLink"))], Settings::default());
     let Cause::NoFit(explanation) = &*waiting.refusals[0].cause else {
         panic!("{:?}", waiting.refusals)
     };
@@ -118,25 +121,25 @@ fn whoever_waits_for_joined_devices_is_told_how_many_are_missing() {
 }
 
 #[test]
-fn a_set_that_the_rest_of_the_pod_cannot_live_with_is_given_up_for_the_next() {
+fn tries_next_set_if_other_requests_do_not_fit() {
     let mut cluster = Cluster::new();
     let color = |i: u32| Attribute::String(if i.is_multiple_of(4) { "red" } else { "blue" }.into());
     let gpus = (0..8).map(|i| gpu(&format!("gpu-{i}"), "80Gi").with("color", color(i)));
     cluster = cluster.node("node-a", gpus.collect());
-    bridged(&mut cluster, "node-a");
+    link_pairs(&mut cluster, "node-a");
     let whole = |name, count| request(name, count, &[("memory", "80Gi"), ("cores", "100")]);
     let mut both = claim("p", vec![whole("pair", 2), whole("one", 1)]);
     both.constraints.push(matching("gpu.tessera.dev/color"));
     let config = json!({"topology": [{"scope": "NVLink", "mode": "Require"}]});
-    // Of red ones there are only two: a red pair leaves none for the other request.
+    // Only two GPUs are red: a red pair leaves none for the other request.
     let devices = chosen(&cluster, Policy::Binpack, pod("p", vec![configured(both, config)]));
     assert_eq!(devices.len(), 3);
     assert!(!devices.iter().any(|name| name == "gpu-0" || name == "gpu-4"), "{devices:?}");
 }
 
 #[test]
-fn all_devices_are_refused_where_they_do_not_share_what_is_required() {
-    let mut all = wants(1, require("NUMA"));
+fn all_mode_fails_without_required_scope() {
+    let mut all = requesting(1, require("NUMA"));
     let claim = claim(
         "p",
         vec![{
@@ -147,24 +150,23 @@ fn all_devices_are_refused_where_they_do_not_share_what_is_required() {
     );
     all.claims =
         pod("p", vec![configured(claim.clone(), json!({"topology": require("NUMA")}))]).claims;
-    assert!(chosen(&bridges(), Policy::Binpack, all.clone()).is_empty());
+    assert!(chosen(&linked_pairs(), Policy::Binpack, all.clone()).is_empty());
     let mut cluster = eight();
-    joined(&mut cluster, "node-a", |_, _| true, |_| 0);
+    link_gpus(&mut cluster, "node-a", |_, _| true, |_| 0);
     assert_eq!(chosen(&cluster, Policy::Binpack, all).len(), 8);
 }
 
 #[test]
-fn without_a_word_of_topology_least_fragmentation_takes_joined_gpus_and_a_single_one_breaks_no_bridge()
- {
-    let mut cluster = bridges();
+fn least_fragmentation_uses_topology_without_terms() {
+    let mut cluster = linked_pairs();
     let silent = |count| {
-        let mut pod = wants(count, json!([]));
+        let mut pod = requesting(count, json!([]));
         pod.claims = pod_of(count).claims;
         pod
     };
     let pair = chosen(&cluster, Policy::LeastFragmentation, silent(2));
     assert_eq!(pair, ["gpu-0", "gpu-4"]);
-    // GPU 1 is taken: GPU 5 has lost its partner.
+    // GPU 1 is used, so GPU 5 has no free NVLink peer.
     cluster.use_share("node-a", "gpu-1", "80Gi", "100");
     assert_eq!(chosen(&cluster, Policy::LeastFragmentation, silent(1)), ["gpu-5"]);
     assert_eq!(chosen(&cluster, Policy::Binpack, silent(1)), ["gpu-0"]);
@@ -175,12 +177,12 @@ fn pod_of(count: u64) -> PendingPod {
 }
 
 #[test]
-fn the_planner_goes_by_the_topology_that_it_was_told_last() {
-    let cluster = bridges();
+fn planner_uses_latest_topology() {
+    let cluster = linked_pairs();
     let mut planner = tessera_allocator::Planner::of(&cluster.0, Default::default());
     let mut planned = |topology| {
         planner.set_topology(&device_id("node-a", "gpu-0").pool, topology);
-        gpus(&planner.plan(&[wants(2, require("NVLink"))], Settings::default()))
+        gpus(&planner.plan(&[requesting(2, require("NVLink"))], Settings::default()))
     };
     let known = cluster.0.topology.values().next().unwrap();
     assert_eq!(planned(Some(known)).len(), 2);
@@ -188,7 +190,7 @@ fn the_planner_goes_by_the_topology_that_it_was_told_last() {
     assert_eq!(planned(Some(known)).len(), 2);
 }
 
-/// Sixteen GPUs, every two joined alike.
+/// Adds sixteen GPUs with equal links between all of them.
 fn switched(cluster: &mut Cluster, node: &str) {
     let place = |_| Place { pcie_root: Some(0), numa_node: Some(0) };
     let pair = |_, _| Pair { nvlinks: 4, pcie: PcieLevel::System };
@@ -202,7 +204,7 @@ fn switched(cluster: &mut Cluster, node: &str) {
 }
 
 #[test]
-fn sets_that_can_stand_for_each_other_are_not_all_tried() {
+fn interchangeable_sets_are_not_all_tried() {
     let mut cluster = Cluster::new();
     for node in ["node-a", "node-b", "node-c"] {
         cluster = cluster.node(node, (0..16).map(|i| gpu(&format!("gpu-{i}"), "80Gi")).collect());
@@ -215,8 +217,7 @@ fn sets_that_can_stand_for_each_other_are_not_all_tried() {
     for (pod, most) in [
         (pod("p", vec![two()]), 1_000),
         (wanting(prefer("NVLink")), 1_000),
-        // What is required of sets is looked for among all of them, which are counted and not
-        // tried.
+        // A required topology is searched over all sets, which are enumerated but not tried.
         (wanting(require("NVLink")), 3 * 2 * 12_870),
     ] {
         let settings = Settings { policy: Policy::LeastFragmentation, ..Settings::default() };
@@ -226,7 +227,7 @@ fn sets_that_can_stand_for_each_other_are_not_all_tried() {
     }
 }
 
-/// Whether some set of `count` of the `free` GPUs has every two of them linked.
+/// Returns true if a set of `count` of the `free` GPUs exists in which every two are linked.
 fn exists(linked: &[Vec<bool>], free: &[usize], count: usize, set: &mut Vec<usize>) -> bool {
     if set.len() == count {
         return true;
@@ -244,7 +245,7 @@ fn exists(linked: &[Vec<bool>], free: &[usize], count: usize, set: &mut Vec<usiz
 
 proptest! {
     #[test]
-    fn what_is_required_is_found_exactly_where_it_exists(
+    fn required_scope_is_found_exactly_if_it_exists(
         links in prop::collection::vec(prop::bool::weighted(0.6), 28),
         taken in prop::collection::btree_set(0_usize..8, 0..5),
         count in 2_u64..6,
@@ -256,13 +257,21 @@ proptest! {
             linked[b][a] = link;
         }
         let mut cluster = eight();
-        joined(&mut cluster, "node-a", |a, b| linked[a][b], |_| 0);
-        taken.iter().for_each(|gpu| cluster.use_share("node-a", &format!("gpu-{gpu}"), "80Gi", "100"));
+        link_gpus(&mut cluster, "node-a", |a, b| linked[a][b], |_| 0);
+        taken
+            .iter()
+            .for_each(|gpu| cluster.use_share("node-a", &format!("gpu-{gpu}"), "80Gi", "100"));
         let free: Vec<usize> = (0..8).filter(|gpu| !taken.contains(gpu)).collect();
-        for policy in [Policy::FirstFit, Policy::Binpack, Policy::Spread, Policy::LeastFragmentation] {
-            let devices = chosen(&cluster, policy, wants(count, require("NVLink")));
-            prop_assert_eq!(!devices.is_empty(), exists(&linked, &free, count as usize, &mut Vec::new()));
-            let numbers: Vec<usize> = devices.iter().map(|name| name["gpu-".len()..].parse().unwrap()).collect();
+        for policy in
+            [Policy::FirstFit, Policy::Binpack, Policy::Spread, Policy::LeastFragmentation]
+        {
+            let devices = chosen(&cluster, policy, requesting(count, require("NVLink")));
+            prop_assert_eq!(
+                !devices.is_empty(),
+                exists(&linked, &free, count as usize, &mut Vec::new())
+            );
+            let numbers: Vec<usize> =
+                devices.iter().map(|name| name["gpu-".len()..].parse().unwrap()).collect();
             for a in &numbers {
                 prop_assert!(!taken.contains(a));
                 prop_assert!(numbers.iter().all(|b| a == b || linked[*a][*b]));

@@ -1,10 +1,10 @@
-//! What a request wishes of how its devices belong together.
+//! Topology requirements and preferences of a request.
 
 use tessera_api::config::{TopologyMode, TopologyScope, TopologyTerm};
 
 use super::{DeviceSet, LinkMatrix};
 
-/// The wishes of a request. Without any, the best score decides.
+/// Required and preferred topology scopes of a request. Without any, the best score decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Wishes {
     required: [bool; TopologyScope::ALL.len()],
@@ -12,7 +12,7 @@ pub struct Wishes {
 }
 
 impl Wishes {
-    /// The wishes that a configuration lists.
+    /// Creates the preferences from the terms of a configuration.
     pub fn new(terms: &[TopologyTerm]) -> Self {
         terms.iter().fold(Self::default(), |wishes, term| match term.mode {
             TopologyMode::Require => wishes.require(term.scope),
@@ -20,24 +20,22 @@ impl Wishes {
         })
     }
 
-    /// Every two devices must share `scope`: be joined by NVLink, hang on one PCIe root, be on one
-    /// NUMA node.
+    /// Requires every two devices to share `scope`: an NVLink, a PCIe root complex or a NUMA node.
     #[must_use]
     pub fn require(mut self, scope: TopologyScope) -> Self {
         self.required[scope as usize] = true;
         self
     }
 
-    /// As many pairs as possible should share `scope`, before the score is looked at. For NVLink
-    /// the score itself says how well they are joined, so preferring it is what happens without
-    /// any wish.
+    /// Prefers sets with the most pairs that share `scope`; it takes precedence over the score. For
+    /// NVLink it has no effect, since the score measures NVLinks already.
     #[must_use]
     pub fn prefer(mut self, scope: TopologyScope) -> Self {
         self.preferred[scope as usize] = true;
         self
     }
 
-    /// The scopes that are required.
+    /// Returns the required scopes.
     pub fn required(&self) -> impl Iterator<Item = TopologyScope> {
         TopologyScope::ALL.iter().copied().filter(|scope| self.required[*scope as usize])
     }
@@ -49,7 +47,7 @@ impl Wishes {
         TopologyScope::ALL.iter().copied().filter(counts)
     }
 
-    /// With whom of `among` the device can be in one set.
+    /// Returns the devices of `among` that can be in one set with the device.
     pub(super) fn companions(
         &self,
         matrix: &LinkMatrix,
@@ -60,12 +58,12 @@ impl Wishes {
             .fold(among - DeviceSet::one(device), |set, scope| set & matrix.sharing(scope, device))
     }
 
-    /// How many of the pairs share what is preferred, each scope counted.
+    /// Returns the number of pairs that share preferred scopes, counted per scope.
     pub(super) fn preferred_pairs(&self, matrix: &LinkMatrix, set: DeviceSet) -> u32 {
         self.counted().map(|scope| matrix.pairs_sharing(scope, set) as u32).sum()
     }
 
-    /// The same of one device with each of a set.
+    /// Returns the number of such pairs of one device with a set.
     pub(super) fn preferred_with(
         &self,
         matrix: &LinkMatrix,

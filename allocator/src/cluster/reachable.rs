@@ -1,4 +1,4 @@
-//! What one node reaches: devices in upstream's order, and what is left of each.
+//! Devices that a node can reach, in upstream's order, and their free capacity.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,57 +6,57 @@ use std::sync::Arc;
 use tessera_api::config::Sharing;
 use tessera_api::quantity::Quantity;
 
-use super::pools::{BadNodeSelector, NodePool, PoolState, chosen};
-use super::{CompiledDevice, CompiledSlice, Interner, OfferId, Places};
+use super::pools::{BadNodeSelector, NodePool, PoolState, includes};
+use super::{CompiledDevice, CompiledSlice, Interner, MatrixPositions, ProfileId};
 use crate::features::Features;
 use crate::model::{
-    CounterUse, Device, DeviceId, DeviceUse, Node, NodeChoice, Slice, Usage, differing,
+    CounterUse, Device, DeviceId, DeviceUse, Node, NodeChoice, Slice, Usage, conflicting_sharing,
 };
 
-/// Devices that a node might use, of all complete pools, and what is taken of them. Lists of the
-/// same length go together: candidate `i` is described by element `i` of each.
+/// Candidate devices of a node in all complete pools, and their consumption.
+///
+/// Element `i` of each per-candidate list describes candidate `i`.
 #[derive(Debug, Default)]
-pub(crate) struct Reach {
+pub(crate) struct ReachableDevices {
     pub(crate) pools: Vec<NodePool>,
     pub(crate) candidates: Vec<Candidate>,
-    /// How often each is allocated as a whole.
+    /// Number of exclusive allocations per candidate.
     pub(crate) exclusive: Vec<u32>,
-    /// How many shares there are of each.
+    /// Number of shares per candidate.
     pub(crate) shares: Vec<u32>,
-    /// How many of both are shared by MPS.
+    /// Number of allocations of both kinds shared by MPS, per candidate.
     by_mps: Vec<u32>,
-    /// What is left of each capacity of each candidate, in nanounits; below zero where too much
-    /// was given out.
+    /// Free amount per capacity and candidate, in nano-units; negative if overcommitted.
     pub(crate) left: Vec<i128>,
-    /// Where a candidate's part of `left` begins; one more at the end.
+    /// Start of each candidate's part of `left`, and the end.
     pub(crate) offset: Vec<u32>,
-    /// Which counters a candidate takes when it is allocated; empty unless some take any.
+    /// Counters that a candidate consumes; empty if no candidate consumes any.
     pub(crate) consumes: Vec<Vec<CounterAmount>>,
-    /// What is left of each counter of each pool.
+    /// Free amount of each counter of each pool.
     pub(crate) counters_left: Vec<i128>,
-    /// Per pool where its counters begin; one more at the end. Empty where there are none.
+    /// Start of each pool's counters, and the end; empty without counters.
     pub(crate) counters_of: Vec<u32>,
-    /// Devices that take counters and that the node cannot use, and whether they are allocated.
-    elsewhere: Vec<Elsewhere>,
-    /// Where the candidates are in their machines; none until somebody asks.
-    pub(crate) places: Option<Places>,
+    /// Devices that consume counters but that the node cannot use.
+    unreachable: Vec<UnreachableDevice>,
+    /// Matrix positions of the candidates; `None` until first used.
+    pub(crate) matrix_positions: Option<MatrixPositions>,
     pub(crate) defect: Option<BadNodeSelector>,
 }
 
-/// A device that a node might use.
+/// A device that the node might use.
 #[derive(Debug, Clone)]
 pub(crate) struct Candidate {
     slice: Arc<CompiledSlice>,
     at: u32,
     pub(crate) pool: u32,
-    pub(crate) offer: OfferId,
-    /// The number of its driver.
+    pub(crate) profile: ProfileId,
+    /// Interned driver name.
     pub(crate) driver: u32,
-    /// The node is among those that may use it.
-    pub(crate) reachable: bool,
+    /// True if the device can be used on the node.
+    pub(crate) is_reachable: bool,
 }
 
-/// So much of a counter, by its place in [`Reach::counters_left`].
+/// Amount of a counter, by its index in [`ReachableDevices::counters_left`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct CounterAmount {
     pub(crate) counter: u32,
@@ -64,7 +64,7 @@ pub(crate) struct CounterAmount {
 }
 
 #[derive(Debug)]
-struct Elsewhere {
+struct UnreachableDevice {
     id: DeviceId,
     consumes: Vec<CounterAmount>,
     allocated: bool,
@@ -92,7 +92,7 @@ impl Candidate {
     }
 }
 
-impl Reach {
+impl ReachableDevices {
     pub(super) fn new(
         pools: Vec<NodePool>,
         node: &Node,
@@ -100,12 +100,12 @@ impl Reach {
         usage: &Usage,
         features: &Features,
     ) -> Self {
-        let mut reach = Self { pools, offset: vec![0], ..Self::default() };
-        reach.add_candidates(node, interner, usage);
+        let mut reachable = Self { pools, offset: vec![0], ..Self::default() };
+        reachable.add_candidates(node, interner, usage);
         if features.partitionable {
-            reach.add_counters(usage);
+            reachable.add_counters(usage);
         }
-        reach
+        reachable
     }
 
     pub(super) fn defective(defect: BadNodeSelector) -> Self {
@@ -119,16 +119,16 @@ impl Reach {
         for (p, slice) in slices {
             let per_device = slice.slice.nodes == NodeChoice::PerDevice;
             for (at, compiled) in slice.devices.iter().enumerate() {
-                let reachable = !per_device || chosen(&compiled.device.nodes, node);
-                let (pool, at, offer) = (p as u32, at as u32, compiled.offer);
+                let is_reachable = !per_device || includes(&compiled.device.nodes, node);
+                let (pool, at, profile) = (p as u32, at as u32, compiled.profile);
                 let driver = slice.driver;
                 let candidate =
-                    Candidate { slice: Arc::clone(slice), at, pool, offer, driver, reachable };
+                    Candidate { slice: Arc::clone(slice), at, pool, profile, driver, is_reachable };
                 let used = if usage.is_empty() { None } else { usage.of(&candidate.id()) };
                 self.exclusive.push(used.map_or(0, |u| u.exclusive));
                 self.shares.push(used.map_or(0, |u| u.shares));
                 self.by_mps.push(used.map_or(0, |u| u.by_mps));
-                self.left.extend_from_slice(&interner.offer(offer).capacity);
+                self.left.extend_from_slice(&interner.profile(profile).capacity);
                 let from = *self.offset.last().unwrap_or(&0) as usize;
                 if let Some(used) = used {
                     subtract(&mut self.left[from..], &compiled.device, used);
@@ -144,7 +144,7 @@ impl Reach {
         if !self.pools.iter().any(|pool| complete(pool) && !pool.counters.is_empty()) {
             return;
         }
-        let mut places: Vec<BTreeMap<(&str, &str), u32>> = Vec::new();
+        let mut counter_indices: Vec<BTreeMap<(&str, &str), u32>> = Vec::new();
         for pool in &self.pools {
             self.counters_of.push(self.counters_left.len() as u32);
             let mut names = BTreeMap::new();
@@ -159,23 +159,25 @@ impl Reach {
                     self.counters_left.push(value.nano());
                 }
             }
-            places.push(names);
+            counter_indices.push(names);
         }
         self.counters_of.push(self.counters_left.len() as u32);
         for candidate in &self.candidates {
-            self.consumes
-                .push(amounts(&candidate.device().consumes, &places[candidate.pool as usize]));
+            self.consumes.push(amounts(
+                &candidate.device().consumes,
+                &counter_indices[candidate.pool as usize],
+            ));
         }
-        for (pool, places) in self.pools.iter().zip(&places) {
-            for slice in &pool.elsewhere {
+        for (pool, counter_indices) in self.pools.iter().zip(&counter_indices) {
+            for slice in &pool.other_slices {
                 for device in
                     slice.slice.devices.iter().filter(|device| !device.consumes.is_empty())
                 {
                     let id = DeviceId { pool: pool.id.clone(), device: device.name.clone() };
                     let allocated = usage.of(&id).is_some();
-                    self.elsewhere.push(Elsewhere {
+                    self.unreachable.push(UnreachableDevice {
                         id,
-                        consumes: amounts(&device.consumes, places),
+                        consumes: amounts(&device.consumes, counter_indices),
                         allocated,
                     });
                 }
@@ -183,18 +185,18 @@ impl Reach {
         }
         let allocated = |i: &usize| self.exclusive[*i] > 0 || self.shares[*i] > 0;
         let here = (0..self.candidates.len()).filter(allocated).flat_map(|i| &self.consumes[i]);
-        let elsewhere = self.elsewhere.iter().filter(|e| e.allocated).flat_map(|e| &e.consumes);
-        for used in here.chain(elsewhere) {
+        let unreachable = self.unreachable.iter().filter(|e| e.allocated).flat_map(|e| &e.consumes);
+        for used in here.chain(unreachable) {
             self.counters_left[used.counter as usize] -= used.amount;
         }
     }
 
-    /// Says what is taken of a device. `false` = it is none of these.
+    /// Sets the consumption of a device. Returns false if the device is not in the lists.
     pub(super) fn set_use(&mut self, id: &DeviceId, used: Option<&DeviceUse>) -> bool {
         let is_allocated = used.is_some();
         let mut is_known = false;
-        // A name may be there twice: here, and on another node of the pool.
-        for device in self.elsewhere.iter_mut().filter(|e| e.id == *id) {
+        // A name can occur twice: here, and on another node of the pool.
+        for device in self.unreachable.iter_mut().filter(|e| e.id == *id) {
             charge(&mut self.counters_left, &device.consumes, device.allocated, is_allocated);
             device.allocated = is_allocated;
             is_known = true;
@@ -220,17 +222,17 @@ impl Reach {
         is_known
     }
 
-    /// How others share the candidate, if that is not `own`.
-    pub(crate) fn differing(&self, i: usize, own: Sharing) -> Option<Sharing> {
-        differing(self.exclusive[i] + self.shares[i], self.by_mps[i], own)
+    /// Returns the conflicting sharing mechanism of other allocations, if any.
+    pub(crate) fn conflicting_sharing(&self, i: usize, own: Sharing) -> Option<Sharing> {
+        conflicting_sharing(self.exclusive[i] + self.shares[i], self.by_mps[i], own)
     }
 
-    /// What is left of the candidate's capacities, in the order of their names.
+    /// Returns the free amounts of the candidate, in the order of capacity names.
     pub(crate) fn left(&self, i: usize) -> &[i128] {
         &self.left[self.offset[i] as usize..self.offset[i + 1] as usize]
     }
 
-    /// The counters of a pool, as places in [`counters_left`](Self::counters_left).
+    /// Returns the counters of a pool, as indices in [`counters_left`](Self::counters_left).
     pub(crate) fn counters_of(&self, pool: u32) -> std::ops::Range<usize> {
         match (self.counters_of.get(pool as usize), self.counters_of.get(pool as usize + 1)) {
             (Some(from), Some(to)) => *from as usize..*to as usize,
@@ -238,7 +240,7 @@ impl Reach {
         }
     }
 
-    /// Some pool contradicts itself.
+    /// Returns true if a pool is invalid.
     pub(crate) fn has_invalid_pool(&self) -> bool {
         self.pools.iter().any(|pool| pool.state == PoolState::Invalid)
     }
@@ -258,12 +260,15 @@ fn charge(left: &mut [i128], consumes: &[CounterAmount], before: bool, after: bo
     }
 }
 
-fn amounts(uses: &[CounterUse], places: &BTreeMap<(&str, &str), u32>) -> Vec<CounterAmount> {
+fn amounts(
+    uses: &[CounterUse],
+    counter_indices: &BTreeMap<(&str, &str), u32>,
+) -> Vec<CounterAmount> {
     let counters = uses
         .iter()
         .flat_map(|used| used.counters.iter().map(|(name, q)| (used.set.as_str(), name, q)));
     let amount = |(set, name, amount): (&str, &String, &Quantity)| {
-        let counter = *places.get(&(set, name.as_str()))?;
+        let counter = *counter_indices.get(&(set, name.as_str()))?;
         Some(CounterAmount { counter, amount: amount.nano() })
     };
     counters.filter_map(amount).collect()

@@ -1,34 +1,34 @@
-//! Constraints over the devices of a claim, while the search adds and takes back devices.
+//! State of the constraints of a claim while the search adds and removes devices.
 
 use std::collections::BTreeSet;
 
-use crate::cluster::{Interner, Reach, ValueId};
+use crate::cluster::{Interner, ReachableDevices, ValueId};
 use crate::features::Features;
 use crate::model::{Attribute, ConstraintKind};
 use crate::shape::ConstraintShape;
 
-/// A constraint and the devices it holds.
-pub(super) struct Held<'a> {
+/// A constraint and the values of its current devices.
+pub(super) struct ConstraintState<'a> {
     constraint: &'a ConstraintShape,
-    /// The attribute's value on every candidate.
-    of: Vec<ValueId>,
-    /// Values of the devices held, in order.
+    /// Attribute value of every candidate.
+    candidate_values: Vec<ValueId>,
+    /// Values of the current devices, in order.
     values: Vec<ValueId>,
-    /// With lists as sets: what the devices held have in common, after each of them.
+    /// With list attributes: the common elements after each of the current devices.
     common: Vec<BTreeSet<Attribute>>,
 }
 
-impl<'a> Held<'a> {
+impl<'a> ConstraintState<'a> {
     pub(super) fn new(
         constraint: &'a ConstraintShape,
-        reach: &Reach,
+        reachable: &ReachableDevices,
         interner: &mut Interner,
     ) -> Self {
         let name = constraint.attribute().unwrap_or_default();
         let id = name.contains('/').then(|| interner.name(name));
         let value = |candidate: &crate::cluster::Candidate| {
             let compiled = candidate.compiled();
-            match id.filter(|_| !compiled.irregular) {
+            match id.filter(|_| !compiled.is_irregular) {
                 Some(id) => compiled.attribute(id),
                 None => {
                     let value = compiled.device.attribute(&candidate.slice().pool.driver, name);
@@ -36,46 +36,46 @@ impl<'a> Held<'a> {
                 }
             }
         };
-        let of = reach.candidates.iter().map(value).collect();
-        Self { constraint, of, values: Vec::new(), common: Vec::new() }
+        let candidate_values = reachable.candidates.iter().map(value).collect();
+        Self { constraint, candidate_values, values: Vec::new(), common: Vec::new() }
     }
 
     pub(super) fn attribute(&self) -> &str {
         self.constraint.attribute().unwrap_or_default()
     }
 
-    /// Whether it binds an alternative of its claim.
-    pub(super) fn binds(&self, place: usize) -> bool {
-        self.constraint.binds[place]
+    /// Returns true if it applies to an alternative of its claim.
+    pub(super) fn applies_to(&self, index: usize) -> bool {
+        self.constraint.applies_to[index]
     }
 
-    /// The attribute's value on a candidate.
+    /// Returns the attribute value of a candidate.
     pub(super) fn value(&self, i: usize) -> ValueId {
-        self.of[i]
+        self.candidate_values[i]
     }
 
-    /// The values of the devices held.
+    /// Returns the values of the current devices.
     pub(super) fn values(&self) -> &[ValueId] {
         &self.values
     }
 
-    /// Whether the order of the devices held makes no difference to what it admits.
+    /// Returns true if the order of the current devices does not matter.
     pub(super) fn is_match(&self) -> bool {
         matches!(self.constraint.constraint.kind, ConstraintKind::Match(_))
     }
 
-    /// Adds the candidate. `false` = it is not admitted, and nothing has changed.
+    /// Adds the candidate. Returns false without a change if it violates the constraint.
     pub(super) fn add(
         &mut self,
-        place: usize,
+        index: usize,
         i: usize,
         interner: &Interner,
         features: &Features,
     ) -> bool {
-        if !self.binds(place) {
+        if !self.applies_to(index) {
             return true;
         }
-        let value = self.of[i];
+        let value = self.candidate_values[i];
         if value == ValueId::ABSENT {
             return false;
         }
@@ -89,14 +89,14 @@ impl<'a> Held<'a> {
         admitted
     }
 
-    pub(super) fn remove(&mut self, place: usize) {
-        if self.binds(place) {
+    pub(super) fn remove(&mut self, index: usize) {
+        if self.applies_to(index) {
             self.values.pop();
             self.common.truncate(self.values.len());
         }
     }
 
-    /// The first device only needs to have the attribute; lists equal nothing.
+    /// Tests a value. The first device only needs the attribute; a list equals no value.
     fn admits(&self, value: ValueId, interner: &Interner) -> bool {
         let Some(first) = self.values.first() else { return true };
         let is_list = matches!(
@@ -106,8 +106,8 @@ impl<'a> Held<'a> {
         !is_list && if self.is_match() { *first == value } else { !self.values.contains(&value) }
     }
 
-    /// The same with the gate `DRAListTypeAttributes`: all have a value in common, or no two have
-    /// one.
+    /// Tests a value with the gate `DRAListTypeAttributes`: all devices share an element, or no two
+    /// do.
     fn admits_set(&mut self, value: ValueId, interner: &Interner) -> bool {
         let Some(set) = set_of(value, interner) else { return false };
         if self.is_match() {
@@ -126,7 +126,7 @@ impl<'a> Held<'a> {
     }
 }
 
-/// A value as a set: a scalar has one element.
+/// Returns a value as a set: a scalar has one element.
 fn set_of(value: ValueId, interner: &Interner) -> Option<BTreeSet<Attribute>> {
     match interner.value_of(value)? {
         Attribute::List(items) => (!items.is_empty()).then(|| items.iter().cloned().collect()),
