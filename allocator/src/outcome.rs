@@ -126,20 +126,20 @@ pub enum NotSupported {
     #[error("{0}")]
     Field(&'static str),
     /// A field whose feature gate is off.
-    #[error("what needs the feature gate {0}")]
+    #[error("a field of the disabled feature gate {0}")]
     Gate(&'static str),
     /// A selector that is not CEL.
     #[error("a selector other than CEL")]
     Selector,
     /// A kind of request without a class.
-    #[error("requests without a device class")]
+    #[error("a request without a DeviceClass")]
     NoClass,
     /// An allocation mode of the future.
     #[error("this allocation mode")]
     Mode,
     /// A way of sharing in which a claim has one GPU.
     #[error(
-        "sharing: MPS for more than one GPU (one claim has one; a container can use one such claim)"
+        "sharing: MPS with several GPUs (limit: one GPU per claim, one such claim per container)"
     )]
     MpsOfSeveral,
 }

@@ -113,7 +113,7 @@ fn whoever_waits_for_joined_devices_is_told_how_many_are_missing() {
     );
     assert_eq!(
         explanation.render(200),
-        "8 devices on 1 node: fits, but too few of them share NVLink (short by 1 at least)"
+        "8/8 GPUs available: 8 available but too few share NVLink (at least 1 short)"
     );
 }
 

@@ -73,7 +73,7 @@ fn a_gpu_in_use_in_one_way_is_not_had_in_the_other_and_says_so() {
         let mut cluster = node_of(vec![mps("gpu-0")]);
         cluster.0.usage.add(&[taken("gpu-0", used, 1)]);
         let refused = decide_one(&cluster, vec![a_share("c", own, 1)]);
-        assert_eq!(why(&refused), format!("1 device on 1 node: in use with sharing {used}"));
+        assert_eq!(why(&refused), format!("0/1 GPUs available: 1 allocated with sharing {used}"));
         let placed = decide_one(&cluster, vec![a_share("c", used, 1)]);
         assert_eq!(places(&placed), [["gpu-0"]]);
     }
@@ -84,7 +84,7 @@ fn a_claim_that_says_nothing_is_shared_by_intercept() {
     let mut cluster = node_of(vec![mps("gpu-0")]);
     cluster.0.usage.add(&[taken("gpu-0", Sharing::Mps, 1)]);
     let refused = decide(&cluster, &[share_pod("p", "1Gi", "0")]);
-    assert_eq!(why(&refused), "1 device on 1 node: in use with sharing MPS");
+    assert_eq!(why(&refused), "0/1 GPUs available: 1 allocated with sharing MPS");
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn a_gpu_that_somebody_has_brought_both_ways_to_is_for_nobody() {
             .usage
             .add(&[taken("gpu-0", Sharing::Mps, 1), taken("gpu-0", Sharing::Intercept, 1)]);
         let refused = decide_one(&cluster, vec![a_share("c", own, 1)]);
-        assert_eq!(why(&refused), format!("1 device on 1 node: in use with sharing {other}"));
+        assert_eq!(why(&refused), format!("0/1 GPUs available: 1 allocated with sharing {other}"));
     }
 }
 
@@ -161,7 +161,7 @@ fn the_claims_of_one_pod_share_a_gpu_only_if_they_share_it_in_the_same_way() {
         let refused = decide_one(&narrow, two(other));
         assert_eq!(
             why(&refused),
-            "1 device on 1 node: fits, but not together with the rest of what the pod asks for"
+            "1/1 GPUs available: 1 available but not in the requested combination"
         );
     }
 }
@@ -172,7 +172,8 @@ fn a_claim_by_mps_gets_a_gpu_that_can_be_shared_so_and_no_other() {
     let refused = decide_one(&plain, vec![a_share("c", Sharing::Mps, 1)]);
     assert_eq!(
         why(&refused),
-        "1 device on 1 node: it is not shared by MPS (mps.enabled of the chart; from Volta and CUDA 12.3 on)"
+        "0/1 GPUs available: 1 without MPS (needs mps.enabled of the chart, Volta or newer, CUDA \
+         12.3 or newer)"
     );
     // Which of the two it is must not be taken for that of the device before it, which is otherwise
     // the same.
@@ -204,7 +205,7 @@ fn a_claim_by_mps_for_more_than_one_gpu_is_refused() {
         assert_eq!(*what, NotSupported::MpsOfSeveral);
         assert_eq!(
             what.to_string(),
-            "sharing: MPS for more than one GPU (one claim has one; a container can use one such claim)"
+            "sharing: MPS with several GPUs (limit: one GPU per claim, one such claim per container)"
         );
         let by_intercept =
             decide_one(&cluster, vec![of_requests("c", Sharing::Intercept, requests)]);
