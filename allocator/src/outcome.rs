@@ -125,21 +125,21 @@ pub enum NotSupported {
     /// An unsupported field.
     #[error("{0}")]
     Field(&'static str),
-    /// A field whose feature gate is disabled.
-    #[error("what needs the feature gate {0}")]
+    /// A field whose feature gate is off.
+    #[error("a field of the disabled feature gate {0}")]
     Gate(&'static str),
     /// A selector that is not CEL.
     #[error("a selector other than CEL")]
     Selector,
-    /// An unknown request type without a DeviceClass.
-    #[error("requests without a device class")]
+    /// A kind of request without a class.
+    #[error("a request without a DeviceClass")]
     NoClass,
     /// An unknown allocation mode.
     #[error("this allocation mode")]
     Mode,
     /// Sharing by MPS with more than one GPU in the claim.
     #[error(
-        "sharing: MPS for more than one GPU (one claim has one; a container can use one such claim)"
+        "sharing: MPS with several GPUs (limit: one GPU per claim, one such claim per container)"
     )]
     MpsOfSeveral,
 }

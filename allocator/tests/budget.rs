@@ -269,7 +269,7 @@ fn bound_pod_is_planned_only_on_its_node() {
             panic!("{:?}", plan.refusals)
         };
         assert!(
-            explanation.render(1024).contains("8 devices on 1 node"),
+            explanation.render(1024).contains("/8 GPUs available"),
             "{}",
             explanation.render(1024)
         );

@@ -103,9 +103,10 @@ fn match_constraint_waits_for_two_free_gpus_in_group() {
     pair.constraints.push(matching("gpu.tessera.dev/numaNode"));
     let pods = [pod("pair", vec![pair])];
     let waiting = decide(&cluster, &pods);
+    let constraint = Reason::Constraint { attribute: "gpu.tessera.dev/numaNode".to_owned() };
     assert_eq!(
         reasons(&waiting),
-        BTreeMap::from([(short_of("memory"), (2, 1)), (Reason::Together, (2, 1))])
+        BTreeMap::from([(short_of("memory"), (2, 1)), (constraint, (2, 1))])
     );
     cluster.0.usage.remove(&[share("node-a", "gpu-2", "80Gi", "0")]);
     assert_eq!(placements(&decide(&cluster, &pods)), [["node-a/gpu-2", "node-a/gpu-3"]]);
@@ -320,7 +321,7 @@ fn oversubscribed_gpu_requires_opt_in() {
         };
         assert_eq!(
             explanation.render(1024),
-            "1 device on 1 node: memory is oversubscribed; the claim must say memory.oversubscribe: true"
+            "0/1 GPUs available: 1 oversubscribed (the claim must set memory.oversubscribe: true)"
         );
     }
 }
@@ -535,7 +536,36 @@ fn capacity_without_domain_belongs_to_its_driver() {
 }
 
 #[test]
-fn refusal_names_the_nearest_node() {
+fn too_few_available_devices_are_reported_by_node() {
+    let gpus = |count: usize| (0..count).map(|i| gpu(&format!("gpu-{i}"), "80Gi")).collect();
+    let mut cluster = Cluster::new().node("node-a", gpus(8)).node("node-b", gpus(4));
+    cluster.use_share("node-a", "gpu-0", "76Gi", "0");
+    let text = |requests| {
+        let waiting = decide(&cluster, &[pod("p", vec![claim("c", requests)])]);
+        let Cause::NoFit(explanation) = &*waiting.refusals[0].cause else {
+            panic!("{:?}", waiting.refusals)
+        };
+        explanation.render(1024)
+    };
+    assert_eq!(
+        text(vec![request("gpu", 8, &[])]),
+        "11/12 GPUs available: only 7 of 8 requested GPUs are available on node-a, \
+         1 insufficient memory (76Gi short)"
+    );
+    assert_eq!(
+        text(vec![request("gpu", 9, &[("memory", "1Gi")])]),
+        "12/12 GPUs available: only 8 of 9 requested GPUs are available on node-a"
+    );
+    let two = vec![request("a", 5, &[]), request("b", 4, &[])];
+    assert_eq!(
+        text(two),
+        "11/12 GPUs available: 7 available but not in the requested combination, only 4 of 5 \
+         requested GPUs are available on node-b, 1 insufficient memory (76Gi short)"
+    );
+}
+
+#[test]
+fn nearest_miss_is_the_node_that_lacks_least() {
     let gpus = |count: usize| (0..count).map(|i| gpu(&format!("gpu-{i}"), "80Gi")).collect();
     let mut cluster =
         Cluster::new().node("node-a", gpus(2)).node("node-b", gpus(3)).node("node-c", gpus(1));
@@ -552,22 +582,16 @@ fn refusal_names_the_nearest_node() {
         explanation.nearest_clause()
     };
     let of_two = nearest(&cluster, 2).unwrap();
-    assert_eq!(
-        of_two,
-        "nearest to a fit: node-a has 1 of 2 devices; the next: too little memory left (short by 1Gi)"
-    );
+    assert_eq!(of_two, "the next GPU on node-a: insufficient memory (1Gi short)");
     let of_three = nearest(&cluster, 3).unwrap();
     assert_eq!(
         of_three,
-        "nearest to a fit: node-b has 1 of 3 devices; the next: too little memory left (short by 40Gi)"
+        "closest is node-b with 1 of 3 GPUs; the next GPU there: insufficient memory (40Gi short)"
     );
     assert_eq!(nearest(&cluster, 4), None, "no node has 4 devices");
     for device in ["node-a/gpu-1", "node-b/gpu-2", "node-c/gpu-0"] {
         let (node, device) = device.split_once('/').unwrap();
         cluster.use_share(node, device, "60Gi", "0");
     }
-    assert_eq!(
-        nearest(&cluster, 1).unwrap(),
-        "nearest to a fit: node-a: too little memory left (short by 1Gi)"
-    );
+    assert_eq!(nearest(&cluster, 1).unwrap(), "closest is node-a: insufficient memory (1Gi short)");
 }

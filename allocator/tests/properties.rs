@@ -15,7 +15,6 @@ use tessera_allocator::model::{
 };
 use tessera_allocator::{Cause, Decision, Plan, Planner, Policy, Settings, plan};
 use tessera_api::names::{DeviceName, NodeName};
-use tessera_api::reason::Reason;
 
 fn devices() -> impl Strategy<Value = Vec<Device>> {
     let device = (8u32..96, 0i64..3);
@@ -231,10 +230,7 @@ proptest! {
                 && claim.constraints.is_empty();
             let Mode::Exact(wanted) = claim.requests[0].alternatives[0].mode else { panic!() };
             for (reason, tally) in explanation.tallies().filter(|_| is_only_request) {
-                prop_assert!(
-                    *reason != Reason::Together
-                        || tally.devices() < wanted * tally.nodes().len() as u64
-                );
+                prop_assert!(!reason.is_available() || tally.devices() < wanted * tally.nodes().len() as u64);
             }
         }
     }

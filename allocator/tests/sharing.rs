@@ -73,10 +73,7 @@ fn gpu_in_use_refuses_other_sharing_with_reason() {
         let mut cluster = node_of(vec![mps("gpu-0")]);
         cluster.0.usage.add(&[usage_result("gpu-0", used, 1)]);
         let refused = decide_one(&cluster, vec![share_claim("c", own, 1)]);
-        assert_eq!(
-            explanation(&refused),
-            format!("1 device on 1 node: in use with sharing {used}")
-        );
+        assert_eq!(explanation(&refused), format!("0/1 GPUs available: 1 allocated with sharing {used}"));
         let placed = decide_one(&cluster, vec![share_claim("c", used, 1)]);
         assert_eq!(placements(&placed), [["gpu-0"]]);
     }
@@ -87,22 +84,19 @@ fn sharing_defaults_to_intercept() {
     let mut cluster = node_of(vec![mps("gpu-0")]);
     cluster.0.usage.add(&[usage_result("gpu-0", Sharing::Mps, 1)]);
     let refused = decide(&cluster, &[share_pod("p", "1Gi", "0")]);
-    assert_eq!(explanation(&refused), "1 device on 1 node: in use with sharing MPS");
+    assert_eq!(explanation(&refused), "0/1 GPUs available: 1 allocated with sharing MPS");
 }
 
 #[test]
 fn gpu_with_mixed_sharing_is_not_allocated() {
     for (own, other) in BOTH {
         let mut cluster = node_of(vec![mps("gpu-0")]);
-        cluster.0.usage.add(&[
-            usage_result("gpu-0", Sharing::Mps, 1),
-            usage_result("gpu-0", Sharing::Intercept, 1),
-        ]);
+        cluster
+            .0
+            .usage
+            .add(&[usage_result("gpu-0", Sharing::Mps, 1), usage_result("gpu-0", Sharing::Intercept, 1)]);
         let refused = decide_one(&cluster, vec![share_claim("c", own, 1)]);
-        assert_eq!(
-            explanation(&refused),
-            format!("1 device on 1 node: in use with sharing {other}")
-        );
+        assert_eq!(explanation(&refused), format!("0/1 GPUs available: 1 allocated with sharing {other}"));
     }
 }
 
@@ -167,7 +161,7 @@ fn claims_of_one_pod_share_a_gpu_only_with_equal_sharing() {
         let refused = decide_one(&narrow, two(other));
         assert_eq!(
             explanation(&refused),
-            "1 device on 1 node: fits, but not together with the rest of what the pod asks for"
+            "1/1 GPUs available: 1 available but not in the requested combination"
         );
     }
 }
@@ -178,7 +172,8 @@ fn mps_claim_requires_gpu_with_mps() {
     let refused = decide_one(&plain, vec![share_claim("c", Sharing::Mps, 1)]);
     assert_eq!(
         explanation(&refused),
-        "1 device on 1 node: it is not shared by MPS (mps.enabled of the chart; from Volta and CUDA 12.3 on)"
+        "0/1 GPUs available: 1 without MPS (needs mps.enabled of the chart, Volta or newer, CUDA \
+         12.3 or newer)"
     );
     // The property must not be taken from the previous device, which is equal otherwise.
     for devices in
@@ -212,7 +207,7 @@ fn refuses_mps_claim_for_several_gpus() {
         assert_eq!(*what, NotSupported::MpsOfSeveral);
         assert_eq!(
             what.to_string(),
-            "sharing: MPS for more than one GPU (one claim has one; a container can use one such claim)"
+            "sharing: MPS with several GPUs (limit: one GPU per claim, one such claim per container)"
         );
         let by_intercept =
             decide_one(&cluster, vec![of_requests("c", Sharing::Intercept, requests)]);

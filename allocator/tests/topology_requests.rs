@@ -116,7 +116,7 @@ fn refusal_counts_devices_missing_for_required_scope() {
     );
     assert_eq!(
         explanation.render(200),
-        "8 devices on 1 node: fits, but too few of them share NVLink (short by 1 at least)"
+        "8/8 GPUs available: 8 available but too few share NVLink (at least 1 short)"
     );
 }
 

@@ -99,7 +99,7 @@ async fn released(bench: &Bench) -> TrialOutcome {
     anyhow::ensure!(said.contains(&node), "the event does not name {node}: {said}");
     placement::together(bench, "other", "other").await?;
     placement::unallocated(bench, "refused").await?;
-    placement::told(bench, "refused", "NoDevices").await?;
+    placement::told(bench, "refused", "InsufficientDevices").await?;
     bench.delete(&["blocker".to_owned(), "refused".to_owned(), "other".to_owned()]).await?;
     Ok(Outcome::Held(vec![]))
 }

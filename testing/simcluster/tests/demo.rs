@@ -101,7 +101,7 @@ fn the_demo_shows_each_step_and_leaves_nothing() {
         "it sees 1 GPU",
         "19.00 GiB in all",
         "CUDA_ERROR_OUT_OF_MEMORY",
-        "has to wait",
+        "GPUs available",
         "room appeared -> allocation written",
         "pod-5 runs",
         "Everything is taken down",
