@@ -1,4 +1,4 @@
-//! Steps about claims and their devices.
+//! Steps that check claims and their devices.
 
 use std::collections::BTreeSet;
 
@@ -7,13 +7,13 @@ use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClai
 use kube::Api;
 use serde_json::Value;
 
-use super::{Run, StepError, api};
+use super::{Run, StepError, api_error};
 use crate::expectation::compare;
 use crate::inventory::{DRIVER, attribute};
 use crate::scenario::{ClaimRef, Gpus, seconds};
-use crate::wait::{self, Verdict};
+use crate::wait::{self, CheckResult};
 
-/// A generated claim's name appears in the pod's status a moment after the pod.
+/// Time limit for a generated claim's name to appear in the pod's status, in seconds.
 const NAME_PATIENCE: u64 = 30;
 
 impl Run<'_> {
@@ -21,14 +21,14 @@ impl Run<'_> {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// The name of the claim object that the pod calls so.
+    /// Returns the name of the ResourceClaim that the pod references as `claim`.
     pub(super) async fn claim_name(&self, pod: &str, claim: &str) -> Result<String, StepError> {
-        let what = format!("pod {pod} to have a claim `{claim}`");
-        let judge = |pod: Option<&Pod>| match pod.and_then(|pod| object_name(pod, claim)) {
-            Some(name) => Verdict::Done(name),
-            None => Verdict::NotYet("it has none".into()),
+        let what = format!("pod {pod} to have claim `{claim}`");
+        let check = |pod: Option<&Pod>| match pod.and_then(|pod| object_name(pod, claim)) {
+            Some(name) => CheckResult::Done(name),
+            None => CheckResult::Pending("no claim".into()),
         };
-        Ok(wait::until_one(self.pods_api(), pod, &what, seconds(NAME_PATIENCE), judge).await?)
+        Ok(wait::until_one(self.pods_api(), pod, &what, seconds(NAME_PATIENCE), check).await?)
     }
 
     async fn claim(&self, pod: &str, claim: &str) -> Result<ResourceClaim, StepError> {
@@ -36,7 +36,7 @@ impl Run<'_> {
         self.claims_api()
             .get(&name)
             .await
-            .map_err(|error| api(&format!("read claim {name}"), error))
+            .map_err(|error| api_error(&format!("read claim {name}"), error))
     }
 
     pub(super) async fn unallocated(&self, claims: &[ClaimRef]) -> Result<(), StepError> {
