@@ -91,8 +91,8 @@ mod tests {
 
     #[test]
     fn time_limit_covers_two_waits_of_node_sh() {
-        let patience = SETTINGS.lines().find_map(|line| line.strip_prefix("patience=")).unwrap();
-        let wait = Duration::from_secs(patience.parse().unwrap());
+        let limit = SETTINGS.lines().find_map(|line| line.strip_prefix("wait_limit=")).unwrap();
+        let wait = Duration::from_secs(limit.parse().unwrap());
         // Work between the two waits takes seconds.
         assert!(
             PATIENCE >= 2 * wait + Duration::from_secs(120),
