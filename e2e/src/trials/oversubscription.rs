@@ -36,7 +36,7 @@ pub(super) async fn switched_and_restored(test_bed: TestBed) -> TrialOutcome {
     check_undisturbed(&test_bed, &before).await?;
     // The pending pod runs once its memory is not oversubscribed.
     test_bed.holds("plain").await?;
-    test_bed.delete(&["before", "plain", "spills"].map(str::to_owned)).await?;
+    test_bed.delete(&["before", "plain", "oversubscribed"].map(str::to_owned)).await?;
     Ok(Outcome::Held(vec![]))
 }
 
@@ -53,7 +53,7 @@ async fn templates(test_bed: &TestBed) -> anyhow::Result<()> {
         "requests": [{"name": "gpu", "exactly": exactly}],
         "config": [{"opaque": {"driver": DRIVER, "parameters": parameters}}],
     });
-    test_bed.template_of("spilling", devices).await
+    test_bed.template_of("oversubscribed", devices).await
 }
 
 /// Sets the percentage of the GPUs' memory that the drivers publish, and waits until it is
@@ -96,11 +96,11 @@ async fn publish_percent(
 
 async fn oversubscribe(test_bed: &TestBed) -> anyhow::Result<()> {
     test_bed.holder("plain", "plain").await?;
-    let mut spills = from_template("spills", "spilling");
-    spills["spec"]["containers"][0]["command"] = json!(["tessera-probe", "fill"]);
-    test_bed.create(spills).await?;
+    let mut pod = from_template("oversubscribed", "oversubscribed");
+    pod["spec"]["containers"][0]["command"] = json!(["tessera-probe", "fill"]);
+    test_bed.create(pod).await?;
 
-    let lines = test_bed.output_of("spills").await?;
+    let lines = test_bed.output_of("oversubscribed").await?;
     let lines: Vec<Value> =
         lines.iter().map(|line| serde_json::from_str(line)).collect::<Result<_, _>>()?;
     let filled = lines.iter().find(|line| line["event"] == "filled").cloned().unwrap_or_default();
