@@ -20,7 +20,7 @@ use crate::scenario::ScenarioFile;
 use crate::trials::{self, Cluster};
 
 /// Returns the directory of the scenario files of this repository.
-pub fn scenarios() -> PathBuf {
+pub fn scenario_directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("scenarios")
 }
 
@@ -63,8 +63,8 @@ fn scenario_trials() -> anyhow::Result<Vec<Trial>> {
             Ok(runner.run(&file).await?)
         })
     };
-    let files = ScenarioFile::read_all(&scenarios())?;
-    anyhow::ensure!(!files.is_empty(), "no scenario files in {}", scenarios().display());
+    let files = ScenarioFile::read_all(&scenario_directory())?;
+    anyhow::ensure!(!files.is_empty(), "no scenario files in {}", scenario_directory().display());
     Ok(files.into_iter().map(trial).collect())
 }
 
@@ -151,7 +151,7 @@ impl Report {
 
     fn record(&mut self, name: String, began: Instant, outcome: TrialOutcome) {
         match outcome {
-            Ok(Outcome::Held(figures)) => {
+            Ok(Outcome::Passed(figures)) => {
                 println!("test {name} ... ok ({})", format_duration(began.elapsed()));
                 self.passed += 1;
                 self.figures.extend(figures);
@@ -171,12 +171,14 @@ impl Report {
     /// Prints the summary: failed and skipped trials by name, and the figures.
     pub fn finish(mut self) -> ExitCode {
         println!();
-        self.figures.sort_by(|one, other| (&one.of, one.took).cmp(&(&other.of, other.took)));
-        for figures in self.figures.chunk_by(|one, other| one.of == other.of) {
-            let at =
-                |percent: usize| format_duration(figures[(figures.len() - 1) * percent / 100].took);
-            let (n, of) = (figures.len(), &figures[0].of);
-            println!("FIGURE: {of}: p50 {}, p99 {}, max {} of {n}", at(50), at(99), at(100));
+        self.figures
+            .sort_by(|one, other| (&one.name, one.duration).cmp(&(&other.name, other.duration)));
+        for figures in self.figures.chunk_by(|one, other| one.name == other.name) {
+            let at = |percent: usize| {
+                format_duration(figures[(figures.len() - 1) * percent / 100].duration)
+            };
+            let (n, name) = (figures.len(), &figures[0].name);
+            println!("FIGURE: {name}: p50 {}, p99 {}, max {} of {n}", at(50), at(99), at(100));
         }
         for (name, reason) in &self.skipped {
             report_skip(name, reason);
@@ -237,7 +239,7 @@ mod tests {
             trial("a", || Err(anyhow::anyhow!("failed"))),
             trial("b", || Ok(Outcome::Skipped("not here".into()))),
             trial("c", || panic!("three {}", "devices")),
-            trial("d", || Ok(Outcome::Held(vec![]))),
+            trial("d", || Ok(Outcome::Passed(vec![]))),
         ];
         let report = Report::run(trials, &cluster(), pending()).await;
         assert_eq!((report.passed, report.skipped.len()), (1, 1));

@@ -49,7 +49,7 @@ const MAX_CONCURRENT: usize = 16;
 const PREFIX: &str = "hollow-";
 
 /// Time limit for the garbage collector to delete the slices of deleted nodes.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Number and kind of hollow nodes.
 #[derive(Clone, Copy, Debug)]
@@ -166,16 +166,16 @@ impl HollowNodes {
         };
         let selector = watcher::Config::default().fields(&format!("spec.driver={DRIVER}"));
         let what = "slices of deleted nodes to be deleted";
-        Ok(wait::until(self.slices.clone(), selector, what, PATIENCE, check).await?)
+        Ok(wait::until(self.slices.clone(), selector, what, TIMEOUT, check).await?)
     }
 
     async fn delete_one(&self, name: &str) -> anyhow::Result<()> {
         let params = DeleteParams::default();
-        for gone in [
+        for error in [
             self.nodes.delete(name, &params).await.err(),
             self.leases.delete(name, &params).await.err(),
         ] {
-            match gone {
+            match error {
                 None => {}
                 Some(kube::Error::Api(status)) if status.is_not_found() => {}
                 Some(error) => return Err(error.into()),

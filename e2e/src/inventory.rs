@@ -15,7 +15,7 @@ use tokio::sync::OnceCell;
 use crate::wait::{self, CheckResult, WaitError};
 
 /// Time limit for drivers to publish their GPUs.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Name of the DRA driver under test.
 pub const DRIVER: &str = "gpu.tessera.dev";
@@ -36,11 +36,11 @@ impl GpuInventory {
         let api: Api<ResourceSlice> = Api::all(client.clone());
         let slices =
             api.list(&ListParams::default().fields(&format!("spec.driver={DRIVER}"))).await?;
-        Ok(Self::of(slices.items))
+        Ok(Self::from_slices(slices.items))
     }
 
     /// Creates the inventory of these slices. Older generations of a pool are ignored.
-    pub fn of(slices: Vec<ResourceSlice>) -> Self {
+    pub fn from_slices(slices: Vec<ResourceSlice>) -> Self {
         let mut generations: BTreeMap<String, i64> = BTreeMap::new();
         for slice in &slices {
             let newest = generations.entry(slice.spec.pool.name.clone()).or_default();
@@ -144,7 +144,7 @@ impl GpuNodes {
             }
         };
         let what = "all nodes to publish their GPUs";
-        let publishing = wait::until(slices, selector, what, PATIENCE, check).await?;
+        let publishing = wait::until(slices, selector, what, TIMEOUT, check).await?;
         self.0.get_or_init(async || publishing).await;
         Ok(())
     }
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn finds_node_by_word_of_product_name_and_count() {
-        let inventory = GpuInventory::of(vec![
+        let inventory = GpuInventory::from_slices(vec![
             slice("a", 1, &["NVIDIA A100 80GB PCIe"; 4]),
             slice("b", 1, &["NVIDIA H100 80GB HBM3"; 8]),
         ]);
@@ -208,7 +208,8 @@ mod tests {
 
     #[test]
     fn ignores_older_pool_generations() {
-        let inventory = GpuInventory::of(vec![slice("a", 1, &["T4"; 4]), slice("a", 2, &["T4"])]);
+        let inventory =
+            GpuInventory::from_slices(vec![slice("a", 1, &["T4"; 4]), slice("a", 2, &["T4"])]);
         assert_eq!(inventory.len(), 1);
     }
 }

@@ -11,7 +11,7 @@ use crate::inventory::DRIVER;
 use crate::wait::{self, CheckResult, WaitError};
 
 /// Time limit for claims of an earlier test to lose their allocation.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Error of a cleanup check.
 #[derive(Debug, thiserror::Error)]
@@ -55,7 +55,7 @@ pub async fn none_allocated(client: &Client) -> Result<(), LeftoverError> {
         Api::all(client.clone()),
         Default::default(),
         "no claim to hold a GPU",
-        PATIENCE,
+        TIMEOUT,
         check,
     )
     .await?)
@@ -100,7 +100,7 @@ pub async fn delete_namespace(
             CheckResult::Pending(serde_json::to_string(&namespace.status).unwrap_or_default())
         }
     };
-    Ok(wait::until_one(namespaces, name, &format!("namespace {name} to be gone"), within, check)
+    Ok(wait::until_one(namespaces, name, &format!("namespace {name} to be deleted"), within, check)
         .await?)
 }
 

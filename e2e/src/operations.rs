@@ -13,7 +13,7 @@ use tokio::process::Command;
 
 /// Time limit for one operation: longer than the waits of `e2e/cluster/node.sh`, whose own error
 /// names the object.
-const PATIENCE: Duration = Duration::from_secs(600);
+const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Error of a machine operation.
 #[derive(Debug, thiserror::Error)]
@@ -35,7 +35,7 @@ pub enum OperationError {
         stderr: String,
     },
     /// The program did not end in time.
-    #[error("`{action}` did not end within {PATIENCE:?}")]
+    #[error("`{action}` did not end within {TIMEOUT:?}")]
     TooLong {
         /// The operation.
         action: String,
@@ -71,7 +71,7 @@ impl Operations {
             .stdin(Stdio::null())
             .kill_on_drop(true)
             .output();
-        let output = tokio::time::timeout(PATIENCE, running)
+        let output = tokio::time::timeout(TIMEOUT, running)
             .await
             .map_err(|_| OperationError::TooLong { action: action.clone() })?
             .map_err(failed)?;
@@ -95,8 +95,8 @@ mod tests {
         let wait = Duration::from_secs(limit.parse().unwrap());
         // Work between the two waits takes seconds.
         assert!(
-            PATIENCE >= 2 * wait + Duration::from_secs(120),
-            "{PATIENCE:?} for two waits of {wait:?}"
+            TIMEOUT >= 2 * wait + Duration::from_secs(120),
+            "{TIMEOUT:?} for two waits of {wait:?}"
         );
     }
 }

@@ -22,7 +22,7 @@ use crate::scenario::{
 use crate::wait::{self, CheckResult, WaitError};
 
 /// Time limit for the deletion of a namespace, including the grace periods of its pods.
-const NAMESPACE_PATIENCE: Duration = Duration::from_secs(300);
+const NAMESPACE_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Error of a failed step.
 #[derive(Debug, thiserror::Error)]
@@ -39,10 +39,10 @@ pub enum StepError {
     #[error(transparent)]
     Wait(#[from] WaitError),
     /// An observed value differs from the expected one.
-    #[error("{of}: {difference}")]
+    #[error("{object}: {difference}")]
     Differs {
         /// The object.
-        of: String,
+        object: String,
         /// The difference.
         difference: String,
     },
@@ -58,10 +58,10 @@ pub enum StepError {
         source: serde_json::Error,
     },
     /// The output of a container cannot be read.
-    #[error("cannot read the output of {of}")]
+    #[error("cannot read the output of {object}")]
     Output {
         /// The container.
-        of: String,
+        object: String,
         /// The cause.
         source: std::io::Error,
     },
@@ -96,7 +96,7 @@ pub enum ScenarioFailure {
 #[derive(Debug)]
 pub enum Outcome {
     /// It passed, with the figures that it measured.
-    Held(Vec<Figure>),
+    Passed(Vec<Figure>),
     /// It was skipped; the cluster lacks what it needs.
     Skipped(String),
 }
@@ -105,9 +105,9 @@ pub enum Outcome {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Figure {
     /// Name of the measurement.
-    pub of: String,
+    pub name: String,
     /// The duration.
-    pub took: Duration,
+    pub duration: Duration,
 }
 
 /// Runs scenarios on one cluster.
@@ -156,8 +156,9 @@ impl Runner {
         }
         let scenario = file.fill_in(&values)?;
         // Left by an interrupted run.
-        let gone = leftovers::delete_namespace(&self.client, &namespace, NAMESPACE_PATIENCE).await;
-        gone.map_err(|error| clean_up(error.into()))?;
+        let deleted =
+            leftovers::delete_namespace(&self.client, &namespace, NAMESPACE_TIMEOUT).await;
+        deleted.map_err(|error| clean_up(error.into()))?;
         leftovers::none_allocated(&self.client).await.map_err(|error| clean_up(error.into()))?;
         let mut run = Run {
             client: &self.client,
@@ -171,7 +172,7 @@ impl Runner {
         let outcome = run.steps(&scenario).await;
         let cleaned = run.clean_up().await.map_err(clean_up);
         outcome.and(cleaned)?;
-        Ok(Outcome::Held(run.figures))
+        Ok(Outcome::Passed(run.figures))
     }
 }
 
@@ -282,7 +283,7 @@ impl Run<'_> {
                 self.delete_one(&object.kind, name).await?;
             }
         }
-        leftovers::delete_namespace(self.client, &self.namespace, NAMESPACE_PATIENCE).await?;
+        leftovers::delete_namespace(self.client, &self.namespace, NAMESPACE_TIMEOUT).await?;
         Ok(leftovers::none_of_namespace(self.client, &self.namespace).await?)
     }
 }

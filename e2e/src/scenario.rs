@@ -9,7 +9,7 @@ use serde_json::Value;
 
 /// Default time limit of a step, in seconds. A real cluster needs some seconds per pod, although it
 /// pulls no images.
-const PATIENCE: u64 = 300;
+const TIMEOUT: u64 = 300;
 
 /// Error of an unreadable or invalid scenario file.
 #[derive(Debug, thiserror::Error)]
@@ -198,7 +198,7 @@ fn one_copy() -> u32 {
 }
 
 fn default_time_limit() -> u64 {
-    PATIENCE
+    TIMEOUT
 }
 
 impl Probe {

@@ -15,7 +15,7 @@ const PACKAGES: &str = "-p tessera-simcluster -p tessera-driver -p tessera-contr
 
 /// Time limit for the start. It takes two seconds, and longer with a debug build on a loaded
 /// machine. It is longer than the limits of the child process, whose own error names the cause.
-const PATIENCE: Duration = Duration::from_secs(900);
+const TIMEOUT: Duration = Duration::from_secs(900);
 
 /// Returns the path of `tessera-simcluster`. Cargo puts the programs of all packages into the
 /// parent of the directory of the test programs.
@@ -74,7 +74,7 @@ impl ServedCluster {
         let mut lines = BufReader::new(output).lines();
         // The first line is printed when the cluster is ready. If the output ends before, the start
         // failed.
-        let line = tokio::time::timeout(PATIENCE, lines.next_line()).await;
+        let line = tokio::time::timeout(TIMEOUT, lines.next_line()).await;
         match line.context("the cluster did not start in time")?? {
             Some(_) => Ok(Self { child }),
             None => bail!("the cluster did not start: {}", child.wait().await?),
@@ -89,7 +89,7 @@ impl ServedCluster {
         let pid = self.child.id().context("the cluster stopped unexpectedly")?;
         let signal = Command::new("kill").arg(pid.to_string()).status().await?;
         anyhow::ensure!(signal.success(), "cannot signal the cluster");
-        let status = tokio::time::timeout(PATIENCE, self.child.wait())
+        let status = tokio::time::timeout(TIMEOUT, self.child.wait())
             .await
             .context("the cluster did not stop in time")??;
         anyhow::ensure!(status.success(), "the cluster stopped with {status}");

@@ -14,20 +14,20 @@ use serde::de::DeserializeOwned;
 #[derive(Debug, thiserror::Error)]
 pub enum WaitError {
     /// The deadline passed.
-    #[error("waited {waited:?} for {what}; last seen: {last}")]
+    #[error("waited {waited:?} for {condition}; last seen: {last}")]
     TooLong {
         /// The condition.
-        what: String,
+        condition: String,
         /// The time limit.
         waited: Duration,
         /// The last observed state.
         last: String,
     },
     /// The condition can no longer be met.
-    #[error("{what}: no longer possible: {seen}")]
+    #[error("{condition}: no longer possible: {seen}")]
     Impossible {
         /// The condition.
-        what: String,
+        condition: String,
         /// The observed state that excludes it.
         seen: String,
     },
@@ -57,7 +57,7 @@ where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
     /// Creates a watch that starts when it is first polled.
-    fn of(api: Api<K>, selector: watcher::Config) -> Self {
+    fn new(api: Api<K>, selector: watcher::Config) -> Self {
         let stream = Box::pin(watcher(api, selector).default_backoff());
         Self { stream, objects: Vec::new(), listing: true }
     }
@@ -72,7 +72,7 @@ where
         selector: watcher::Config,
         within: Duration,
     ) -> Result<Self, WaitError> {
-        let mut watch = Self::of(api, selector);
+        let mut watch = Self::new(api, selector);
         watch.until("a watch to start", within, |_| CheckResult::Done(())).await?;
         Ok(watch)
     }
@@ -83,7 +83,7 @@ where
     /// Returns a [`WaitError`]. Errors of the watch are retried until the deadline.
     pub async fn until<T>(
         &mut self,
-        what: &str,
+        condition: &str,
         within: Duration,
         mut check: impl FnMut(&[K]) -> CheckResult<T>,
     ) -> Result<T, WaitError> {
@@ -104,8 +104,10 @@ where
         };
         match tokio::time::timeout(within, judging).await {
             Ok(Ok(found)) => Ok(found),
-            Ok(Err(seen)) => Err(WaitError::Impossible { what: what.to_owned(), seen }),
-            Err(_) => Err(WaitError::TooLong { what: what.to_owned(), waited: within, last }),
+            Ok(Err(seen)) => Err(WaitError::Impossible { condition: condition.to_owned(), seen }),
+            Err(_) => {
+                Err(WaitError::TooLong { condition: condition.to_owned(), waited: within, last })
+            }
         }
     }
 
@@ -136,19 +138,19 @@ where
 pub async fn until<K, T>(
     api: Api<K>,
     selector: watcher::Config,
-    what: &str,
+    condition: &str,
     within: Duration,
     check: impl FnMut(&[K]) -> CheckResult<T>,
 ) -> Result<T, WaitError>
 where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
-    Watch::of(api, selector).until(what, within, check).await
+    Watch::new(api, selector).until(condition, within, check).await
 }
 
-fn remove<K: Resource>(objects: &mut Vec<K>, gone: &K) {
+fn remove<K: Resource>(objects: &mut Vec<K>, removed: &K) {
     let key = |object: &K| (object.meta().namespace.clone(), object.meta().name.clone());
-    objects.retain(|object| key(object) != key(gone));
+    objects.retain(|object| key(object) != key(removed));
 }
 
 /// Watches one object by name until `check` accepts it.
@@ -158,7 +160,7 @@ fn remove<K: Resource>(objects: &mut Vec<K>, gone: &K) {
 pub async fn until_one<K, T>(
     api: Api<K>,
     name: &str,
-    what: &str,
+    condition: &str,
     within: Duration,
     mut check: impl FnMut(Option<&K>) -> CheckResult<T>,
 ) -> Result<T, WaitError>
@@ -166,5 +168,5 @@ where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
     let selector = watcher::Config::default().fields(&format!("metadata.name={name}"));
-    until(api, selector, what, within, |objects| check(objects.first())).await
+    until(api, selector, condition, within, |objects| check(objects.first())).await
 }

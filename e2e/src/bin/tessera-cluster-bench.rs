@@ -99,7 +99,7 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::Report(options) => {
             let mut lines = String::new();
             std::io::stdin().read_to_string(&mut lines)?;
-            let report = Report::of_lines(Machine::this(), &lines)?;
+            let report = Report::from_lines(Machine::this(), &lines)?;
             match options.output {
                 Output::Table => print!("{report}"),
                 Output::Json => println!("{}", serde_json::to_string_pretty(&report)?),

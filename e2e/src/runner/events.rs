@@ -24,9 +24,9 @@ impl Run<'_> {
             let texts: Vec<_> =
                 about.filter(|event| matches(event, step)).map(event_text).collect();
             if texts.len() > 1 {
-                let of = format!("events on {} {name}", step.on.kind);
+                let object = format!("events on {} {name}", step.on.kind);
                 return Err(StepError::Differs {
-                    of,
+                    object,
                     difference: format!("reported more than once: {texts:?}"),
                 });
             }

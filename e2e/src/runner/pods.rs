@@ -30,7 +30,7 @@ impl Run<'_> {
             {
                 let difference =
                     format!("runs on {}, expected {expected}", node.unwrap_or_default());
-                return Err(StepError::Differs { of: format!("pod {name}"), difference });
+                return Err(StepError::Differs { object: format!("pod {name}"), difference });
             }
         }
         Ok(())
@@ -46,9 +46,9 @@ impl Run<'_> {
         {
             let container =
                 self.wait_container_started(pod, container, seconds(step.within)).await?;
-            let of = format!("container {container} of pod {pod}");
+            let object = format!("container {container} of pod {pod}");
             let line = self.read_line(pod, &container, &step.event, seconds(step.within)).await?;
-            let differs = |difference| StepError::Differs { of: of.clone(), difference };
+            let differs = |difference| StepError::Differs { object: object.clone(), difference };
             compare(&step.has, &line)
                 .map_err(|difference| differs(format!("{difference}, in {line}")))?;
             for field in step.sum.keys() {
@@ -62,7 +62,7 @@ impl Run<'_> {
             let sum = sums.get(field.as_str()).copied().unwrap_or_default();
             let sum = i64::try_from(sum).unwrap_or(i64::MAX).into();
             compare(expected, &sum).map_err(|difference| StepError::Differs {
-                of: format!("the sum of {field}"),
+                object: format!("the sum of {field}"),
                 difference,
             })?;
         }
@@ -101,7 +101,7 @@ impl Run<'_> {
         event: &str,
         within: Duration,
     ) -> Result<Value, StepError> {
-        let of = format!("container {container} of pod {pod}");
+        let object = format!("container {container} of pod {pod}");
         let parameters = LogParams {
             container: Some(container.to_owned()),
             follow: true,
@@ -111,9 +111,9 @@ impl Run<'_> {
         let read = async {
             let stream = self.pods_api().log_stream(pod, &parameters).await;
             let mut lines = stream
-                .map_err(|error| api_error(&format!("read the output of {of}"), error))?
+                .map_err(|error| api_error(&format!("read the output of {object}"), error))?
                 .lines();
-            let failed = |source| StepError::Output { of: of.clone(), source };
+            let failed = |source| StepError::Output { object: object.clone(), source };
             while let Some(line) = lines.try_next().await.map_err(failed)? {
                 match serde_json::from_str::<Value>(&line) {
                     Ok(value) if value["event"] == event => return Ok(value),
@@ -121,19 +121,20 @@ impl Run<'_> {
                 }
             }
             let difference = format!("ended without a line of event `{event}`");
-            Err(StepError::Differs { of: of.clone(), difference })
+            Err(StepError::Differs { object: object.clone(), difference })
         };
         let outcome = tokio::time::timeout(within, read).await;
         match outcome {
             Ok(Ok(line)) => Ok(line),
-            Ok(Err(StepError::Differs { of, difference })) => {
-                Err(StepError::Differs { of, difference: format!("{difference}; output:\n{seen}") })
-            }
+            Ok(Err(StepError::Differs { object, difference })) => Err(StepError::Differs {
+                object,
+                difference: format!("{difference}; output:\n{seen}"),
+            }),
             Ok(Err(error)) => Err(error),
             Err(_) => {
                 let difference =
                     format!("no line of event `{event}` within {within:?}; output:\n{seen}");
-                Err(StepError::Differs { of, difference })
+                Err(StepError::Differs { object, difference })
             }
         }
     }

@@ -71,14 +71,15 @@ impl Run<'_> {
             Err(_) => {
                 let last =
                     format!("capacity was {}freed", if freed.is_some() { "" } else { "not " });
-                return Err(WaitError::TooLong { what, waited: within, last }.into());
+                return Err(WaitError::TooLong { condition: what, waited: within, last }.into());
             }
         };
         let took = took.ok_or_else(|| StepError::Differs {
-            of: format!("claim {pending}"),
+            object: format!("claim {pending}"),
             difference: "allocated before capacity was freed".into(),
         })?;
-        self.figures.push(Figure { of: "capacity freed -> allocation written".into(), took });
+        self.figures
+            .push(Figure { name: "capacity freed -> allocation written".into(), duration: took });
         Ok(())
     }
 }

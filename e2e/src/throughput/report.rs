@@ -88,7 +88,7 @@ impl Report {
     ///
     /// # Errors
     /// Returns an error if a line is not a valid round.
-    pub fn of_lines(machine: Machine, lines: &str) -> anyhow::Result<Self> {
+    pub fn from_lines(machine: Machine, lines: &str) -> anyhow::Result<Self> {
         let round = |(number, line)| {
             serde_json::from_str(line)
                 .with_context(|| format!("line {} is not a valid round", number + 1))
@@ -316,10 +316,10 @@ mod tests {
         let lines: Vec<String> =
             rounds.iter().map(|round| serde_json::to_string(round).unwrap()).collect();
         assert_eq!(
-            Report::of_lines(machine(), &lines.join("\n")).unwrap(),
+            Report::from_lines(machine(), &lines.join("\n")).unwrap(),
             Report::new(machine(), rounds)
         );
-        let error = Report::of_lines(machine(), &format!("{}\nnonsense", lines[0]))
+        let error = Report::from_lines(machine(), &format!("{}\nnonsense", lines[0]))
             .unwrap_err()
             .to_string();
         assert_eq!(error, "line 2 is not a valid round");

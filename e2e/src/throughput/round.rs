@@ -24,7 +24,7 @@ use crate::wait::{self, CheckResult};
 
 /// Time limit of each preparation step. kube-controller-manager removes the taints of new nodes
 /// under its own client limits, one request per node.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Interval between requests that test whether the admission policies are in force; no watch
 /// reports that.
@@ -232,9 +232,9 @@ async fn wait_policies_in_force(client: &Client) -> anyhow::Result<()> {
             }
         }
     };
-    let waited = tokio::time::timeout(PATIENCE, denied).await;
+    let waited = tokio::time::timeout(TIMEOUT, denied).await;
     Ok(waited.map_err(|_| {
-        anyhow::anyhow!("the admission policies are not in force after {PATIENCE:?}")
+        anyhow::anyhow!("the admission policies are not in force after {TIMEOUT:?}")
     })??)
 }
 
@@ -247,7 +247,7 @@ async fn wait_default_service_account(client: &Client) -> anyhow::Result<()> {
             |_| CheckResult::Done(()),
         )
     };
-    Ok(wait::until_one(accounts, "default", "the default service account", PATIENCE, check).await?)
+    Ok(wait::until_one(accounts, "default", "the default service account", TIMEOUT, check).await?)
 }
 
 /// Waits until kube-controller-manager has removed its taints from the nodes; new nodes have
@@ -265,7 +265,7 @@ async fn wait_nodes_schedulable(client: &Client, nodes: u32) -> anyhow::Result<(
         }
     };
     let what = "the nodes to be free of the taint node.kubernetes.io/not-ready";
-    Ok(wait::until(api, watcher::Config::default(), what, PATIENCE, check).await?)
+    Ok(wait::until(api, watcher::Config::default(), what, TIMEOUT, check).await?)
 }
 
 async fn delete_warm_up(client: &Client) -> anyhow::Result<()> {
@@ -280,7 +280,7 @@ async fn delete_warm_up(client: &Client) -> anyhow::Result<()> {
         claims,
         watcher::Config::default(),
         "the claim of the warm-up to be deleted",
-        PATIENCE,
+        TIMEOUT,
         check,
     )
     .await?)

@@ -26,7 +26,7 @@ pub(super) async fn enforce_policies(test_bed: TestBed) -> TrialOutcome {
     slices::check(&harness).await?;
     mounts::check(&harness).await?;
     harness.finish()?;
-    Ok(Outcome::Held(vec![]))
+    Ok(Outcome::Passed(vec![]))
 }
 
 /// Checks requests that need a real API server, with RBAC and all subresources.
@@ -35,5 +35,5 @@ pub(super) async fn enforce_rbac(test_bed: TestBed) -> TrialOutcome {
     rbac::check(&harness).await;
     mounts::check_ephemeral_containers(&harness).await?;
     harness.finish()?;
-    Ok(Outcome::Held(vec![]))
+    Ok(Outcome::Passed(vec![]))
 }

@@ -37,7 +37,7 @@ const MAX_PODS: usize = 16;
 
 /// Time limit after the last fault, which may start the controller's backoff (20 s, doubled; 60 s
 /// after an unreachable API server).
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Memory and cores of the claim templates.
 const SIZES: [(&str, &str, &str); 4] = [
@@ -51,7 +51,7 @@ const SIZES: [(&str, &str, &str); 4] = [
 /// lack a rare kind.
 pub(super) async fn survives(test_bed: TestBed, seeds: Vec<u64>) -> TrialOutcome {
     for (name, memory, cores) in SIZES {
-        test_bed.template(name, DRIVER, json!({"memory": memory, "cores": cores})).await?;
+        test_bed.create_template(name, DRIVER, json!({"memory": memory, "cores": cores})).await?;
     }
     let (mut injected, mut figures) = (BTreeMap::<String, u64>::new(), Vec::new());
     for seed in seeds {
@@ -59,7 +59,7 @@ pub(super) async fn survives(test_bed: TestBed, seeds: Vec<u64>) -> TrialOutcome
             .await
             .with_context(|| format!("seed {seed}; replay it with TESSERA_CHAOS_SEED={seed}"))?;
         counts.into_iter().for_each(|(kind, count)| *injected.entry(kind).or_default() += count);
-        figures.push(Figure { of: "last fault -> all pods run".to_owned(), took: settled });
+        figures.push(Figure { name: "last fault -> all pods run".to_owned(), duration: settled });
     }
     // A replayed seed may lack kinds of faults.
     let replayed = figures.len() == 1;
@@ -69,7 +69,7 @@ pub(super) async fn survives(test_bed: TestBed, seeds: Vec<u64>) -> TrialOutcome
         replayed || missing.is_empty(),
         "fault kinds that were not injected: {missing:?}"
     );
-    Ok(Outcome::Held(figures))
+    Ok(Outcome::Passed(figures))
 }
 
 /// Number of injected faults by kind, and the time from the last fault to the recovery.
@@ -78,7 +78,7 @@ type SeedResult = anyhow::Result<(BTreeMap<String, u64>, Duration)>;
 async fn run_seed(test_bed: &TestBed, seed: u64) -> SeedResult {
     let operations = test_bed.operations()?;
     let usage = DeviceUsage::new(&GpuInventory::read(&test_bed.client).await?);
-    let mut gpus = FailingGpus::of(test_bed, operations, seed).await?;
+    let mut gpus = FailingGpus::new(test_bed, operations, seed).await?;
     let outcome = tokio::select! {
         seen = observe_claims(test_bed, usage) => Err(seen.err().unwrap_or_else(|| anyhow::anyhow!("claim watch ended"))),
         outcome = run_load(test_bed, seed, &mut gpus) => outcome,
@@ -173,7 +173,7 @@ async fn wait_all_running(test_bed: &TestBed, alive: &[String]) -> anyhow::Resul
             false => CheckResult::Pending(format!("{} pods; not running: {not_yet:?}", pods.len())),
         }
     };
-    Ok(wait::until(test_bed.pods(), Default::default(), "all pods to run", PATIENCE, check).await?)
+    Ok(wait::until(test_bed.pods(), Default::default(), "all pods to run", TIMEOUT, check).await?)
 }
 
 /// Waits until no pod and no claim is left.
@@ -182,19 +182,13 @@ async fn wait_all_deleted(test_bed: &TestBed) -> anyhow::Result<()> {
         test_bed.pods(),
         Default::default(),
         "all pods to be deleted",
-        PATIENCE,
+        TIMEOUT,
         none_left::<Pod>,
     )
     .await?;
     let claims = none_left::<ResourceClaim>;
-    wait::until(
-        test_bed.claims(),
-        Default::default(),
-        "all claims to be deleted",
-        PATIENCE,
-        claims,
-    )
-    .await?;
+    wait::until(test_bed.claims(), Default::default(), "all claims to be deleted", TIMEOUT, claims)
+        .await?;
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 
-use super::test_bed::{PATIENCE, TestBed};
+use super::test_bed::{TIMEOUT, TestBed};
 use crate::harness::TrialOutcome;
 use crate::runner::Outcome;
 use crate::wait::{self, CheckResult};
@@ -16,24 +16,24 @@ pub(super) async fn wrong_on_node(test_bed: TestBed) -> TrialOutcome {
     let node = test_bed.node_with("a100", 4).await?;
     let operations = test_bed.operations()?;
     test_bed
-        .template("share", "a100.gpu.tessera.dev", json!({"memory": "10Gi", "cores": "10"}))
+        .create_template("share", "a100.gpu.tessera.dev", json!({"memory": "10Gi", "cores": "10"}))
         .await?;
     let mut names = Vec::new();
     for (name, ahead) in [("ahead", HOUR), ("behind", -HOUR), ("correct", 0)] {
         operations.run(&["clock", &node, &ahead.to_string()]).await?;
-        test_bed.holder(name, "share").await?;
+        test_bed.create_holder(name, "share").await?;
         names.push(name.to_owned());
         for name in &names {
             wait_healthy(&test_bed, name).await?;
         }
     }
     test_bed.delete(&names).await?;
-    Ok(Outcome::Held(vec![]))
+    Ok(Outcome::Passed(vec![]))
 }
 
 /// Waits until the pod runs and its device is healthy.
 async fn wait_healthy(test_bed: &TestBed, name: &str) -> anyhow::Result<()> {
-    test_bed.holds(name).await?;
+    test_bed.wait_running(name).await?;
     let check = |pod: Option<&Pod>| {
         let status = json!(pod.and_then(|pod| pod.status.as_ref()));
         let resources = status["containerStatuses"][0]["allocatedResourcesStatus"].clone();
@@ -43,5 +43,5 @@ async fn wait_healthy(test_bed: &TestBed, name: &str) -> anyhow::Result<()> {
         }
     };
     let what = format!("the device of {name} to be healthy");
-    Ok(wait::until_one(test_bed.pods(), name, &what, PATIENCE, check).await?)
+    Ok(wait::until_one(test_bed.pods(), name, &what, TIMEOUT, check).await?)
 }

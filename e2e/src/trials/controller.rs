@@ -11,19 +11,19 @@ use crate::runner::Outcome;
 pub(super) async fn stopped(test_bed: TestBed) -> TrialOutcome {
     test_bed.node_with("h100", 8).await?;
     test_bed
-        .template("share", "h100.gpu.tessera.dev", json!({"memory": "10Gi", "cores": "10"}))
+        .create_template("share", "h100.gpu.tessera.dev", json!({"memory": "10Gi", "cores": "10"}))
         .await?;
-    let switch = ControllerSwitch::of(&test_bed).await?;
+    let switch = ControllerSwitch::detect(&test_bed).await?;
     switch.stop().await?;
     let checked = stay_unallocated(&test_bed).await;
     // Restart the controller in every case; later trials need it.
     switch.start().await?;
     let pods = checked?;
     for pod in &pods {
-        test_bed.holds(pod).await?;
+        test_bed.wait_running(pod).await?;
     }
     test_bed.delete(&pods).await?;
-    Ok(Outcome::Held(vec![]))
+    Ok(Outcome::Passed(vec![]))
 }
 
 /// Creates pods, and checks that the scheduler reports each as unschedulable and that no claim is
@@ -31,9 +31,9 @@ pub(super) async fn stopped(test_bed: TestBed) -> TrialOutcome {
 async fn stay_unallocated(test_bed: &TestBed) -> anyhow::Result<Vec<String>> {
     let pods: Vec<_> = (1..=3).map(|number| format!("pod-{number}")).collect();
     for pod in &pods {
-        test_bed.holder(pod, "share").await?;
+        test_bed.create_holder(pod, "share").await?;
     }
-    test_bed.unschedulable(&pods).await?;
+    test_bed.wait_unschedulable(&pods).await?;
     let claims = test_bed.claims().list(&Default::default()).await?;
     anyhow::ensure!(
         claims.items.len() == pods.len(),
@@ -52,8 +52,8 @@ enum ControllerSwitch<'a> {
 }
 
 impl<'a> ControllerSwitch<'a> {
-    async fn of(test_bed: &'a TestBed) -> anyhow::Result<Self> {
-        let deployment = Box::new(ControllerDeployment::of(test_bed));
+    async fn detect(test_bed: &'a TestBed) -> anyhow::Result<Self> {
+        let deployment = Box::new(ControllerDeployment::new(test_bed));
         match deployment.replicas().await? {
             Some(replicas) => Ok(Self::Deployment { deployment, replicas }),
             None => {

@@ -29,7 +29,7 @@ const ALLOCATING: [&str; 3] = ["allocation-decided", "finalizer-written", "alloc
 const RELEASING: [&str; 2] = ["release-decided", "release-written"];
 
 pub(super) async fn killed(test_bed: TestBed) -> TrialOutcome {
-    let deployment = ControllerDeployment::of(&test_bed);
+    let deployment = ControllerDeployment::new(&test_bed);
     let shipped = deployment.set_image(IMAGE).await?;
     let outcome = overcommit::check_during(&test_bed, at_each_point(&test_bed, &deployment)).await;
     deployment.set_image(&shipped).await?;
@@ -37,9 +37,9 @@ pub(super) async fn killed(test_bed: TestBed) -> TrialOutcome {
 }
 
 async fn at_each_point(test_bed: &TestBed, deployment: &ControllerDeployment) -> TrialOutcome {
-    test_bed.template("share", DRIVER, json!({"memory": "10Gi", "cores": "10"})).await?;
+    test_bed.create_template("share", DRIVER, json!({"memory": "10Gi", "cores": "10"})).await?;
     let pod = deployment.wait_leader("the build with fault points to lead", |_| true).await?;
-    let mut controller = Controller::of(test_bed, deployment, &pod);
+    let mut controller = Controller::new(test_bed, deployment, &pod);
     controller.expect_points(&[&ALLOCATING[..], &RELEASING].concat()).await?;
     for point in ALLOCATING {
         allocates_after_crash(test_bed, &mut controller, point).await?;
@@ -48,7 +48,7 @@ async fn at_each_point(test_bed: &TestBed, deployment: &ControllerDeployment) ->
     for point in RELEASING {
         completes_release(test_bed, &mut controller, point).await?;
     }
-    Ok(Outcome::Held(vec![]))
+    Ok(Outcome::Passed(vec![]))
 }
 
 /// The controller is killed while it allocates for a pod: the next instance allocates the pod's
@@ -127,7 +127,7 @@ struct Controller<'a> {
 }
 
 impl<'a> Controller<'a> {
-    fn of(test_bed: &'a TestBed, deployment: &'a ControllerDeployment, pod: &Pod) -> Self {
+    fn new(test_bed: &'a TestBed, deployment: &'a ControllerDeployment, pod: &Pod) -> Self {
         let container_ports = pod
             .spec
             .iter()

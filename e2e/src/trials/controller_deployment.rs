@@ -7,7 +7,7 @@ use kube::api::{DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams}
 use kube::core::ApiResource;
 use serde_json::{Value, json};
 
-use super::test_bed::{PATIENCE, TestBed};
+use super::test_bed::{TIMEOUT, TestBed};
 use crate::wait::{self, CheckResult};
 
 /// Namespace of the chart.
@@ -23,7 +23,7 @@ pub(super) struct ControllerDeployment {
 }
 
 impl ControllerDeployment {
-    pub(super) fn of(test_bed: &TestBed) -> Self {
+    pub(super) fn new(test_bed: &TestBed) -> Self {
         let resource = ApiResource::from_gvk(&GroupVersionKind::gvk("apps", "v1", "Deployment"));
         Self {
             deployments: Api::namespaced_with(test_bed.client.clone(), NAMESPACE, &resource),
@@ -74,7 +74,7 @@ impl ControllerDeployment {
             if done { CheckResult::Done(()) } else { CheckResult::Pending(status.to_string()) }
         };
         let what = format!("{NAME} to have {replicas} replicas");
-        Ok(wait::until_one(self.deployments.clone(), NAME, &what, PATIENCE, check).await?)
+        Ok(wait::until_one(self.deployments.clone(), NAME, &what, TIMEOUT, check).await?)
     }
 
     /// Waits until an existing pod leads whose name `accept` accepts; returns the pod.
@@ -95,7 +95,7 @@ impl ControllerDeployment {
             ),
             other => CheckResult::Pending(format!("{other:?}")),
         };
-        Ok(wait::until_one(self.leases.clone(), NAME, what, PATIENCE, check).await?)
+        Ok(wait::until_one(self.leases.clone(), NAME, what, TIMEOUT, check).await?)
     }
 
     /// Waits until the pod's container was restarted more than `times` times and is ready.
@@ -111,7 +111,7 @@ impl ControllerDeployment {
             status => CheckResult::Pending(json!(status).to_string()),
         };
         let what = format!("the controller in pod {pod} to be restarted");
-        Ok(wait::until_one(self.pods.clone(), pod, &what, PATIENCE, check).await?)
+        Ok(wait::until_one(self.pods.clone(), pod, &what, TIMEOUT, check).await?)
     }
 }
 

@@ -8,7 +8,7 @@ use kube::api::{DeleteParams, PostParams};
 use kube::runtime::{WatchStreamExt, watcher};
 use serde_json::{Value, json};
 
-use super::test_bed::{PATIENCE, TestBed, from_template, holder};
+use super::test_bed::{TIMEOUT, TestBed, from_template, holder};
 use super::{overcommit, placement};
 use crate::harness::TrialOutcome;
 use crate::inventory::DRIVER;
@@ -39,7 +39,7 @@ pub(super) async fn released(test_bed: TestBed) -> TrialOutcome {
 }
 
 async fn check_both_claim_kinds(test_bed: &TestBed) -> TrialOutcome {
-    test_bed.template("share", DRIVER, json!({"memory": "10Gi", "cores": "10"})).await?;
+    test_bed.create_template("share", DRIVER, json!({"memory": "10Gi", "cores": "10"})).await?;
     test_bed
         .claims()
         .create(&PostParams::default(), &serde_json::from_value(user_claim("own"))?)
@@ -54,14 +54,15 @@ async fn check_both_claim_kinds(test_bed: &TestBed) -> TrialOutcome {
             !placement::is_reserved(&claim),
             "the claim of {name} is reserved for an unbound pod"
         );
-        let release = tokio::time::timeout(PATIENCE, measure_release(test_bed, name)).await;
+        let release = tokio::time::timeout(TIMEOUT, measure_release(test_bed, name)).await;
         let took = release
             .map_err(|_| anyhow::anyhow!("the claim of deleted pod {name} stays allocated"))??;
         anyhow::ensure!(
             took <= MAX_LATENCY,
             "the share of {name} was released {took:?} after the deletion"
         );
-        figures.push(Figure { of: "unbound pod deleted -> share released".into(), took });
+        figures
+            .push(Figure { name: "unbound pod deleted -> share released".into(), duration: took });
     }
     let own = test_bed.claims().get("own").await?;
     anyhow::ensure!(
@@ -72,10 +73,10 @@ async fn check_both_claim_kinds(test_bed: &TestBed) -> TrialOutcome {
     test_bed
         .create(holder("own-again", json!({"name": "gpu", "resourceClaimName": "own"})))
         .await?;
-    test_bed.holds("own-again").await?;
+    test_bed.wait_running("own-again").await?;
     test_bed.delete(&["own-again".to_owned()]).await?;
     placement::delete_claim(test_bed, "own").await?;
-    Ok(Outcome::Held(figures))
+    Ok(Outcome::Passed(figures))
 }
 
 /// Deletes the pod and measures the time until its claim is released or deleted.

@@ -141,7 +141,7 @@ mod tests {
             "spec": {"driver": DRIVER, "nodeName": "n", "pool": {"name": "p", "generation": 1, "resourceSliceCount": 1},
                 "devices": [{"name": "gpu-0", "capacity": {"memory": {"value": "80Gi"}, "cores": {"value": "100"}}}]},
         }));
-        DeviceUsage::new(&GpuInventory::of(vec![slice.unwrap()]))
+        DeviceUsage::new(&GpuInventory::from_slices(vec![slice.unwrap()]))
     }
 
     fn claim(name: &str, memory: &str, cores: &str) -> ResourceClaim {

@@ -9,7 +9,7 @@ use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
 
 use super::driver_instances::{DriverInstances, WITH_FAULT_POINTS, restarts_of};
-use super::test_bed::{PATIENCE, TestBed, container_ids, phase};
+use super::test_bed::{TIMEOUT, TestBed, container_ids, phase};
 use crate::harness::TrialOutcome;
 use crate::runner::Outcome;
 use crate::wait::{self, CheckResult};
@@ -27,7 +27,7 @@ struct DriverNode<'a> {
 
 /// Kills the driver at each of its fault points in turn.
 pub(super) async fn killed(test_bed: TestBed) -> TrialOutcome {
-    let drivers = DriverInstances::of(&test_bed.client);
+    let drivers = DriverInstances::new(&test_bed.client);
     let run = async || {
         let node = DriverNode::new(&test_bed, &drivers).await?;
         let bystander = node.create_running_pod("bystander").await?;
@@ -53,12 +53,12 @@ pub(super) async fn killed(test_bed: TestBed) -> TrialOutcome {
         test_bed.delete(&["bystander".to_owned()]).await
     };
     drivers.with_fault_points(run).await?;
-    Ok(Outcome::Held(vec![]))
+    Ok(Outcome::Passed(vec![]))
 }
 
 /// Deletes a pod while the driver prepares its claim: before the first step, and after some steps.
 pub(super) async fn pod_deleted_during_prepare(test_bed: TestBed) -> TrialOutcome {
-    let drivers = DriverInstances::of(&test_bed.client);
+    let drivers = DriverInstances::new(&test_bed.client);
     let run = async || {
         let node = DriverNode::new(&test_bed, &drivers).await?;
         // A Prepare held before its first step does not block Unprepare.
@@ -75,22 +75,26 @@ pub(super) async fn pod_deleted_during_prepare(test_bed: TestBed) -> TrialOutcom
         node.wait_no_files().await
     };
     drivers.with_fault_points(run).await?;
-    Ok(Outcome::Held(vec![]))
+    Ok(Outcome::Passed(vec![]))
 }
 
 impl<'a> DriverNode<'a> {
     async fn new(test_bed: &'a TestBed, drivers: &'a DriverInstances) -> anyhow::Result<Self> {
         let node = test_bed.node_with("a100", 4).await?;
         test_bed
-            .template("share", "a100.gpu.tessera.dev", json!({"memory": "1Gi", "cores": "1"}))
+            .create_template(
+                "share",
+                "a100.gpu.tessera.dev",
+                json!({"memory": "1Gi", "cores": "1"}),
+            )
             .await?;
         let driver = drivers.wait_ready(&node, WITH_FAULT_POINTS).await?.name_any();
         Ok(Self { test_bed, drivers, node, driver })
     }
 
     async fn create_running_pod(&self, name: &str) -> anyhow::Result<Pod> {
-        self.test_bed.holder(name, "share").await?;
-        self.test_bed.holds(name).await
+        self.test_bed.create_holder(name, "share").await?;
+        self.test_bed.wait_running(name).await
     }
 
     /// Arms the fault point, runs `act`, and waits until the driver was killed and is ready again.
@@ -106,9 +110,10 @@ impl<'a> DriverNode<'a> {
     }
 
     async fn killed_in_prepare(&self, point: &str) -> anyhow::Result<()> {
-        self.killed_during(point, async || self.test_bed.holder(point, "share").await).await?;
+        self.killed_during(point, async || self.test_bed.create_holder(point, "share").await)
+            .await?;
         self.trigger_sync(point).await?;
-        let pod = self.test_bed.holds(point).await?;
+        let pod = self.test_bed.wait_running(point).await?;
         let files = self.files_of(&pod).await?;
         anyhow::ensure!(files.lines().count() == 2, "expected one grant and one ledger: {files}");
         self.test_bed.delete(&[point.to_owned()]).await?;
@@ -131,7 +136,7 @@ impl<'a> DriverNode<'a> {
     /// Creates a pod and waits until its Prepare is held at that point.
     async fn hold(&self, pod: &str, point: &str) -> anyhow::Result<()> {
         self.drivers.arm(&self.driver, point, "hold").await?;
-        self.test_bed.holder(pod, "share").await?;
+        self.test_bed.create_holder(pod, "share").await?;
         self.drivers.wait_held(&self.driver, point).await
     }
 
@@ -151,7 +156,7 @@ impl<'a> DriverNode<'a> {
             Some(pod) => CheckResult::Pending(phase(pod).to_owned()),
         };
         let what = format!("pod {pod} to be deleted");
-        Ok(wait::until_one(self.test_bed.pods(), pod, &what, PATIENCE, check).await?)
+        Ok(wait::until_one(self.test_bed.pods(), pod, &what, TIMEOUT, check).await?)
     }
 
     /// Returns the inodes and paths of the grants and ledgers of the pod's claim.
@@ -188,7 +193,7 @@ impl<'a> DriverNode<'a> {
                 }
             }
         };
-        let result = tokio::time::timeout(PATIENCE, check).await;
+        let result = tokio::time::timeout(TIMEOUT, check).await;
         result.map_err(|_| anyhow::anyhow!("left on {}:\n{last}", self.node))?
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::test_bed::PATIENCE;
+use super::test_bed::TIMEOUT;
 use crate::wait::{self, CheckResult};
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::Pod;
@@ -37,7 +37,7 @@ pub(super) struct DriverInstances {
 }
 
 impl DriverInstances {
-    pub(super) fn of(client: &Client) -> Self {
+    pub(super) fn new(client: &Client) -> Self {
         let client = client.clone();
         let (pods, sets) = (
             Api::namespaced(client.clone(), NAMESPACE),
@@ -102,7 +102,7 @@ impl DriverInstances {
                 CheckResult::Pending(json!(status).to_string())
             }
         };
-        wait::until_one(self.sets.clone(), NAME, "the drivers to be replaced", PATIENCE, check)
+        wait::until_one(self.sets.clone(), NAME, "the drivers to be replaced", TIMEOUT, check)
             .await?;
         let check = |pods: &[Pod]| {
             let others = pods.iter().filter(|pod| image_of(pod) != Some(image)).map(Pod::name_any);
@@ -117,7 +117,7 @@ impl DriverInstances {
             self.pods.clone(),
             selector(),
             "the old drivers to be deleted",
-            PATIENCE,
+            TIMEOUT,
             check,
         )
         .await?)
@@ -135,7 +135,7 @@ impl DriverInstances {
             }
         };
         let what = format!("the drivers to run with {argument}");
-        Ok(wait::until(self.pods.clone(), selector(), &what, PATIENCE, check).await?)
+        Ok(wait::until(self.pods.clone(), selector(), &what, TIMEOUT, check).await?)
     }
 
     /// Waits until the driver pod of `image` on `node` is ready, and returns it.
@@ -149,7 +149,7 @@ impl DriverInstances {
             }
         };
         let what = format!("a driver of {image} to be ready on {node}");
-        Ok(wait::until(self.pods.clone(), selector(), &what, PATIENCE, check).await?)
+        Ok(wait::until(self.pods.clone(), selector(), &what, TIMEOUT, check).await?)
     }
 
     /// Waits until no driver runs on `node`.
@@ -159,7 +159,7 @@ impl DriverInstances {
             Some(pod) => CheckResult::Pending(pod.name_any()),
         };
         let what = format!("the driver of {node} to be deleted");
-        Ok(wait::until(self.pods.clone(), selector(), &what, PATIENCE, check).await?)
+        Ok(wait::until(self.pods.clone(), selector(), &what, TIMEOUT, check).await?)
     }
 
     /// Waits until the pod's container was restarted more than `restarts` times and is ready.
@@ -169,7 +169,7 @@ impl DriverInstances {
             other => CheckResult::Pending(format!("{:?} restarts", other.map(restarts_of))),
         };
         let what = format!("driver {pod} to be restarted");
-        Ok(wait::until_one(self.pods.clone(), pod, &what, PATIENCE, check).await?)
+        Ok(wait::until_one(self.pods.clone(), pod, &what, TIMEOUT, check).await?)
     }
 
     /// Returns the fault points of the driver in `pod`.
@@ -202,7 +202,7 @@ impl DriverInstances {
                 }
             }
         };
-        let result = tokio::time::timeout(PATIENCE, check).await;
+        let result = tokio::time::timeout(TIMEOUT, check).await;
         result.map_err(|_| anyhow::anyhow!("no call reached fault point {point} in {pod}"))?
     }
 

@@ -6,7 +6,7 @@ use kube::ResourceExt;
 use serde_json::{Value, json};
 
 use super::driver_instances::{DriverInstances, WITH_FAULT_POINTS, restarts_of};
-use super::test_bed::{PATIENCE, TestBed, container_ids, holder, phase};
+use super::test_bed::{TIMEOUT, TestBed, container_ids, holder, phase};
 use crate::harness::TrialOutcome;
 use crate::runner::Outcome;
 use crate::wait::{self, CheckResult};
@@ -14,7 +14,7 @@ use crate::wait::{self, CheckResult};
 /// Two instances run on the node during an update. A Prepare is held in the old instance; its
 /// Unprepare and other pods go to the new one.
 pub(super) async fn two_instances(test_bed: TestBed) -> TrialOutcome {
-    let drivers = DriverInstances::of(&test_bed.client);
+    let drivers = DriverInstances::new(&test_bed.client);
     let shipped = drivers.image().await?;
     let run = async || {
         let outcome = update_with_two_instances(&test_bed, &drivers, &shipped).await;
@@ -22,7 +22,7 @@ pub(super) async fn two_instances(test_bed: TestBed) -> TrialOutcome {
         outcome
     };
     drivers.with_fault_points(run).await?;
-    Ok(Outcome::Held(vec![]))
+    Ok(Outcome::Passed(vec![]))
 }
 
 /// Rollout settings with which every node keeps the old instance for ten minutes beside the new
@@ -43,21 +43,21 @@ async fn update_with_two_instances(
 ) -> anyhow::Result<()> {
     let node = test_bed.node_with("a100", 4).await?;
     test_bed
-        .template("share", "a100.gpu.tessera.dev", json!({"memory": "1Gi", "cores": "1"}))
+        .create_template("share", "a100.gpu.tessera.dev", json!({"memory": "1Gi", "cores": "1"}))
         .await?;
     let old = drivers.wait_ready(&node, WITH_FAULT_POINTS).await?.name_any();
-    test_bed.holder("before", "share").await?;
-    let before = test_bed.holds("before").await?;
+    test_bed.create_holder("before", "share").await?;
+    let before = test_bed.wait_running("before").await?;
     drivers.arm(&old, "prepare-claim-read", "hold").await?;
-    test_bed.holder("held", "share").await?;
+    test_bed.create_holder("held", "share").await?;
     drivers.wait_held(&old, "prepare-claim-read").await?;
 
     drivers.change(keep_both_settings()).await?;
     drivers.set_image(shipped).await?;
     drivers.wait_ready(&node, shipped).await?;
     test_bed.delete(&["held".to_owned()]).await?;
-    test_bed.holder("after", "share").await?;
-    test_bed.holds("after").await?;
+    test_bed.create_holder("after", "share").await?;
+    test_bed.wait_running("after").await?;
     let alive = drivers.pods.get(&old).await?;
     anyhow::ensure!(alive.metadata.deletion_timestamp.is_none(), "the old instance is terminating");
     drivers.release(&old, "prepare-claim-read").await?;
@@ -80,15 +80,15 @@ async fn update_with_two_instances(
 /// A container's CDI file is deleted and the container is killed while no driver runs; the driver's
 /// start restores the file and the container.
 pub(super) async fn cdi_file_deleted(test_bed: TestBed) -> TrialOutcome {
-    let drivers = DriverInstances::of(&test_bed.client);
+    let drivers = DriverInstances::new(&test_bed.client);
     let node = test_bed.node_with("a100", 4).await?;
     test_bed
-        .template("share", "a100.gpu.tessera.dev", json!({"memory": "1Gi", "cores": "1"}))
+        .create_template("share", "a100.gpu.tessera.dev", json!({"memory": "1Gi", "cores": "1"}))
         .await?;
     let mut pod = holder("restarts", json!({"name": "gpu", "resourceClaimTemplateName": "share"}));
     pod["spec"]["restartPolicy"] = json!("Always");
     test_bed.create(pod).await?;
-    let pod = test_bed.holds("restarts").await?;
+    let pod = test_bed.wait_running("restarts").await?;
 
     drivers
         .change(json!({"template": {"spec": {"nodeSelector": {"e2e.tessera.dev/none": "none"}}}}))
@@ -112,10 +112,10 @@ pub(super) async fn cdi_file_deleted(test_bed: TestBed) -> TrialOutcome {
         Some(pod) if restarts_of(pod) > restarts && is_running(pod) => CheckResult::Done(()),
         other => CheckResult::Pending(format!("{:?}", other.map(container_ids))),
     };
-    wait::until_one(test_bed.pods(), "restarts", "the container to be restarted", PATIENCE, check)
+    wait::until_one(test_bed.pods(), "restarts", "the container to be restarted", TIMEOUT, check)
         .await?;
     test_bed.delete(&["restarts".to_owned()]).await?;
-    Ok(Outcome::Held(vec![]))
+    Ok(Outcome::Passed(vec![]))
 }
 
 /// Kills the pod's only container with SIGKILL.
@@ -140,7 +140,7 @@ async fn wait_missing_device(test_bed: &TestBed) -> anyhow::Result<()> {
         }
     };
     let what = "the container's start to fail without its CDI device";
-    Ok(wait::until_one(test_bed.pods(), "restarts", what, PATIENCE, check).await?)
+    Ok(wait::until_one(test_bed.pods(), "restarts", what, TIMEOUT, check).await?)
 }
 
 fn container(pod: &Pod) -> Option<&ContainerStatus> {

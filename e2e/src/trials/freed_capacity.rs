@@ -9,7 +9,7 @@ use kube::api::DeleteParams;
 use kube::runtime::{WatchStreamExt, watcher};
 use serde_json::{Value, json};
 
-use super::test_bed::{PATIENCE, TestBed};
+use super::test_bed::{TIMEOUT, TestBed};
 use crate::harness::TrialOutcome;
 use crate::leftovers::holds_device;
 use crate::runner::{Figure, Outcome};
@@ -21,31 +21,32 @@ const ROUNDS: usize = 25;
 /// deleted, and so on.
 pub(super) async fn measure(test_bed: TestBed) -> TrialOutcome {
     test_bed.node_with("a100", 4).await?;
-    test_bed.template("whole", "a100.gpu.tessera.dev", Value::Null).await?;
+    test_bed.create_template("whole", "a100.gpu.tessera.dev", Value::Null).await?;
     let mut holding = Vec::new();
     for number in 1..=4 {
         let name = format!("pod-{number}");
-        test_bed.holder(&name, "whole").await?;
-        test_bed.holds(&name).await?;
+        test_bed.create_holder(&name, "whole").await?;
+        test_bed.wait_running(&name).await?;
         holding.push(name);
     }
     let mut figures = Vec::new();
     for round in 0..ROUNDS {
         let pending = format!("pod-{}", round + 5);
-        test_bed.holder(&pending, "whole").await?;
-        test_bed.unschedulable(std::slice::from_ref(&pending)).await?;
+        test_bed.create_holder(&pending, "whole").await?;
+        test_bed.wait_unschedulable(std::slice::from_ref(&pending)).await?;
         let deleted = holding.remove(0);
         let took =
-            tokio::time::timeout(PATIENCE, measure_allocation(&test_bed, &deleted, &pending)).await;
+            tokio::time::timeout(TIMEOUT, measure_allocation(&test_bed, &deleted, &pending)).await;
         let took = took.map_err(|_| {
             anyhow::anyhow!("{pending} was not allocated the GPU that {deleted} released")
         })??;
-        figures.push(Figure { of: "capacity freed -> allocation written".into(), took });
-        test_bed.holds(&pending).await?;
+        figures
+            .push(Figure { name: "capacity freed -> allocation written".into(), duration: took });
+        test_bed.wait_running(&pending).await?;
         holding.push(pending);
     }
     test_bed.delete(&holding).await?;
-    Ok(Outcome::Held(figures))
+    Ok(Outcome::Passed(figures))
 }
 
 /// Measures from the watch event in which the claim of `deleted` has lost its device to the one in

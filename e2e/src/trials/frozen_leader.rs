@@ -9,7 +9,7 @@ use kube::ResourceExt;
 use serde_json::json;
 
 use super::controller_deployment::{ControllerDeployment, container};
-use super::test_bed::{PATIENCE, TestBed, phase};
+use super::test_bed::{TIMEOUT, TestBed, phase};
 use super::{overcommit, placement};
 use crate::harness::TrialOutcome;
 use crate::leftovers::holds_device;
@@ -27,7 +27,7 @@ const FIT: usize = 3;
 pub(super) async fn is_replaced(test_bed: TestBed) -> TrialOutcome {
     let operations = test_bed.operations()?;
     test_bed.node_with("a100", 4).await?;
-    let deployment = ControllerDeployment::of(&test_bed);
+    let deployment = ControllerDeployment::new(&test_bed);
     let replicas = deployment
         .replicas()
         .await?
@@ -44,9 +44,9 @@ async fn take_over(
     operations: &Operations,
     deployment: &ControllerDeployment,
 ) -> TrialOutcome {
-    test_bed.template("whole", "a100.gpu.tessera.dev", json!(null)).await?;
-    test_bed.holder("before", "whole").await?;
-    test_bed.holds("before").await?;
+    test_bed.create_template("whole", "a100.gpu.tessera.dev", json!(null)).await?;
+    test_bed.create_holder("before", "whole").await?;
+    test_bed.wait_running("before").await?;
 
     let old = deployment.wait_leader("a controller to lead", |_| true).await?;
     let frozen = FrozenController::freeze(operations, &old).await?;
@@ -75,7 +75,7 @@ async fn take_over(
     test_bed.delete(&["before".to_owned()]).await?;
     wait_running(test_bed, FIT + 1).await?;
     test_bed.delete(&names()).await?;
-    Ok(Outcome::Held(vec![]))
+    Ok(Outcome::Passed(vec![]))
 }
 
 fn names() -> Vec<String> {
@@ -90,7 +90,7 @@ async fn wait_new_leader(
     old: &Pod,
 ) -> anyhow::Result<Pod> {
     for name in names() {
-        test_bed.holder(&name, "whole").await?;
+        test_bed.create_holder(&name, "whole").await?;
     }
     let new =
         deployment.wait_leader("another controller to lead", |name| name != old.name_any()).await?;
@@ -118,7 +118,7 @@ async fn wait_running(test_bed: &TestBed, count: usize) -> anyhow::Result<()> {
         }
     };
     let what = format!("{count} pods to run");
-    Ok(wait::until(test_bed.pods(), Default::default(), &what, PATIENCE, check).await?)
+    Ok(wait::until(test_bed.pods(), Default::default(), &what, TIMEOUT, check).await?)
 }
 
 /// Returns the resource versions of all claims, and whether each has a device.

@@ -6,7 +6,7 @@ use k8s_openapi::api::resource::v1::ResourceSlice;
 use kube::{Api, ResourceExt};
 use serde_json::json;
 
-use super::test_bed::{PATIENCE, TestBed};
+use super::test_bed::{TIMEOUT, TestBed};
 use crate::harness::TrialOutcome;
 use crate::inventory::{DRIVER, GpuInventory, attribute};
 use crate::leftovers::holds_device;
@@ -25,9 +25,11 @@ impl InUse {
     /// Starts a pod on a GPU.
     async fn start(test_bed: &TestBed) -> anyhow::Result<Self> {
         let node = test_bed.node_with("a100", 4).await?;
-        test_bed.template("share", "a100.gpu.tessera.dev", json!({"memory": "10Gi"})).await?;
-        test_bed.holder("pod", "share").await?;
-        test_bed.holds("pod").await?;
+        test_bed
+            .create_template("share", "a100.gpu.tessera.dev", json!({"memory": "10Gi"}))
+            .await?;
+        test_bed.create_holder("pod", "share").await?;
+        test_bed.wait_running("pod").await?;
         let claims = test_bed.claims().list(&Default::default()).await?;
         let claim = claims.items.into_iter().find(holds_device);
         let claim = claim.ok_or_else(|| anyhow::anyhow!("a running pod has no allocated claim"))?;
@@ -57,7 +59,7 @@ pub(super) async fn lost(test_bed: TestBed) -> TrialOutcome {
     outcome?;
     wait_published_again(&test_bed, &node, &device).await?;
     test_bed.delete(&["pod".to_owned()]).await?;
-    Ok(Outcome::Held(vec![]))
+    Ok(Outcome::Passed(vec![]))
 }
 
 /// An XID error, and the reset that clears it: the slice and the pod's status report both, and the
@@ -76,7 +78,7 @@ pub(super) async fn recovers(test_bed: TestBed) -> TrialOutcome {
     wait_taint(&test_bed, &device, None).await?;
     wait_health(&test_bed, "Healthy").await?;
     test_bed.delete(&["pod".to_owned()]).await?;
-    Ok(Outcome::Held(vec![]))
+    Ok(Outcome::Passed(vec![]))
 }
 
 /// Waits until the device is published with that value of the unhealthy taint, or without the
@@ -103,7 +105,7 @@ pub(super) async fn wait_taint(
         }
     };
     let what = format!("{device} to be tainted as unhealthy with {value:?}");
-    Ok(wait::until(slices, Default::default(), &what, PATIENCE, check).await?)
+    Ok(wait::until(slices, Default::default(), &what, TIMEOUT, check).await?)
 }
 
 /// Waits until the kubelet reports that health of the pod's device.
@@ -117,7 +119,7 @@ async fn wait_health(test_bed: &TestBed, wanted: &str) -> anyhow::Result<()> {
         if found { CheckResult::Done(()) } else { CheckResult::Pending(health.to_string()) }
     };
     let what = format!("the pod's status to report {wanted}");
-    Ok(wait::until_one(test_bed.pods(), "pod", &what, PATIENCE, check).await?)
+    Ok(wait::until_one(test_bed.pods(), "pod", &what, TIMEOUT, check).await?)
 }
 
 /// Returns true if a slice publishes the device without a taint other than the managed one.
@@ -142,7 +144,7 @@ async fn wait_reported_lost(test_bed: &TestBed, device: &str, claim: &str) -> an
         }
     };
     let what = format!("{device} to become unavailable in the slices");
-    wait::until(slices, Default::default(), &what, PATIENCE, check).await?;
+    wait::until(slices, Default::default(), &what, TIMEOUT, check).await?;
     wait_health(test_bed, "Unhealthy").await?;
     let claim = test_bed.claims().get(claim).await?;
     anyhow::ensure!(holds_device(&claim), "the claim lost its allocation with the GPU");
@@ -160,5 +162,5 @@ async fn wait_published_again(test_bed: &TestBed, node: &str, device: &str) -> a
         }
     };
     let what = format!("{device} of {node} to become available again");
-    Ok(wait::until(slices, Default::default(), &what, PATIENCE, check).await?)
+    Ok(wait::until(slices, Default::default(), &what, TIMEOUT, check).await?)
 }

@@ -18,18 +18,18 @@ use crate::runner::Outcome;
 const TRIES: usize = 5;
 
 /// Time limit from the start of the container until its process has a slot in the ledger.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Interval between reads of the ledger; no watch reports changes.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 pub(super) async fn is_correct(test_bed: TestBed) -> TrialOutcome {
     test_bed
-        .template("share", "a100.gpu.tessera.dev", json!({"memory": "1Gi", "cores": "1"}))
+        .create_template("share", "a100.gpu.tessera.dev", json!({"memory": "1Gi", "cores": "1"}))
         .await?;
     for name in (1..=TRIES).map(|number| format!("pod-{number}")) {
-        test_bed.holder(&name, "share").await?;
-        let pod = test_bed.holds(&name).await?;
+        test_bed.create_holder(&name, "share").await?;
+        let pod = test_bed.wait_running(&name).await?;
         let process = process_of(&test_bed, &pod).await?;
         if let Some(host_pid) = process.host_pid {
             check_process(test_bed.operations()?, &pod, host_pid).await?;
@@ -38,7 +38,7 @@ pub(super) async fn is_correct(test_bed: TestBed) -> TrialOutcome {
                 "host PID and container PID are equal: {process:?}"
             );
             test_bed.delete(&[name]).await?;
-            return Ok(Outcome::Held(vec![]));
+            return Ok(Outcome::Passed(vec![]));
         }
         println!("    {name} has no host PID: {process:?}");
         test_bed.delete(&[name]).await?;
@@ -80,7 +80,7 @@ async fn process_of(test_bed: &TestBed, pod: &Pod) -> anyhow::Result<ProcessRepo
         }
     };
     // The result is checked below, whether the wait succeeded or timed out.
-    if let Ok(Err(error)) = tokio::time::timeout(PATIENCE, check).await {
+    if let Ok(Err(error)) = tokio::time::timeout(TIMEOUT, check).await {
         return Err(error);
     }
     match seen[..] {

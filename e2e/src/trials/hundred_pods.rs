@@ -16,13 +16,13 @@ use crate::wait::{self, CheckResult};
 const PODS: usize = 100;
 
 /// Time limit for 100 real pod sandboxes on two cores.
-const PATIENCE: Duration = Duration::from_secs(600);
+const TIMEOUT: Duration = Duration::from_secs(600);
 
 pub(super) async fn all_run(test_bed: TestBed) -> TrialOutcome {
     test_bed.node_with("h100", 8).await?;
     test_bed.node_with("a100", 4).await?;
     // Nine fit on an H100 and ten on an A100: 112 in total, close to the 100 needed.
-    test_bed.template("share", DRIVER, json!({"memory": "8Gi", "cores": "10"})).await?;
+    test_bed.create_template("share", DRIVER, json!({"memory": "8Gi", "cores": "10"})).await?;
     overcommit::check_during(&test_bed, create_pods(&test_bed)).await
 }
 
@@ -30,7 +30,7 @@ async fn create_pods(test_bed: &TestBed) -> TrialOutcome {
     let began = Instant::now();
     let names: Vec<_> = (1..=PODS).map(|number| format!("pod-{number}")).collect();
     for name in &names {
-        test_bed.holder(name, "share").await?;
+        test_bed.create_holder(name, "share").await?;
     }
     let check = |pods: &[Pod]| {
         let running = pods.iter().filter(|pod| phase(pod) == "Running").count();
@@ -43,7 +43,7 @@ async fn create_pods(test_bed: &TestBed) -> TrialOutcome {
             CheckResult::Pending(format!("{running} of {PODS}"))
         }
     };
-    wait::until(test_bed.pods(), Default::default(), "all pods to run", PATIENCE, check).await?;
+    wait::until(test_bed.pods(), Default::default(), "all pods to run", TIMEOUT, check).await?;
     let took = began.elapsed();
     for name in &names {
         test_bed.pods().delete(name, &DeleteParams::default()).await?;
@@ -52,7 +52,10 @@ async fn create_pods(test_bed: &TestBed) -> TrialOutcome {
         0 => CheckResult::Done(()),
         left => CheckResult::Pending(format!("{left} pods")),
     };
-    wait::until(test_bed.pods(), Default::default(), "all pods to be deleted", PATIENCE, check)
+    wait::until(test_bed.pods(), Default::default(), "all pods to be deleted", TIMEOUT, check)
         .await?;
-    Ok(Outcome::Held(vec![Figure { of: "100 pods created -> all running".into(), took }]))
+    Ok(Outcome::Passed(vec![Figure {
+        name: "100 pods created -> all running".into(),
+        duration: took,
+    }]))
 }

@@ -55,7 +55,7 @@ const MODES: [InjectionMode; 3] = [
 pub(super) async fn switched_and_restored(test_bed: TestBed) -> TrialOutcome {
     let helm = helm()?;
     test_bed
-        .template("share", "a100.gpu.tessera.dev", json!({"memory": "1Gi", "cores": "1"}))
+        .create_template("share", "a100.gpu.tessera.dev", json!({"memory": "1Gi", "cores": "1"}))
         .await?;
     let [preload, others @ ..] = MODES;
     let mut running = vec![check_limits(&test_bed, &preload).await?];
@@ -74,13 +74,13 @@ pub(super) async fn switched_and_restored(test_bed: TestBed) -> TrialOutcome {
     for pod in &running {
         check_undisturbed(&test_bed, pod).await?;
     }
-    test_bed.holder("after", "share").await?;
-    test_bed.holds("after").await?;
+    test_bed.create_holder("after", "share").await?;
+    test_bed.wait_running("after").await?;
     let pods = test_bed.pods().list(&Default::default()).await?;
     test_bed
         .delete(&pods.into_iter().filter_map(|pod| pod.metadata.name).collect::<Vec<_>>())
         .await?;
-    Ok(Outcome::Held(vec![]))
+    Ok(Outcome::Passed(vec![]))
 }
 
 /// Switches the drivers to the mode.
@@ -91,7 +91,9 @@ async fn switch_mode(
     mode: &InjectionMode,
 ) -> anyhow::Result<()> {
     helm.upgrade(settings).await?;
-    DriverInstances::of(&test_bed.client).wait_argument(&format!("--intercept={}", mode.name)).await
+    DriverInstances::new(&test_bed.client)
+        .wait_argument(&format!("--intercept={}", mode.name))
+        .await
 }
 
 /// Checks that new pods are limited to their share except by known bypasses; one of the pods keeps
@@ -101,7 +103,7 @@ async fn check_limits(test_bed: &TestBed, mode: &InjectionMode) -> anyhow::Resul
     test_bed.create(pod(&name("fill"), &["tessera-probe", "fill"])).await?;
     let routes = ["/guests/bypasses", "/nowhere", mode.libcuda_path, "/guests/linkedplugin.so"];
     test_bed.create(pod(&name("routes"), &routes)).await?;
-    test_bed.holder(&name("hold"), "share").await?;
+    test_bed.create_holder(&name("hold"), "share").await?;
 
     let filled = json_lines(test_bed, &name("fill")).await?;
     let filled = filled.iter().find(|line| line["event"] == "filled").cloned().unwrap_or_default();
@@ -120,7 +122,7 @@ async fn check_limits(test_bed: &TestBed, mode: &InjectionMode) -> anyhow::Resul
         // `CUDA_ERROR_OUT_OF_MEMORY`.
         anyhow::ensure!(route["result"] == if is_bypass { 0 } else { 2 }, "{}: {route}", mode.name);
     }
-    test_bed.holds(&name("hold")).await
+    test_bed.wait_running(&name("hold")).await
 }
 
 async fn json_lines(test_bed: &TestBed, pod: &str) -> anyhow::Result<Vec<Value>> {

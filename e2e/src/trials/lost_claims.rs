@@ -2,8 +2,8 @@
 //!
 //! With a stale view of the claims, it lists some of a pod's claims in the pod's status and drops
 //! the others, then the reverse, indefinitely (kubernetes/kubernetes#138407, fixed by #138408 in
-//! 1.37, not in 1.36.3). Such a pod is never scheduled, with any allocator. The remedy is deletion
-//! of the pod, as `kubectl tessera explain` recommends.
+//! 1.37, not in 1.36.3). Such a pod is never scheduled, with any allocator. The workaround is to
+//! delete the pod, as `kubectl tessera explain` recommends.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -49,7 +49,7 @@ pub(super) async fn delete_affected_during<T>(
 async fn delete_affected(test_bed: &TestBed) -> anyhow::Result<Infallible> {
     let mut listed = BTreeMap::<String, BTreeSet<String>>::new();
     let mut deleted = BTreeSet::new();
-    let mut watch = PodWatch::of(test_bed.pods());
+    let mut watch = PodWatch::new(test_bed.pods());
     loop {
         match watch.next().await? {
             PodEvent::Changed(pod) => {

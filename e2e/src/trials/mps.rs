@@ -31,17 +31,17 @@ pub(super) async fn switched_and_restored(test_bed: TestBed) -> TrialOutcome {
     test_bed.node_with("a100", 4).await?;
     templates(&test_bed).await?;
     // Before MPS is enabled, a claim for it is pending with an event.
-    test_bed.holder("first", "by-mps").await?;
+    test_bed.create_holder("first", "by-mps").await?;
     wait_event_text(&test_bed, "first", &["it is not shared by MPS (mps.enabled of the chart"])
         .await?;
 
     helm.upgrade(&["mps.enabled=true"]).await?;
-    DriverInstances::of(&test_bed.client).wait_argument("--mps").await?;
+    DriverInstances::new(&test_bed.client).wait_argument("--mps").await?;
     let outcome = share_gpu(&test_bed, &helm).await;
     // Disable MPS in every case; later trials need that.
     helm.upgrade(&[]).await?;
     outcome?;
-    Ok(Outcome::Held(vec![]))
+    Ok(Outcome::Passed(vec![]))
 }
 
 async fn templates(test_bed: &TestBed) -> anyhow::Result<()> {
@@ -61,11 +61,11 @@ async fn templates(test_bed: &TestBed) -> anyhow::Result<()> {
     let fields = json!({
         "sharing": "MPS", "compute": {"policy": "Fixed"}, "placement": {"node": "Binpack", "device": "Binpack"},
     });
-    test_bed.template_of("by-mps", devices(exactly, fields)).await
+    test_bed.create_template_with("by-mps", devices(exactly, fields)).await
 }
 
 async fn share_gpu(test_bed: &TestBed, helm: &Helm) -> anyhow::Result<()> {
-    let first = test_bed.holds("first").await?;
+    let first = test_bed.wait_running("first").await?;
     let gpu = gpu_of(test_bed, &first).await?;
     let supervisors = supervisors(test_bed).await?;
 
@@ -79,9 +79,9 @@ async fn share_gpu(test_bed: &TestBed, helm: &Helm) -> anyhow::Result<()> {
         "capacity": {"requests": {"memory": "1Gi"}},
     });
     test_bed
-        .template_of("plain", json!({"requests": [{"name": "gpu", "exactly": exactly}]}))
+        .create_template_with("plain", json!({"requests": [{"name": "gpu", "exactly": exactly}]}))
         .await?;
-    test_bed.holder("plain", "plain").await?;
+    test_bed.create_holder("plain", "plain").await?;
     wait_event_text(test_bed, "plain", &["in use with sharing MPS"]).await?;
 
     // A driver update restarts no MPS daemon: existing and new clients continue.
@@ -97,7 +97,7 @@ async fn share_gpu(test_bed: &TestBed, helm: &Helm) -> anyhow::Result<()> {
     let plain = test_bed.pods().get("plain").await?;
     anyhow::ensure!(phase(&plain) == "Pending", "pod `plain` is {}", phase(&plain));
     test_bed.delete(&["first", "second", "third"].map(str::to_owned)).await?;
-    let plain = test_bed.holds("plain").await?;
+    let plain = test_bed.wait_running("plain").await?;
     anyhow::ensure!(gpu_of(test_bed, &plain).await? == gpu, "pod `plain` requested GPU {gpu}");
     test_bed.delete(&["plain".to_owned()]).await?;
     Ok(())

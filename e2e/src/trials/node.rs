@@ -19,24 +19,24 @@ use crate::wait::{self, CheckResult};
 
 /// kube-controller-manager checks for pods of deleted nodes every 20 s, and waits another 40 s; a
 /// started kubelet checks for claims without pods every 60 s.
-const PATIENCE: Duration = Duration::from_secs(400);
+const TIMEOUT: Duration = Duration::from_secs(400);
 
 pub(super) async fn is_deleted(test_bed: TestBed) -> TrialOutcome {
     let operations = test_bed.operations()?;
     let (deleted_node, other_node) =
         (test_bed.node_with("a100", 4).await?, test_bed.node_with("h100", 8).await?);
     test_bed
-        .template("lost", "a100.gpu.tessera.dev", json!({"memory": "30Gi", "cores": "50"}))
+        .create_template("lost", "a100.gpu.tessera.dev", json!({"memory": "30Gi", "cores": "50"}))
         .await?;
     test_bed
-        .template("kept", "h100.gpu.tessera.dev", json!({"memory": "30Gi", "cores": "50"}))
+        .create_template("kept", "h100.gpu.tessera.dev", json!({"memory": "30Gi", "cores": "50"}))
         .await?;
     for (name, template) in [("lost-1", "lost"), ("lost-2", "lost"), ("kept", "kept")] {
-        test_bed.holder(name, template).await?;
+        test_bed.create_holder(name, template).await?;
     }
-    test_bed.holds("lost-1").await?;
-    test_bed.holds("lost-2").await?;
-    let kept = test_bed.holds("kept").await?;
+    test_bed.wait_running("lost-1").await?;
+    test_bed.wait_running("lost-2").await?;
+    let kept = test_bed.wait_running("kept").await?;
     operations.run(&["stop", &deleted_node, "kubelet"]).await?;
     let deleted = delete_node(&test_bed, &deleted_node).await;
     operations.run(&["start", &deleted_node, "kubelet"]).await?;
@@ -46,15 +46,15 @@ pub(super) async fn is_deleted(test_bed: TestBed) -> TrialOutcome {
     anyhow::ensure!(!container_ids(&kept).is_empty(), "no container on {other_node}");
     wait_registered(&test_bed, operations, &deleted_node).await?;
     let names: Vec<_> = (1..=4).map(|number| format!("whole-{number}")).collect();
-    test_bed.template("whole", "a100.gpu.tessera.dev", json!(null)).await?;
+    test_bed.create_template("whole", "a100.gpu.tessera.dev", json!(null)).await?;
     for name in &names {
-        test_bed.holder(name, "whole").await?;
+        test_bed.create_holder(name, "whole").await?;
     }
     for name in &names {
-        test_bed.holds(name).await?;
+        test_bed.wait_running(name).await?;
     }
     test_bed.delete(&names.into_iter().chain(["kept".to_owned()]).collect::<Vec<_>>()).await?;
-    Ok(Outcome::Held(vec![]))
+    Ok(Outcome::Passed(vec![]))
 }
 
 /// Deletes the Node, and waits until its pods and their claims are deleted.
@@ -69,7 +69,7 @@ async fn delete_node(test_bed: &TestBed, node: &str) -> anyhow::Result<()> {
         test_bed.pods(),
         Default::default(),
         "the node's pods to be deleted",
-        PATIENCE,
+        TIMEOUT,
         check,
     )
     .await?;
@@ -81,7 +81,7 @@ async fn delete_node(test_bed: &TestBed, node: &str) -> anyhow::Result<()> {
         test_bed.claims(),
         Default::default(),
         "their claims to be deleted",
-        PATIENCE,
+        TIMEOUT,
         check,
     )
     .await?)
@@ -94,8 +94,8 @@ async fn wait_registered(
     operations: &Operations,
     node: &str,
 ) -> anyhow::Result<()> {
-    residue::wait_removed_within(operations, node, PATIENCE).await?;
-    let ours = kube::runtime::watcher::Config::default()
+    residue::wait_removed_within(operations, node, TIMEOUT).await?;
+    let selector = kube::runtime::watcher::Config::default()
         .fields(&format!("spec.driver={DRIVER},spec.nodeName={node}"));
     let check = |slices: &[k8s_openapi::api::resource::v1::ResourceSlice]| {
         let devices = slices
@@ -109,6 +109,12 @@ async fn wait_registered(
             CheckResult::Pending(format!("{devices} devices"))
         }
     };
-    Ok(wait::until(Api::all(test_bed.client.clone()), ours, "the node's slices", PATIENCE, check)
-        .await?)
+    Ok(wait::until(
+        Api::all(test_bed.client.clone()),
+        selector,
+        "the node's slices",
+        TIMEOUT,
+        check,
+    )
+    .await?)
 }

@@ -7,7 +7,7 @@ use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
 
-use super::test_bed::{PATIENCE, TestBed};
+use super::test_bed::{TIMEOUT, TestBed};
 use crate::harness::TrialOutcome;
 use crate::inventory::{DRIVER, GpuInventory, attribute};
 use crate::runner::Outcome;
@@ -40,7 +40,7 @@ pub(super) async fn dra_driver(test_bed: TestBed) -> TrialOutcome {
     slices.delete(SLICE, &DeleteParams::default()).await?;
     outcome?;
     wait_published(&test_bed.client, &node, &all).await?;
-    Ok(Outcome::Held(vec![]))
+    Ok(Outcome::Passed(vec![]))
 }
 
 /// A device plugin has registered GPUs with the kubelet; no GPU of the node may be published.
@@ -57,7 +57,7 @@ pub(super) async fn device_plugin(test_bed: TestBed) -> TrialOutcome {
     set_capacity(&test_bed.client, &node, resource, Value::Null).await?;
     outcome?;
     wait_published(&test_bed.client, &node, &all).await?;
-    Ok(Outcome::Held(vec![]))
+    Ok(Outcome::Passed(vec![]))
 }
 
 /// Sets a resource of the node as the kubelet does for a device plugin. The kubelet keeps resources
@@ -96,9 +96,9 @@ fn devices_of(inventory: &GpuInventory, node: &str) -> Vec<String> {
 /// Waits until the node publishes exactly these devices.
 async fn wait_published(client: &Client, node: &str, wanted: &[String]) -> anyhow::Result<()> {
     let check = |slices: &[ResourceSlice]| {
-        let ours: Vec<_> =
+        let own_slices: Vec<_> =
             slices.iter().filter(|slice| slice.spec.driver == DRIVER).cloned().collect();
-        let published = devices_of(&GpuInventory::of(ours), node);
+        let published = devices_of(&GpuInventory::from_slices(own_slices), node);
         if published == wanted {
             CheckResult::Done(())
         } else {
@@ -106,7 +106,7 @@ async fn wait_published(client: &Client, node: &str, wanted: &[String]) -> anyho
         }
     };
     let what = format!("{node} to publish [{}]", wanted.join(", "));
-    Ok(wait::until(Api::all(client.clone()), Default::default(), &what, PATIENCE, check).await?)
+    Ok(wait::until(Api::all(client.clone()), Default::default(), &what, TIMEOUT, check).await?)
 }
 
 /// Waits for an event on the Node that names the other allocator.
@@ -130,5 +130,5 @@ async fn wait_node_event(client: &Client, node: &str, allocator: &str) -> anyhow
     };
     let what = format!("an event on {node} that names {allocator}");
     let events: Api<Event> = Api::namespaced(client.clone(), "default");
-    Ok(wait::until(events, Default::default(), &what, PATIENCE, check).await?)
+    Ok(wait::until(events, Default::default(), &what, TIMEOUT, check).await?)
 }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::driver_instances::DriverInstances;
 use super::placement::wait_event_text;
 use super::release::{check_undisturbed, helm};
-use super::test_bed::{PATIENCE, TestBed, from_template, phase};
+use super::test_bed::{TIMEOUT, TestBed, from_template, phase};
 use crate::harness::TrialOutcome;
 use crate::helm::Helm;
 use crate::inventory::DRIVER;
@@ -25,8 +25,8 @@ pub(super) async fn switched_and_restored(test_bed: TestBed) -> TrialOutcome {
     let helm = helm()?;
     test_bed.node_with("a100", 4).await?;
     templates(&test_bed).await?;
-    test_bed.holder("before", "whole").await?;
-    let before = test_bed.holds("before").await?;
+    test_bed.create_holder("before", "whole").await?;
+    let before = test_bed.wait_running("before").await?;
 
     publish_percent(&test_bed, &helm, &["driver.memoryPercent=200"], 200).await?;
     let outcome = oversubscribe(&test_bed).await;
@@ -35,14 +35,14 @@ pub(super) async fn switched_and_restored(test_bed: TestBed) -> TrialOutcome {
     outcome?;
     check_undisturbed(&test_bed, &before).await?;
     // The pending pod runs once its memory is not oversubscribed.
-    test_bed.holds("plain").await?;
+    test_bed.wait_running("plain").await?;
     test_bed.delete(&["before", "plain", "oversubscribed"].map(str::to_owned)).await?;
-    Ok(Outcome::Held(vec![]))
+    Ok(Outcome::Passed(vec![]))
 }
 
 async fn templates(test_bed: &TestBed) -> anyhow::Result<()> {
-    test_bed.template("whole", "a100.gpu.tessera.dev", json!({"memory": "80Gi"})).await?;
-    test_bed.template("plain", "a100.gpu.tessera.dev", json!({"memory": "1Gi"})).await?;
+    test_bed.create_template("whole", "a100.gpu.tessera.dev", json!({"memory": "80Gi"})).await?;
+    test_bed.create_template("plain", "a100.gpu.tessera.dev", json!({"memory": "1Gi"})).await?;
     let parameters = json!({
         "apiVersion": "gpu.tessera.dev/v1alpha1", "kind": "GpuConfig", "memory": {"oversubscribe": true},
     });
@@ -53,7 +53,7 @@ async fn templates(test_bed: &TestBed) -> anyhow::Result<()> {
         "requests": [{"name": "gpu", "exactly": exactly}],
         "config": [{"opaque": {"driver": DRIVER, "parameters": parameters}}],
     });
-    test_bed.template_of("oversubscribed", devices).await
+    test_bed.create_template_with("oversubscribed", devices).await
 }
 
 /// Sets the percentage of the GPUs' memory that the drivers publish, and waits until it is
@@ -65,7 +65,7 @@ async fn publish_percent(
     percent: u32,
 ) -> anyhow::Result<()> {
     helm.upgrade(settings).await?;
-    DriverInstances::of(&test_bed.client)
+    DriverInstances::new(&test_bed.client)
         .wait_argument(&format!("--memory-percent={percent}"))
         .await?;
     let check = |slices: &[ResourceSlice]| {
@@ -90,12 +90,12 @@ async fn publish_percent(
     let what = format!(
         "all GPUs but the one in use to be published with {percent} percent of their memory"
     );
-    Ok(wait::until(Api::all(test_bed.client.clone()), Default::default(), &what, PATIENCE, check)
+    Ok(wait::until(Api::all(test_bed.client.clone()), Default::default(), &what, TIMEOUT, check)
         .await?)
 }
 
 async fn oversubscribe(test_bed: &TestBed) -> anyhow::Result<()> {
-    test_bed.holder("plain", "plain").await?;
+    test_bed.create_holder("plain", "plain").await?;
     let mut pod = from_template("oversubscribed", "oversubscribed");
     pod["spec"]["containers"][0]["command"] = json!(["tessera-probe", "fill"]);
     test_bed.create(pod).await?;

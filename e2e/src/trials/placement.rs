@@ -5,7 +5,7 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::DeleteParams;
 use kube::{Api, ResourceExt};
 
-use super::test_bed::{PATIENCE, TestBed};
+use super::test_bed::{TIMEOUT, TestBed};
 use crate::leftovers::holds_device;
 use crate::wait::{self, CheckResult, Watch};
 
@@ -48,7 +48,7 @@ pub(super) async fn wait_allocated(
         test_bed.claims(),
         Default::default(),
         &what,
-        PATIENCE,
+        TIMEOUT,
         allocated_check(pod, accept),
     )
     .await?)
@@ -56,7 +56,7 @@ pub(super) async fn wait_allocated(
 
 /// Starts a watch of the namespace's claims.
 pub(super) async fn start_claim_watch(test_bed: &TestBed) -> anyhow::Result<Watch<ResourceClaim>> {
-    Ok(Watch::started(test_bed.claims(), Default::default(), PATIENCE).await?)
+    Ok(Watch::started(test_bed.claims(), Default::default(), TIMEOUT).await?)
 }
 
 /// Waits as [`wait_allocated`] does, and also observes an allocation that is released immediately,
@@ -68,7 +68,7 @@ pub(super) async fn wait_allocated_in(
     accept: impl Fn(&ResourceClaim) -> bool,
 ) -> anyhow::Result<ResourceClaim> {
     let what = format!("the claim of {pod} to be {what}");
-    Ok(claims.until(&what, PATIENCE, allocated_check(pod, accept)).await?)
+    Ok(claims.until(&what, TIMEOUT, allocated_check(pod, accept)).await?)
 }
 
 /// Returns a check that the pod's claim is allocated and that `accept` accepts it.
@@ -92,7 +92,7 @@ pub(super) async fn wait_unallocated(test_bed: &TestBed, pod: &str) -> anyhow::R
         claim.map_or(CheckResult::Done(()), |claim| CheckResult::Pending(describe(claim)))
     };
     let what = format!("the claim of {pod} to be released");
-    Ok(wait::until(test_bed.claims(), Default::default(), &what, PATIENCE, check).await?)
+    Ok(wait::until(test_bed.claims(), Default::default(), &what, TIMEOUT, check).await?)
 }
 
 /// Waits until the pod runs, and checks that its claim is allocated on the same node and reserved;
@@ -102,7 +102,7 @@ pub(super) async fn check_colocated(
     pod: &str,
     claim: &str,
 ) -> anyhow::Result<String> {
-    let running = test_bed.holds(pod).await?;
+    let running = test_bed.wait_running(pod).await?;
     let node = node_name(&running).unwrap_or_default().to_owned();
     let claims = test_bed.claims().list(&Default::default()).await?;
     let claim = claims.items.into_iter().find(|found| belongs_to(found, claim));
@@ -130,7 +130,7 @@ pub(super) async fn delete_claim(test_bed: &TestBed, name: &str) -> anyhow::Resu
         test_bed.claims(),
         name,
         &format!("claim {name} to be deleted"),
-        PATIENCE,
+        TIMEOUT,
         check,
     )
     .await?)
@@ -177,7 +177,7 @@ async fn wait_event(
         }
     };
     let what = format!("an event {what} about {pod}");
-    Ok(wait::until(events, Default::default(), &what, PATIENCE, check).await?)
+    Ok(wait::until(events, Default::default(), &what, TIMEOUT, check).await?)
 }
 
 fn describe(claim: &ResourceClaim) -> String {

@@ -20,7 +20,7 @@ pub(super) async fn matches_controller(test_bed: TestBed) -> TrialOutcome {
     let parameters = json!({"apiVersion": API_VERSION, "kind": KIND, "placement": placement});
     let share = json!({"deviceClassName": DRIVER, "capacity": {"requests": {"memory": "30Gi", "cores": "30"}}});
     test_bed
-        .template_of(
+        .create_template_with(
             "share",
             json!({
                 "requests": [{"name": "gpu", "exactly": share}],
@@ -31,7 +31,7 @@ pub(super) async fn matches_controller(test_bed: TestBed) -> TrialOutcome {
     check_simulation(&test_bed, &plugin).await?;
     check_tree(&test_bed, &plugin).await?;
     check_explanation(&test_bed, &plugin).await?;
-    Ok(Outcome::Held(vec![]))
+    Ok(Outcome::Passed(vec![]))
 }
 
 const PODS: [&str; 3] = ["one", "two", "three"];
@@ -53,7 +53,7 @@ async fn check_simulation(test_bed: &TestBed, plugin: &Plugin) -> anyhow::Result
             predicted["pod"] == *pod && predicted["result"] == "Fits",
             "unexpected prediction: {predicted}"
         );
-        test_bed.holder(pod, "share").await?;
+        test_bed.create_holder(pod, "share").await?;
         let claim = wait_allocated(test_bed, pod, "allocated", |_| true).await?;
         let results = &json!(claim.status)["allocation"]["devices"]["results"];
         let device = &predicted["claims"][0]["devices"][0];
@@ -68,7 +68,7 @@ async fn check_simulation(test_bed: &TestBed, plugin: &Plugin) -> anyhow::Result
 /// Checks that `tree` and `explain` show the allocated shares.
 async fn check_tree(test_bed: &TestBed, plugin: &Plugin) -> anyhow::Result<()> {
     for pod in PODS {
-        test_bed.holds(pod).await?;
+        test_bed.wait_running(pod).await?;
         let PluginOutput { code, result } =
             plugin.call(&["explain", "pod", pod, "-n", test_bed.namespace()], "").await?;
         anyhow::ensure!(
@@ -95,8 +95,8 @@ async fn check_tree(test_bed: &TestBed, plugin: &Plugin) -> anyhow::Result<()> {
 
 /// Checks that `explain` prints the message of a pending pod's event.
 async fn check_explanation(test_bed: &TestBed, plugin: &Plugin) -> anyhow::Result<()> {
-    test_bed.template("too-large", DRIVER, json!({"memory": "900Gi"})).await?;
-    test_bed.holder("large", "too-large").await?;
+    test_bed.create_template("too-large", DRIVER, json!({"memory": "900Gi"})).await?;
+    test_bed.create_holder("large", "too-large").await?;
     let event = wait_event_reason(test_bed, "large", "NoDevices").await?;
     let PluginOutput { code, result } =
         plugin.call(&["explain", "pod", "large", "-n", test_bed.namespace()], "").await?;

@@ -23,7 +23,7 @@ pub(super) struct PodWatch {
 
 impl PodWatch {
     /// Starts to watch these pods.
-    pub(super) fn of(pods: Api<Pod>) -> Self {
+    pub(super) fn new(pods: Api<Pod>) -> Self {
         Self {
             events: watcher(pods, watcher::Config::default()).default_backoff().boxed(),
             listed: Vec::new(),

@@ -12,7 +12,7 @@ use crate::inventory::DRIVER;
 
 /// Time limit for a change of the policies to be in force. API servers observe policies by their
 /// own watch.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Interval between requests that test whether the policies are in force; no watch reports that.
 const RETRY_INTERVAL: Duration = Duration::from_millis(200);
@@ -43,8 +43,8 @@ async fn switch(test_bed: &TestBed, to: &str) -> anyhow::Result<()> {
             }
         }
     };
-    let waited = tokio::time::timeout(PATIENCE, in_force).await;
-    waited.map_err(|_| anyhow::anyhow!("the policies are not switched {to} after {PATIENCE:?}"))?
+    let waited = tokio::time::timeout(TIMEOUT, in_force).await;
+    waited.map_err(|_| anyhow::anyhow!("the policies are not switched {to} after {TIMEOUT:?}"))?
 }
 
 /// Tries to create a slice of the driver on a node that does not exist, and deletes it. The policy

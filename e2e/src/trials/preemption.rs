@@ -9,7 +9,7 @@ use kube::api::{DeleteParams, PostParams};
 use serde_json::{Value, json};
 
 use super::refused_node::{first_choice, on_node, with_port};
-use super::test_bed::{PATIENCE, TestBed, from_template};
+use super::test_bed::{TIMEOUT, TestBed, from_template};
 use super::{overcommit, placement};
 use crate::harness::TrialOutcome;
 use crate::inventory::DRIVER;
@@ -43,12 +43,12 @@ fn of_class(mut pod: Value, class: &str) -> Value {
 }
 
 async fn preempt(test_bed: &TestBed) -> TrialOutcome {
-    test_bed.template("share", DRIVER, json!({"memory": "10Gi", "cores": "10"})).await?;
+    test_bed.create_template("share", DRIVER, json!({"memory": "10Gi", "cores": "10"})).await?;
     let node = first_choice(test_bed, "share").await?;
     let [(unimportant, _), (important, _)] = CLASSES;
     let victim = of_class(with_port(from_template("victim", "share")), unimportant);
     test_bed.create(on_node(victim, &node)).await?;
-    test_bed.holds("victim").await?;
+    test_bed.wait_running("victim").await?;
     tokio::select! {
         moved = fail_if_moved(test_bed, "important", &node) => { moved?; }
         placed = async {
@@ -64,7 +64,7 @@ async fn preempt(test_bed: &TestBed) -> TrialOutcome {
         json!(victim.map(|victim| victim.status))
     );
     test_bed.delete(&["important".to_owned()]).await?;
-    Ok(Outcome::Held(vec![]))
+    Ok(Outcome::Passed(vec![]))
 }
 
 fn is_evicted(pod: &Pod) -> bool {
@@ -86,5 +86,5 @@ async fn fail_if_moved(test_bed: &TestBed, pod: &str, node: &str) -> anyhow::Res
         }
     };
     let what = format!("the claim of {pod} to stay on {node}");
-    Ok(wait::until(test_bed.claims(), Default::default(), &what, PATIENCE, check).await?)
+    Ok(wait::until(test_bed.claims(), Default::default(), &what, TIMEOUT, check).await?)
 }

@@ -62,10 +62,10 @@ pub(super) async fn first_choice(test_bed: &TestBed, template: &str) -> anyhow::
 /// The first pod blocks the second on the node that the controller selects: the second pod's claim
 /// moves to another node.
 async fn moves_claim(test_bed: &TestBed, blocking: fn(Value) -> Value) -> TrialOutcome {
-    test_bed.template("share", DRIVER, json!({"memory": "10Gi", "cores": "10"})).await?;
+    test_bed.create_template("share", DRIVER, json!({"memory": "10Gi", "cores": "10"})).await?;
     let node = first_choice(test_bed, "share").await?;
     test_bed.create(on_node(blocking(from_template("first", "share")), &node)).await?;
-    test_bed.holds("first").await?;
+    test_bed.wait_running("first").await?;
     let on_it = |claim: &_| placement::node_of(claim) == Some(&node);
     // Starts before the pod is created, because the allocation may be released within milliseconds.
     let mut claims = placement::start_claim_watch(test_bed).await?;
@@ -76,7 +76,7 @@ async fn moves_claim(test_bed: &TestBed, blocking: fn(Value) -> Value) -> TrialO
     let other = placement::check_colocated(test_bed, "second", "second").await?;
     anyhow::ensure!(other != node, "both run on {node}");
     test_bed.delete(&["first".to_owned(), "second".to_owned()]).await?;
-    Ok(Outcome::Held(vec![]))
+    Ok(Outcome::Passed(vec![]))
 }
 
 /// The only node with such GPUs refuses the pod: its claim is released, and others can use the
@@ -84,25 +84,25 @@ async fn moves_claim(test_bed: &TestBed, blocking: fn(Value) -> Value) -> TrialO
 async fn releases_claim(test_bed: &TestBed) -> TrialOutcome {
     let node = test_bed.node_with("a100", 4).await?;
     let class = "a100.gpu.tessera.dev";
-    test_bed.template("share", class, json!({"memory": "10Gi", "cores": "10"})).await?;
+    test_bed.create_template("share", class, json!({"memory": "10Gi", "cores": "10"})).await?;
     for (name, count) in [("two", 2), ("three", 3)] {
         let exactly = json!({"deviceClassName": class, "count": count});
         test_bed
-            .template_of(name, json!({"requests": [{"name": "gpu", "exactly": exactly}]}))
+            .create_template_with(name, json!({"requests": [{"name": "gpu", "exactly": exactly}]}))
             .await?;
     }
     test_bed.create(with_port(from_template("blocker", "share"))).await?;
-    test_bed.holds("blocker").await?;
+    test_bed.wait_running("blocker").await?;
     let mut claims = placement::start_claim_watch(test_bed).await?;
     test_bed.create(with_port(from_template("refused", "three"))).await?;
     placement::wait_allocated_in(&mut claims, "refused", "allocated", |_| true).await?;
     // One GPU is free and one is partly used, so this pod is pending until GPUs are released.
-    test_bed.holder("other", "two").await?;
+    test_bed.create_holder("other", "two").await?;
     let message = placement::wait_event_reason(test_bed, "refused", TRYING_ELSEWHERE).await?;
     anyhow::ensure!(message.contains(&node), "the event does not name {node}: {message}");
     placement::check_colocated(test_bed, "other", "other").await?;
     placement::wait_unallocated(test_bed, "refused").await?;
     placement::wait_event_reason(test_bed, "refused", "NoDevices").await?;
     test_bed.delete(&["blocker".to_owned(), "refused".to_owned(), "other".to_owned()]).await?;
-    Ok(Outcome::Held(vec![]))
+    Ok(Outcome::Passed(vec![]))
 }

@@ -9,7 +9,7 @@ use kube::runtime::watcher;
 use serde_json::json;
 
 use super::residue;
-use super::test_bed::{PATIENCE, Skip, TestBed, container_ids, phase, uid};
+use super::test_bed::{Skip, TIMEOUT, TestBed, container_ids, phase, uid};
 use crate::harness::TrialOutcome;
 use crate::helm::{Helm, NAMESPACE};
 use crate::inventory::DRIVER;
@@ -27,8 +27,8 @@ const ROLLED: [&str; 2] =
 pub(super) async fn upgraded(test_bed: TestBed) -> TrialOutcome {
     let helm = helm()?;
     create_template(&test_bed).await?;
-    test_bed.holder("before", "share").await?;
-    let before = test_bed.holds("before").await?;
+    test_bed.create_holder("before", "share").await?;
+    let before = test_bed.wait_running("before").await?;
     let during = start_pods_during(&test_bed, helm.upgrade(&ROLLED)).await?;
     let old = chart_pods(&test_bed).await?.into_iter().filter(|pod| {
         let annotations = pod.metadata.annotations.as_ref();
@@ -36,13 +36,13 @@ pub(super) async fn upgraded(test_bed: TestBed) -> TrialOutcome {
     });
     anyhow::ensure!(old.count() == 0, "the upgrade did not restart all pods of the chart");
     check_undisturbed(&test_bed, &before).await?;
-    test_bed.holder("after", "share").await?;
-    test_bed.holds("after").await?;
+    test_bed.create_holder("after", "share").await?;
+    test_bed.wait_running("after").await?;
     helm.upgrade(&[]).await?;
     check_undisturbed(&test_bed, &before).await?;
     let all: Vec<_> = during.into_iter().chain(["before".to_owned(), "after".to_owned()]).collect();
     test_bed.delete(&all).await?;
-    Ok(Outcome::Held(vec![]))
+    Ok(Outcome::Passed(vec![]))
 }
 
 /// Starts one pod after the other until `operation` ends; returns their names.
@@ -56,8 +56,8 @@ async fn start_pods_during(
     while !ended {
         let name = format!("during-{}", names.len());
         names.push(name.clone());
-        test_bed.holder(&name, "share").await?;
-        let starting = test_bed.holds(&name);
+        test_bed.create_holder(&name, "share").await?;
+        let starting = test_bed.wait_running(&name);
         let mut starting = std::pin::pin!(starting);
         tokio::select! {
             done = &mut operation => {
@@ -75,21 +75,21 @@ pub(super) async fn removed(test_bed: TestBed) -> TrialOutcome {
     let helm = helm()?;
     create_template(&test_bed).await?;
     for name in ["stays", "deleted"] {
-        test_bed.holder(name, "share").await?;
+        test_bed.create_holder(name, "share").await?;
     }
-    let stays = test_bed.holds("stays").await?;
-    let deleted = test_bed.holds("deleted").await?;
+    let stays = test_bed.wait_running("stays").await?;
+    let deleted = test_bed.wait_running("deleted").await?;
     helm.uninstall().await?;
     let checked = check_uninstalled(&test_bed, &stays, &deleted).await;
     // Also after a failure; later trials need Tessera.
     helm.install().await?;
     checked?;
     wait_deleted(&test_bed, "deleted").await?;
-    test_bed.holds("pending").await?;
+    test_bed.wait_running("pending").await?;
     check_undisturbed(&test_bed, &stays).await?;
     test_bed.delete(&["stays".to_owned(), "pending".to_owned()]).await?;
-    residue::check_all_nodes(&test_bed, residue::PATIENCE).await?;
-    Ok(Outcome::Held(vec![]))
+    residue::check_all_nodes(&test_bed, residue::TIMEOUT).await?;
+    Ok(Outcome::Passed(vec![]))
 }
 
 /// Checks the state after an uninstall with allocated claims, as README.md describes it.
@@ -100,19 +100,19 @@ async fn check_uninstalled(test_bed: &TestBed, stays: &Pod, deleted: &Pod) -> an
     let classes: Api<DeviceClass> = Api::all(test_bed.client.clone());
     let classes = classes.list(&chart).await?.items.len();
     anyhow::ensure!((policies, classes) == (0, 0), "left: {policies} policies, {classes} classes");
-    test_bed.holder("pending", "share").await?;
+    test_bed.create_holder("pending", "share").await?;
     test_bed.pods().delete("deleted", &DeleteParams::default()).await?;
     // The kubelet deletes them 30 s after the driver has exited.
-    let ours = watcher::Config::default().fields(&format!("spec.driver={DRIVER}"));
+    let selector = watcher::Config::default().fields(&format!("spec.driver={DRIVER}"));
     let check = |slices: &[ResourceSlice]| match slices.len() {
         0 => CheckResult::Done(()),
         left => CheckResult::Pending(format!("{left} slices")),
     };
     wait::until(
         Api::all(test_bed.client.clone()),
-        ours,
+        selector,
         "the slices to be deleted",
-        PATIENCE,
+        TIMEOUT,
         check,
     )
     .await?;
@@ -134,7 +134,7 @@ pub(super) fn helm() -> Result<Helm, Skip> {
 }
 
 async fn create_template(test_bed: &TestBed) -> anyhow::Result<()> {
-    test_bed.template("share", DRIVER, json!({"memory": "2Gi", "cores": "5"})).await
+    test_bed.create_template("share", DRIVER, json!({"memory": "2Gi", "cores": "5"})).await
 }
 
 /// Returns the chart's pods that are not terminating.
@@ -163,12 +163,6 @@ async fn wait_deleted(test_bed: &TestBed, name: &str) -> anyhow::Result<()> {
         None => CheckResult::Done(()),
         Some(pod) => CheckResult::Pending(phase(pod).to_owned()),
     };
-    Ok(wait::until_one(
-        test_bed.pods(),
-        name,
-        &format!("pod {name} to be deleted"),
-        PATIENCE,
-        check,
-    )
-    .await?)
+    Ok(wait::until_one(test_bed.pods(), name, &format!("pod {name} to be deleted"), TIMEOUT, check)
+        .await?)
 }

@@ -10,14 +10,14 @@ use crate::runner::Outcome;
 
 /// Time limit. Pods are deleted only after their claims are unprepared, so files should be removed
 /// already.
-pub(super) const PATIENCE: Duration = Duration::from_secs(300);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Interval between checks; no watch reports that a directory is empty.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 pub(super) async fn check(test_bed: TestBed) -> TrialOutcome {
-    check_all_nodes(&test_bed, PATIENCE).await?;
-    Ok(Outcome::Held(vec![]))
+    check_all_nodes(&test_bed, TIMEOUT).await?;
+    Ok(Outcome::Passed(vec![]))
 }
 
 /// Waits until no node has files of a claim.
@@ -31,7 +31,7 @@ pub(super) async fn check_all_nodes(test_bed: &TestBed, within: Duration) -> any
 
 /// Waits until the node has no files of a claim.
 pub(super) async fn wait_removed(operations: &Operations, node: &str) -> anyhow::Result<()> {
-    wait_removed_within(operations, node, PATIENCE).await
+    wait_removed_within(operations, node, TIMEOUT).await
 }
 
 /// Waits as [`wait_removed`] does, with a longer time limit, for pods that were not deleted in the

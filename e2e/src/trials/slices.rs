@@ -8,7 +8,7 @@ use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
 
 use super::policies;
-use super::test_bed::{PATIENCE, TestBed};
+use super::test_bed::{TIMEOUT, TestBed};
 use crate::harness::TrialOutcome;
 use crate::inventory::DRIVER;
 use crate::runner::Outcome;
@@ -34,8 +34,8 @@ pub(super) async fn repaired(test_bed: TestBed) -> TrialOutcome {
         }
     };
     let selector = of_node(&node);
-    wait::until(slices, selector, "the node's slices to be restored", PATIENCE, check).await?;
-    Ok(Outcome::Held(vec![]))
+    wait::until(slices, selector, "the node's slices to be restored", TIMEOUT, check).await?;
+    Ok(Outcome::Passed(vec![]))
 }
 
 fn of_node(node: &str) -> Config {
@@ -47,7 +47,7 @@ async fn own(slices: &Api<ResourceSlice>, node: &str) -> anyhow::Result<Resource
         [slice] => CheckResult::Done(slice.clone()),
         _ => CheckResult::Pending(format!("{} slices", found.len())),
     };
-    Ok(wait::until(slices.clone(), of_node(node), "one slice of the node", PATIENCE, check).await?)
+    Ok(wait::until(slices.clone(), of_node(node), "one slice of the node", TIMEOUT, check).await?)
 }
 
 async fn tamper(

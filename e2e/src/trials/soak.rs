@@ -43,7 +43,7 @@ const STALL_LIMIT: Duration = Duration::from_secs(300);
 
 /// Time limit for the last claims and their files to be deleted: a kubelet killed while a pod was
 /// force-deleted detects its claims in a check that runs every 60 s.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Size of the soak trial.
 #[derive(Clone, Copy, Debug)]
@@ -72,7 +72,7 @@ async fn soak(test_bed: &TestBed, seed: u64) -> TrialOutcome {
     let nodes: Vec<String> =
         GpuInventory::read(&test_bed.client).await?.nodes().map(str::to_owned).collect();
     for template in shape::TEMPLATES {
-        test_bed.template_of(template, shape::devices(template)).await?;
+        test_bed.create_template_with(template, shape::devices(template)).await?;
     }
     let size = test_bed.sizes().soak;
     let began = Instant::now();
@@ -97,10 +97,10 @@ async fn soak(test_bed: &TestBed, seed: u64) -> TrialOutcome {
         warnings(test_bed).await?
     );
     wait_claims_deleted(test_bed).await?;
-    residue::check_all_nodes(test_bed, PATIENCE).await?;
-    Ok(Outcome::Held(vec![Figure {
-        of: format!("soak of {} pods", size.pods),
-        took: began.elapsed(),
+    residue::check_all_nodes(test_bed, TIMEOUT).await?;
+    Ok(Outcome::Passed(vec![Figure {
+        name: format!("soak of {} pods", size.pods),
+        duration: began.elapsed(),
     }]))
 }
 
@@ -143,7 +143,7 @@ async fn wait_claims_deleted(test_bed: &TestBed) -> anyhow::Result<()> {
         }
     };
     let what = "all claims to be deleted";
-    Ok(wait::until(test_bed.claims(), Default::default(), what, PATIENCE, check).await?)
+    Ok(wait::until(test_bed.claims(), Default::default(), what, TIMEOUT, check).await?)
 }
 
 /// The load: pods, each with the time of its deletion.
@@ -181,7 +181,7 @@ impl<'a> Load<'a> {
 
     async fn run(&mut self) -> anyhow::Result<()> {
         let mut progress = Progress::new("pods", self.size.pods);
-        let mut watch = PodWatch::of(self.test_bed.pods());
+        let mut watch = PodWatch::new(self.test_bed.pods());
         let mut last_end = Instant::now();
         while self.done < self.size.pods {
             while self.present.len() < MAX_PODS && self.created < self.size.pods {
@@ -260,13 +260,13 @@ impl<'a> Load<'a> {
 
     /// Handles a gap in the watch.
     async fn resync(&mut self, pods: &[Pod]) -> anyhow::Result<()> {
-        let gone: Vec<String> = self
+        let deleted: Vec<String> = self
             .present
             .keys()
             .filter(|name| !pods.iter().any(|pod| pod.name_any() == **name))
             .cloned()
             .collect();
-        for name in gone {
+        for name in deleted {
             self.record_deleted(&name).await?;
         }
         for pod in pods {

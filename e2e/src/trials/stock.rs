@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::placement::wait_event_text;
 use super::release::helm;
-use super::test_bed::{PATIENCE, TestBed, holder, phase};
+use super::test_bed::{TIMEOUT, TestBed, holder, phase};
 use crate::harness::TrialOutcome;
 use crate::inventory::DRIVER;
 use crate::runner::Outcome;
@@ -23,21 +23,21 @@ pub(super) async fn switched_and_restored(test_bed: TestBed) -> TrialOutcome {
     helm.upgrade(&[]).await?;
     outcome?;
     wait_taints(&test_bed, "all devices to have the managed taint", &["managed"]).await?;
-    test_bed.holder("managed", "share").await?;
-    test_bed.holds("managed").await?;
+    test_bed.create_holder("managed", "share").await?;
+    test_bed.wait_running("managed").await?;
     test_bed.delete(&["managed".to_owned()]).await?;
-    Ok(Outcome::Held(vec![]))
+    Ok(Outcome::Passed(vec![]))
 }
 
 async fn kube_scheduler_allocates(test_bed: &TestBed) -> anyhow::Result<()> {
     wait_taints(test_bed, "no device to have the managed taint", &[]).await?;
-    test_bed.template("share", "a100.gpu.tessera.dev", json!({"memory": "10Gi"})).await?;
-    test_bed.holder("one", "share").await?;
-    test_bed.holds("one").await?;
+    test_bed.create_template("share", "a100.gpu.tessera.dev", json!({"memory": "10Gi"})).await?;
+    test_bed.create_holder("one", "share").await?;
+    test_bed.wait_running("one").await?;
     let first = device_of(test_bed, "one").await?;
     wait_listed_last(test_bed, &first).await?;
-    test_bed.holder("two", "share").await?;
-    test_bed.holds("two").await?;
+    test_bed.create_holder("two", "share").await?;
+    test_bed.wait_running("two").await?;
     let second = device_of(test_bed, "two").await?;
     anyhow::ensure!(first != second, "both pods use {first} with deviceOrder=free-first");
 
@@ -50,7 +50,7 @@ async fn kube_scheduler_allocates(test_bed: &TestBed) -> anyhow::Result<()> {
         other => CheckResult::Impossible(format!("{other:?}")),
     };
     let what = "a pod that allocates 11Gi of a claim of 10Gi to fail";
-    wait::until_one(test_bed.pods(), "greedy", what, PATIENCE, check).await?;
+    wait::until_one(test_bed.pods(), "greedy", what, TIMEOUT, check).await?;
     check_percent_refused(test_bed).await?;
     test_bed.delete(&["one", "two", "greedy", "percent"].map(str::to_owned)).await
 }
@@ -69,7 +69,7 @@ async fn check_percent_refused(test_bed: &TestBed) -> anyhow::Result<()> {
     let templates: Api<ResourceClaimTemplate> =
         Api::namespaced(test_bed.client.clone(), test_bed.namespace());
     templates.create(&PostParams::default(), &serde_json::from_value(template)?).await?;
-    test_bed.holder("percent", "percent").await?;
+    test_bed.create_holder("percent", "percent").await?;
     wait_event_text(test_bed, "percent", &["memory.percent", "capacity.requests.memory"]).await?;
     Ok(())
 }
@@ -90,26 +90,27 @@ async fn device_of(test_bed: &TestBed, pod: &str) -> anyhow::Result<String> {
 /// Waits until the slices list the device after all others of its pool.
 async fn wait_listed_last(test_bed: &TestBed, device: &str) -> anyhow::Result<()> {
     let check = |slices: &[ResourceSlice]| {
-        let mut ours = slices.iter().filter(|slice| slice.spec.driver == DRIVER);
+        let mut own_slices = slices.iter().filter(|slice| slice.spec.driver == DRIVER);
         let last = |slice: &&ResourceSlice| {
             slice.spec.devices.iter().flatten().last().is_some_and(|last| last.name == device)
         };
-        if ours.any(|slice| last(&slice)) {
+        if own_slices.any(|slice| last(&slice)) {
             CheckResult::Done(())
         } else {
             CheckResult::Pending("not last".into())
         }
     };
     let what = format!("used device {device} to be listed last");
-    Ok(wait::until(Api::all(test_bed.client.clone()), Default::default(), &what, PATIENCE, check)
+    Ok(wait::until(Api::all(test_bed.client.clone()), Default::default(), &what, TIMEOUT, check)
         .await?)
 }
 
 /// Waits until each device of the driver has exactly these taints of the driver.
 async fn wait_taints(test_bed: &TestBed, what: &str, wanted: &[&str]) -> anyhow::Result<()> {
     let check = |slices: &[ResourceSlice]| {
-        let ours = slices.iter().filter(|slice| slice.spec.driver == DRIVER);
-        let devices: Vec<_> = ours.flat_map(|slice| slice.spec.devices.iter().flatten()).collect();
+        let own_slices = slices.iter().filter(|slice| slice.spec.driver == DRIVER);
+        let devices: Vec<_> =
+            own_slices.flat_map(|slice| slice.spec.devices.iter().flatten()).collect();
         let differing = devices.iter().find(|device| {
             let keys = device.taints.iter().flatten().map(|taint| taint.key.as_str());
             let own = keys.filter_map(|key| key.strip_prefix(DRIVER)?.strip_prefix('/'));
@@ -120,6 +121,6 @@ async fn wait_taints(test_bed: &TestBed, what: &str, wanted: &[&str]) -> anyhow:
             other => CheckResult::Pending(format!("{:?}", other.map(|device| &device.taints))),
         }
     };
-    Ok(wait::until(Api::all(test_bed.client.clone()), Default::default(), what, PATIENCE, check)
+    Ok(wait::until(Api::all(test_bed.client.clone()), Default::default(), what, TIMEOUT, check)
         .await?)
 }

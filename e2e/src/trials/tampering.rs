@@ -7,7 +7,7 @@ use kube::ResourceExt;
 use kube::api::{LogParams, PostParams};
 use serde_json::{Value, json};
 
-use super::test_bed::{PATIENCE, TestBed, container_ids, phase};
+use super::test_bed::{TIMEOUT, TestBed, container_ids, phase};
 use crate::harness::TrialOutcome;
 use crate::inventory::GpuInventory;
 use crate::runner::Outcome;
@@ -21,7 +21,7 @@ const HELD: u64 = 64 * MIB;
 
 /// Checks that files created in the container are not accepted as a grant.
 pub(super) async fn forge_grant(test_bed: TestBed) -> TrialOutcome {
-    let gpu = OneGpu::of(&test_bed).await?;
+    let gpu = OneGpu::new(&test_bed).await?;
     gpu.claim("own").await?;
     let pod = pod("forger", "own", &["--tamper", "forge-grant", "fill"]);
     gpu.create(pod).await?;
@@ -34,7 +34,7 @@ pub(super) async fn forge_grant(test_bed: TestBed) -> TrialOutcome {
 /// Checks that files of a volume are not accepted as a grant. A symbolic link in the image makes
 /// the runtime mount them in the grants' directory, beside the real grant and over it.
 pub(super) async fn forge_grant_by_image(test_bed: TestBed) -> TrialOutcome {
-    let gpu = OneGpu::of(&test_bed).await?;
+    let gpu = OneGpu::new(&test_bed).await?;
     gpu.claim("own").await?;
     gpu.create(pod("holder", "own", &["hold", "--take", "64Mi"])).await?;
     gpu.wait_output("holder", "holding").await?;
@@ -100,7 +100,7 @@ pub(super) async fn corrupt_ledgers(test_bed: TestBed) -> TrialOutcome {
         "scramble-ledger",
         "forge-grant",
     ];
-    let gpu = OneGpu::of(&test_bed).await?;
+    let gpu = OneGpu::new(&test_bed).await?;
     gpu.claim("other").await?;
     gpu.create(pod("other", "other", &["hold", "--take", "64Mi"])).await?;
     gpu.wait_output("other", "holding").await?;
@@ -130,7 +130,7 @@ pub(super) async fn corrupt_ledgers(test_bed: TestBed) -> TrialOutcome {
 /// Fills the container's `/dev` and grows a ledger, and checks that the node has as much memory as
 /// before.
 pub(super) async fn fill_dev(test_bed: TestBed) -> TrialOutcome {
-    let gpu = OneGpu::of(&test_bed).await?;
+    let gpu = OneGpu::new(&test_bed).await?;
     for claim in ["other", "own"] {
         gpu.claim(claim).await?;
     }
@@ -150,7 +150,7 @@ pub(super) async fn fill_dev(test_bed: TestBed) -> TrialOutcome {
 /// A container that may create namespaces may mount, and so forge grants: a known limitation. The
 /// runtime's default seccomp profile prevents it.
 pub(super) async fn forge_in_user_namespace(test_bed: TestBed) -> TrialOutcome {
-    let gpu = OneGpu::of(&test_bed).await?;
+    let gpu = OneGpu::new(&test_bed).await?;
     for (name, profile) in [("confined", "RuntimeDefault"), ("unconfined", "Unconfined")] {
         gpu.claim(name).await?;
         let mut pod = pod(name, name, &["--tamper", "forge-by-mounting", "fill"]);
@@ -211,7 +211,7 @@ impl ProbeOutput {
 }
 
 impl OneGpu {
-    async fn of(test_bed: &TestBed) -> anyhow::Result<Self> {
+    async fn new(test_bed: &TestBed) -> anyhow::Result<Self> {
         let node = test_bed.node_with("a100", 1).await?;
         let inventory = GpuInventory::read(&test_bed.client).await?;
         let device =
@@ -270,7 +270,7 @@ impl OneGpu {
                 ),
             }
         };
-        wait::until_one(self.test_bed.pods(), pod, &format!("pod {pod} to run"), PATIENCE, began)
+        wait::until_one(self.test_bed.pods(), pod, &format!("pod {pod} to run"), TIMEOUT, began)
             .await?;
         let parameters =
             LogParams { container: Some("probe".into()), follow: true, ..LogParams::default() };
@@ -291,7 +291,7 @@ impl OneGpu {
             }
             anyhow::bail!("the output ended")
         };
-        let outcome = tokio::time::timeout(PATIENCE, read).await;
+        let outcome = tokio::time::timeout(TIMEOUT, read).await;
         let outcome = outcome.unwrap_or_else(|_| Err(anyhow::anyhow!("timed out")));
         outcome.map_err(|error| {
             anyhow::anyhow!("no `{}` of {pod}: {error}; output: {seen}", events.join("`, `"))
@@ -329,7 +329,7 @@ impl OneGpu {
         if let Some(operations) = &self.test_bed.operations {
             super::residue::wait_removed(operations, &self.node).await?;
         }
-        Ok(Outcome::Held(vec![]))
+        Ok(Outcome::Passed(vec![]))
     }
 }
 

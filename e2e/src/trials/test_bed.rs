@@ -17,7 +17,7 @@ use crate::plugin::Plugin;
 use crate::wait::{self, CheckResult};
 
 /// Time limit for a pod to run or to be deleted on a loaded machine.
-pub(super) const PATIENCE: Duration = Duration::from_secs(300);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Clients and helpers of one trial.
 #[derive(Clone)]
@@ -69,7 +69,7 @@ impl TestBed {
         F: Future<Output = TrialOutcome>,
     {
         // Left by an interrupted run.
-        leftovers::delete_namespace(&self.client, &self.namespace, PATIENCE).await?;
+        leftovers::delete_namespace(&self.client, &self.namespace, TIMEOUT).await?;
         leftovers::none_allocated(&self.client).await?;
         self.gpu_nodes.publish(&self.client).await?;
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
@@ -82,7 +82,7 @@ impl TestBed {
             },
             other => other,
         };
-        let cleaned = leftovers::delete_namespace(&self.client, &self.namespace, PATIENCE).await;
+        let cleaned = leftovers::delete_namespace(&self.client, &self.namespace, TIMEOUT).await;
         let outcome = outcome?;
         cleaned?;
         leftovers::none_of_namespace(&self.client, &self.namespace).await?;
@@ -125,16 +125,22 @@ impl TestBed {
 
     /// Creates a template for claims of one device of that class; `capacity` is the value of
     /// `capacity.requests`.
-    pub async fn template(&self, name: &str, class: &str, capacity: Value) -> anyhow::Result<()> {
+    pub async fn create_template(
+        &self,
+        name: &str,
+        class: &str,
+        capacity: Value,
+    ) -> anyhow::Result<()> {
         let mut exactly = json!({"deviceClassName": class});
         if !capacity.is_null() {
             exactly["capacity"] = json!({"requests": capacity});
         }
-        self.template_of(name, json!({"requests": [{"name": "gpu", "exactly": exactly}]})).await
+        self.create_template_with(name, json!({"requests": [{"name": "gpu", "exactly": exactly}]}))
+            .await
     }
 
     /// Creates a template for claims with these devices.
-    pub async fn template_of(&self, name: &str, devices: Value) -> anyhow::Result<()> {
+    pub async fn create_template_with(&self, name: &str, devices: Value) -> anyhow::Result<()> {
         let templates: Api<ResourceClaimTemplate> =
             Api::namespaced(self.client.clone(), &self.namespace);
         let template = serde_json::from_value(json!({
@@ -145,7 +151,7 @@ impl TestBed {
     }
 
     /// Creates a pod that allocates some memory of a claim from `template` until it is deleted.
-    pub async fn holder(&self, name: &str, template: &str) -> anyhow::Result<()> {
+    pub async fn create_holder(&self, name: &str, template: &str) -> anyhow::Result<()> {
         self.create(from_template(name, template)).await.map(drop)
     }
 
@@ -155,7 +161,7 @@ impl TestBed {
     }
 
     /// Waits until the pod runs.
-    pub async fn holds(&self, name: &str) -> anyhow::Result<Pod> {
+    pub async fn wait_running(&self, name: &str) -> anyhow::Result<Pod> {
         let check = |pod: Option<&Pod>| {
             let pod = pod.filter(|pod| phase(pod) == "Running");
             pod.map_or_else(
@@ -164,7 +170,7 @@ impl TestBed {
             )
         };
         let what = format!("pod {name} to run");
-        Ok(wait::until_one(self.pods(), name, &what, PATIENCE, check).await?)
+        Ok(wait::until_one(self.pods(), name, &what, TIMEOUT, check).await?)
     }
 
     /// Returns the claim that was generated for the pod.
@@ -183,7 +189,7 @@ impl TestBed {
             other => CheckResult::Pending(format!("{other:?}")),
         };
         let what = format!("pod {name} to end");
-        let succeeded = wait::until_one(self.pods(), name, &what, PATIENCE, check).await?;
+        let succeeded = wait::until_one(self.pods(), name, &what, TIMEOUT, check).await?;
         let output = self.pods().logs(name, &LogParams::default()).await?;
         anyhow::ensure!(succeeded, "pod {name} failed: {output}");
         Ok(output.lines().map(str::to_owned).collect())
@@ -215,7 +221,7 @@ impl TestBed {
                 self.pods(),
                 name,
                 &format!("pod {name} to be deleted"),
-                PATIENCE,
+                TIMEOUT,
                 check,
             )
             .await?;
@@ -224,7 +230,7 @@ impl TestBed {
     }
 
     /// Waits until the scheduler has reported each of these pods as unschedulable.
-    pub async fn unschedulable(&self, names: &[String]) -> anyhow::Result<()> {
+    pub async fn wait_unschedulable(&self, names: &[String]) -> anyhow::Result<()> {
         for name in names {
             let check = |pod: Option<&Pod>| {
                 let condition = pod.and_then(|pod| pod.status.as_ref()).and_then(|status| {
@@ -241,7 +247,7 @@ impl TestBed {
                 }
             };
             let what = format!("the scheduler to report pod {name} as unschedulable");
-            wait::until_one(self.pods(), name, &what, PATIENCE, check).await?;
+            wait::until_one(self.pods(), name, &what, TIMEOUT, check).await?;
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tessera_e2e::wait::{self, CheckResult};
 use tessera_simcluster::api::RequestInfo;
 
-use crate::harness::{FaultHarness, PATIENCE};
+use crate::harness::{FaultHarness, TIMEOUT};
 
 const HOUR: i64 = 3600;
 
@@ -36,7 +36,7 @@ async fn wait_renewed(harness: &FaultHarness, holder: &str) {
         }
     };
     let what = format!("{RENEWALS} renewals by {holder}");
-    wait::until_one(harness.leases(), "tessera-controller", &what, PATIENCE, check).await.unwrap();
+    wait::until_one(harness.leases(), "tessera-controller", &what, TIMEOUT, check).await.unwrap();
 }
 
 /// Returns true for a renewal or an acquisition; other instances only read the lease.

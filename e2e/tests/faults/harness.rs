@@ -37,7 +37,7 @@ const NAMESPACE: &str = "tessera-system";
 const TENANT: &str = "tenant";
 
 /// Time limit, longer than any operation on a loaded machine, including the expiry of a lease.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A request of a controller with its time of arrival.
 pub(crate) type TimedRequest = (Instant, RequestInfo);
@@ -188,7 +188,7 @@ impl FaultHarness {
         let enough = |seen: &Vec<TimedRequest>| {
             seen.iter().filter(|(_, request)| filter(request)).count() >= count
         };
-        let waiting = tokio::time::timeout(PATIENCE, seen.wait_for(enough)).await;
+        let waiting = tokio::time::timeout(TIMEOUT, seen.wait_for(enough)).await;
         let _ = waiting.expect("the controller did not send the requests").unwrap();
     }
 
@@ -253,7 +253,7 @@ impl FaultHarness {
                 CheckResult::Pending(format!("not bound: {left:?}"))
             }
         };
-        wait::until(self.pods(), Default::default(), "pods to be bound", PATIENCE, check)
+        wait::until(self.pods(), Default::default(), "pods to be bound", TIMEOUT, check)
             .await
             .unwrap();
     }
@@ -267,7 +267,7 @@ impl FaultHarness {
             _ => CheckResult::Done(()),
         };
         let events: Api<Event> = Api::namespaced(self.client.clone(), "default");
-        wait::until(events, selector, &format!("event {reason} on {pod}"), PATIENCE, check)
+        wait::until(events, selector, &format!("event {reason} on {pod}"), TIMEOUT, check)
             .await
             .unwrap();
     }
@@ -317,7 +317,7 @@ impl FaultHarness {
             }
         };
         let what = format!("claim {name} to be {what}");
-        wait::until_one(self.claims(), name, &what, PATIENCE, check).await.unwrap();
+        wait::until_one(self.claims(), name, &what, TIMEOUT, check).await.unwrap();
     }
 
     /// Deletes a pod without a grace period, because no kubelet runs.
@@ -350,7 +350,7 @@ impl FaultHarness {
             }
         };
         let what = format!("the Lease to be held by {holder}");
-        wait::until_one(self.leases(), "tessera-controller", &what, PATIENCE, check).await.unwrap()
+        wait::until_one(self.leases(), "tessera-controller", &what, TIMEOUT, check).await.unwrap()
     }
 
     /// Returns the number of shares that were ever allocated to the claim.
@@ -370,9 +370,8 @@ impl FaultHarness {
         let newest = claims.iter().map(version_of).max().unwrap_or_default();
         let mut history = self.history.clone();
         let seen = history.wait_for(|seen| seen.version >= newest || seen.violation.is_some());
-        let seen = tokio::time::timeout(PATIENCE, seen)
-            .await
-            .expect("the claim observer did not catch up");
+        let seen =
+            tokio::time::timeout(TIMEOUT, seen).await.expect("the claim observer did not catch up");
         let seen = seen.unwrap().clone();
         assert_eq!(seen.violation, None);
         seen

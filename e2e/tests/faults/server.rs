@@ -7,7 +7,7 @@ use std::time::Duration;
 use tessera_simcluster::api::{Fault, RequestInfo, WatchCache};
 use tokio_util::sync::CancellationToken;
 
-use crate::harness::{FaultHarness, PATIENCE};
+use crate::harness::{FaultHarness, TIMEOUT};
 
 /// Duration of an outage, shorter than the ten seconds after which a leader exits.
 const OUTAGE: Duration = Duration::from_secs(3);
@@ -86,7 +86,7 @@ async fn outage_longer_than_lease_leads_to_takeover() {
     harness.pod("before", "50Gi").await;
     harness.wait_bound(&["before".to_owned()]).await;
     harness.api().go_down();
-    let ended = tokio::time::timeout(PATIENCE, first.wait_exit()).await;
+    let ended = tokio::time::timeout(TIMEOUT, first.wait_exit()).await;
     assert!(!ended.expect("the controller continued without a lease").success());
     assert!(first.log().contains("could not be renewed"), "{}", first.log());
     harness.api().come_back(WatchCache::Fresh);

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::harness::{
     ADMINISTRATOR, AdmissionHarness, CLAIM_CONTROLLER, CONTROLLER, CONTROLLER_MANAGER, FINALIZER,
-    OTHER, OURS, SCHEDULER, Target, User, all, allocation, claim, no_allocation,
+    OTHER_DRIVER, OWN_DRIVER, SCHEDULER, Target, User, all, allocation, claim, no_allocation,
 };
 use super::harness::{Action, EDITOR};
 
@@ -23,7 +23,7 @@ pub(super) async fn check(harness: &AdmissionHarness) -> anyhow::Result<()> {
 
 async fn only_controller_allocates(harness: &AdmissionHarness) -> anyhow::Result<()> {
     let mut with_status = claim("allocated", json!({}));
-    with_status["status"] = allocation(&[OURS])["status"].clone();
+    with_status["status"] = allocation(&[OWN_DRIVER])["status"].clone();
     harness
         .expect_allowed(
             EDITOR,
@@ -50,10 +50,10 @@ async fn only_controller_allocates(harness: &AdmissionHarness) -> anyhow::Result
                 "an allocation",
                 message,
                 CLAIM_STATUS,
-                Action::Merge(allocation(&[OURS])),
+                Action::Merge(allocation(&[OWN_DRIVER])),
             )
             .await;
-        let mixed = Action::Merge(allocation(&[OTHER, OURS]));
+        let mixed = Action::Merge(allocation(&[OTHER_DRIVER, OWN_DRIVER]));
         harness
             .expect_denied(
                 by,
@@ -69,7 +69,7 @@ async fn only_controller_allocates(harness: &AdmissionHarness) -> anyhow::Result
 
 async fn other_drivers_are_unrestricted(harness: &AdmissionHarness) {
     for by in [SCHEDULER, ADMINISTRATOR] {
-        let begin = Action::Merge(allocation(&[OTHER]));
+        let begin = Action::Merge(allocation(&[OTHER_DRIVER]));
         harness.expect_allowed(by, "another driver's allocation", CLAIM_STATUS, begin).await;
         harness
             .expect_allowed(
@@ -90,10 +90,10 @@ async fn allocation_is_immutable(harness: &AdmissionHarness) {
             CONTROLLER,
             "an allocation",
             CLAIM_STATUS,
-            Action::Merge(allocation(&[OURS])),
+            Action::Merge(allocation(&[OWN_DRIVER])),
         )
         .await;
-    for results in [&[OTHER][..], &[OURS, OURS], &[OTHER, OURS]] {
+    for results in [&[OTHER_DRIVER][..], &[OWN_DRIVER, OWN_DRIVER], &[OTHER_DRIVER, OWN_DRIVER]] {
         let other = Action::Merge(allocation(results));
         // "field cannot be modified once set" in 1.37, "field is immutable" in 1.36.
         let message = "status.allocation: Invalid value";
@@ -147,7 +147,7 @@ async fn cluster_components_release(harness: &AdmissionHarness) {
                 CONTROLLER,
                 "an allocation",
                 CLAIM_STATUS,
-                Action::Merge(allocation(&[OURS])),
+                Action::Merge(allocation(&[OWN_DRIVER])),
             )
             .await;
     }

@@ -5,7 +5,8 @@ use serde_json::{Value, json};
 
 use super::harness::{
     ADMINISTRATOR, Action, AdmissionHarness, CLAIM_CONTROLLER, CONTROLLER, EDITOR, FINALIZER,
-    GARBAGE_COLLECTOR, OTHER, OURS, SCHEDULER, Target, allocation, claim, no_allocation,
+    GARBAGE_COLLECTOR, OTHER_DRIVER, OWN_DRIVER, SCHEDULER, Target, allocation, claim,
+    no_allocation,
 };
 
 const CLAIM: Target<'_> = Target("resourceclaims", "protected", "");
@@ -25,7 +26,7 @@ pub(super) async fn check(harness: &AdmissionHarness) -> anyhow::Result<()> {
             CONTROLLER,
             "an allocation",
             CLAIM_STATUS,
-            Action::Merge(allocation(&[OURS])),
+            Action::Merge(allocation(&[OWN_DRIVER])),
         )
         .await;
     cannot_be_removed(harness).await?;
@@ -52,7 +53,12 @@ async fn of_another_driver(harness: &AdmissionHarness) {
         .await;
     let status = Target("resourceclaims", "other-driver", "status");
     harness
-        .expect_allowed(SCHEDULER, "its allocation", status, Action::Merge(allocation(&[OTHER])))
+        .expect_allowed(
+            SCHEDULER,
+            "its allocation",
+            status,
+            Action::Merge(allocation(&[OTHER_DRIVER])),
+        )
         .await;
     harness.expect_allowed(EDITOR, "removing its finalizer", at, Action::Merge(strip)).await;
     harness.expect_allowed(EDITOR, "deleting it", at, Action::Delete).await;

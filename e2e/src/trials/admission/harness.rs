@@ -10,7 +10,7 @@ use kube::core::Request;
 use kube::{Api, Client};
 use serde_json::{Value, json};
 
-use crate::trials::test_bed::{PATIENCE, TestBed};
+use crate::trials::test_bed::{TIMEOUT, TestBed};
 use crate::wait::{self, CheckResult};
 
 /// A user that the administrator impersonates.
@@ -197,7 +197,7 @@ impl AdmissionHarness {
             None => CheckResult::Done(()),
             Some(claim) => CheckResult::Pending(json!(claim.metadata).to_string()),
         };
-        Ok(wait::until_one(claims, claim, &format!("claim {claim} to be deleted"), PATIENCE, check)
+        Ok(wait::until_one(claims, claim, &format!("claim {claim} to be deleted"), TIMEOUT, check)
             .await?)
     }
 
@@ -321,9 +321,9 @@ async fn rights_in_force(test_bed: &TestBed) -> anyhow::Result<()> {
             }
         }
     };
-    let check = tokio::time::timeout(PATIENCE, check).await;
+    let check = tokio::time::timeout(TIMEOUT, check).await;
     check.map_err(|_| {
-        anyhow::anyhow!("the RoleBinding of {EDITOR} is not in force after {PATIENCE:?}")
+        anyhow::anyhow!("the RoleBinding of {EDITOR} is not in force after {TIMEOUT:?}")
     })?
 }
 
@@ -361,6 +361,6 @@ pub(super) fn no_allocation() -> Value {
     json!({"status": {"allocation": null, "reservedFor": null}})
 }
 
-pub(super) const OURS: &str = "gpu.tessera.dev";
-pub(super) const OTHER: &str = "gpu.example.com";
+pub(super) const OWN_DRIVER: &str = "gpu.tessera.dev";
+pub(super) const OTHER_DRIVER: &str = "gpu.example.com";
 pub(super) const FINALIZER: &str = "resource.kubernetes.io/delete-protection";

@@ -3,8 +3,8 @@
 use serde_json::json;
 
 use super::harness::{
-    ADMINISTRATOR, Action, AdmissionHarness, CONTROLLER, DRIVER, EDITOR, NODE, OURS, Target, all,
-    allocation, claim,
+    ADMINISTRATOR, Action, AdmissionHarness, CONTROLLER, DRIVER, EDITOR, NODE, OWN_DRIVER, Target,
+    all, allocation, claim,
 };
 
 const CANNOT: &str = " cannot ";
@@ -21,7 +21,7 @@ pub(super) async fn check(harness: &AdmissionHarness) {
         )
         .await;
     let label = || Action::Merge(json!({"metadata": {"labels": {"a": "b"}}}));
-    let allocate = || Action::Merge(allocation(&[OURS]));
+    let allocate = || Action::Merge(allocation(&[OWN_DRIVER]));
     // An editor may change claims, but neither their allocations nor slices.
     harness.expect_allowed(EDITOR, "a label", CLAIM, label()).await;
     harness.expect_denied(EDITOR, "an allocation", CANNOT, CLAIM_STATUS, allocate()).await;

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::harness::{
     ADMINISTRATOR, Action, AdmissionHarness, CONTROLLER, DRIVER, DRIVER_ELSEWHERE,
-    DRIVER_WITHOUT_NODE, GARBAGE_COLLECTOR, KUBELET, NODE, OTHER, OURS, Target, all,
+    DRIVER_WITHOUT_NODE, GARBAGE_COLLECTOR, KUBELET, NODE, OTHER_DRIVER, OWN_DRIVER, Target, all,
 };
 
 const SLICES: &str = "resourceslices";
@@ -23,7 +23,7 @@ fn slice(driver: &str, node: &str) -> Value {
 }
 
 pub(super) async fn check(harness: &AdmissionHarness) -> anyhow::Result<()> {
-    let own = || Action::Create(slice(OURS, NODE));
+    let own = || Action::Create(slice(OWN_DRIVER, NODE));
     for by in [ADMINISTRATOR, KUBELET, CONTROLLER] {
         let message = if by.to_string() == "root" { ONLY_DRIVER } else { "" };
         harness.expect_denied(by, "a slice of the driver", message, all(SLICES), own()).await;
@@ -45,10 +45,10 @@ pub(super) async fn check(harness: &AdmissionHarness) -> anyhow::Result<()> {
             "a slice of another driver",
             OWN_NODE,
             all(SLICES),
-            Action::Create(slice(OTHER, NODE)),
+            Action::Create(slice(OTHER_DRIVER, NODE)),
         )
         .await;
-    let mut foreign_pool = slice(OURS, NODE);
+    let mut foreign_pool = slice(OWN_DRIVER, NODE);
     foreign_pool["spec"]["pool"]["name"] = "elsewhere".into();
     harness
         .expect_denied(
@@ -59,7 +59,7 @@ pub(super) async fn check(harness: &AdmissionHarness) -> anyhow::Result<()> {
             Action::Create(foreign_pool),
         )
         .await;
-    let mut everywhere = slice(OURS, NODE);
+    let mut everywhere = slice(OWN_DRIVER, NODE);
     everywhere["spec"].as_object_mut().map(|spec| spec.remove("nodeName"));
     everywhere["spec"]["allNodes"] = true.into();
     harness
@@ -72,7 +72,12 @@ pub(super) async fn check(harness: &AdmissionHarness) -> anyhow::Result<()> {
         )
         .await;
     harness
-        .expect_creatable(ADMINISTRATOR, "a slice of another driver", SLICES, slice(OTHER, NODE))
+        .expect_creatable(
+            ADMINISTRATOR,
+            "a slice of another driver",
+            SLICES,
+            slice(OTHER_DRIVER, NODE),
+        )
         .await;
 
     harness.expect_allowed(DRIVER, "a slice of its own node", all(SLICES), own()).await;
@@ -114,9 +119,10 @@ async fn changes(harness: &AdmissionHarness) {
 
 /// The kubelet deletes a driver's slices at its start and after the driver has exited.
 async fn deletions(harness: &AdmissionHarness) {
-    let again = || Action::Create(slice(OURS, NODE));
+    let again = || Action::Create(slice(OWN_DRIVER, NODE));
     harness.expect_denied(DRIVER_ELSEWHERE, "deleting it", OWN_NODE, SLICE, Action::Delete).await;
-    let of_node = Action::DeleteCollection(format!("spec.nodeName={NODE},spec.driver={OURS}"));
+    let of_node =
+        Action::DeleteCollection(format!("spec.nodeName={NODE},spec.driver={OWN_DRIVER}"));
     harness.expect_allowed(KUBELET, "deleting all of its node's", all(SLICES), of_node).await;
     for by in [GARBAGE_COLLECTOR, ADMINISTRATOR, DRIVER] {
         harness.expect_allowed(DRIVER, "publishing it again", all(SLICES), again()).await;

@@ -23,7 +23,7 @@ pub(super) struct FailingGpus<'a> {
 }
 
 impl<'a> FailingGpus<'a> {
-    pub(super) async fn of(
+    pub(super) async fn new(
         test_bed: &TestBed,
         operations: &'a Operations,
         seed: u64,

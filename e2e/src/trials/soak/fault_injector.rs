@@ -129,7 +129,7 @@ echo "$1 ends" >>log
         let cancel = async {
             begun.read_u8().await?;
             end.cancel();
-            Ok(go_on.write_all(b"go on\n").await?)
+            Ok(go_on.write_all(b"continue\n").await?)
         };
         tokio::try_join!(injector.run(&end), cancel).unwrap();
         injector.restart_stopped().await.unwrap();
