@@ -1,4 +1,4 @@
-//! What every trial starts from: a namespace, a template, pods that hold a share.
+//! Test bed of a trial: a namespace, claim templates, and pods with a share of a GPU.
 
 use std::time::Duration;
 
@@ -14,18 +14,18 @@ use crate::inventory::{GpuInventory, GpuNodes};
 use crate::leftovers;
 use crate::operations::Operations;
 use crate::plugin::Plugin;
-use crate::wait::{self, Verdict};
+use crate::wait::{self, CheckResult};
 
-/// Time for a pod to run or to be gone, on a slow machine with other pods beside it.
-pub(super) const PATIENCE: Duration = Duration::from_secs(300);
+/// Time limit for a pod to run or to be deleted on a loaded machine.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// The tools of one trial.
+/// Clients and helpers of one trial.
 #[derive(Clone)]
-pub struct Bench {
+pub struct TestBed {
     config: Config,
-    /// The cluster's administrator.
+    /// The administrator's client.
     pub client: Client,
-    /// Hands on the machines, where there are any.
+    /// Operations on the cluster's machines, where available.
     pub operations: Option<Operations>,
     plugin: Option<Plugin>,
     sizes: Sizes,
@@ -33,43 +33,43 @@ pub struct Bench {
     namespace: String,
 }
 
-/// Why a trial is skipped, as an error that [`Bench::run`] understands.
+/// Reason to skip a trial, as an error that [`TestBed::run`] converts.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Skip(pub String);
 
-impl Bench {
-    /// For the trial of that name.
+impl TestBed {
+    /// Creates the test bed of the trial with that name.
     pub(super) fn new(cluster: &Cluster, name: &str) -> Self {
         let Cluster { config, client, operations, plugin, sizes, gpu_nodes } = cluster.clone();
         let namespace = format!("trial-{name}");
         Self { config, client, operations, plugin, sizes, gpu_nodes, namespace }
     }
 
-    /// How much there is to do.
+    /// Returns the sizes of the long trials.
     pub(super) fn sizes(&self) -> Sizes {
         self.sizes
     }
 
-    /// A client of somebody else, whom the administrator impersonates.
+    /// Returns a client that impersonates another user.
     pub(super) fn client_of(&self, user: &str) -> anyhow::Result<Client> {
         let mut config = self.config.clone();
         config.auth_info.impersonate = Some(user.to_owned());
         Ok(Client::try_from(config)?)
     }
 
-    /// Where the API server is.
+    /// Returns the URL of the API server.
     pub(super) fn server(&self) -> &axum::http::Uri {
         &self.config.cluster_url
     }
 
-    /// Runs the trial between making its namespace and deleting it.
+    /// Creates the namespace, runs the trial, and deletes the namespace.
     pub(super) async fn run<F>(self, trial: impl FnOnce(Self) -> F) -> TrialOutcome
     where
         F: Future<Output = TrialOutcome>,
     {
-        // What an interrupted run left.
-        leftovers::delete_namespace(&self.client, &self.namespace, PATIENCE).await?;
+        // Left by an interrupted run.
+        leftovers::delete_namespace(&self.client, &self.namespace, TIMEOUT).await?;
         leftovers::none_allocated(&self.client).await?;
         self.gpu_nodes.publish(&self.client).await?;
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
@@ -82,59 +82,65 @@ impl Bench {
             },
             other => other,
         };
-        let cleaned = leftovers::delete_namespace(&self.client, &self.namespace, PATIENCE).await;
+        let cleaned = leftovers::delete_namespace(&self.client, &self.namespace, TIMEOUT).await;
         let outcome = outcome?;
         cleaned?;
         leftovers::none_of_namespace(&self.client, &self.namespace).await?;
         Ok(outcome)
     }
 
-    /// The trial's namespace.
+    /// Returns the trial's namespace.
     pub fn namespace(&self) -> &str {
         &self.namespace
     }
 
-    /// The hands, or a reason to skip.
-    pub fn hands(&self) -> Result<&Operations, Skip> {
+    /// Returns the operations on machines, or a reason to skip the trial.
+    pub fn operations(&self) -> Result<&Operations, Skip> {
         self.operations.as_ref().ok_or_else(|| Skip("TESSERA_E2E_NODE is not set".into()))
     }
 
-    /// `kubectl tessera`, or a reason to skip.
+    /// Returns `kubectl tessera`, or a reason to skip the trial.
     pub fn plugin(&self) -> Result<&Plugin, Skip> {
         self.plugin
             .as_ref()
             .ok_or_else(|| Skip("kubectl-tessera is not built, or there is no kubeconfig".into()))
     }
 
-    /// A node with that many GPUs of a kind, or a reason to skip.
+    /// Returns a node with that many GPUs of a product, or a reason to skip the trial.
     pub async fn node_with(&self, word: &str, count: usize) -> anyhow::Result<String> {
         let inventory = GpuInventory::read(&self.client).await?;
         let node = inventory.node_with(word, count).map(str::to_owned);
         Ok(node.ok_or_else(|| Skip(format!("no node with {count} {word} GPUs")))?)
     }
 
-    /// The pods of the namespace.
+    /// Returns the API of the namespace's pods.
     pub fn pods(&self) -> Api<Pod> {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// The claims of the namespace.
+    /// Returns the API of the namespace's claims.
     pub fn claims(&self) -> Api<ResourceClaim> {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// Makes a template for claims of one device of that class; `capacity` as in
+    /// Creates a template for claims of one device of that class; `capacity` is the value of
     /// `capacity.requests`.
-    pub async fn template(&self, name: &str, class: &str, capacity: Value) -> anyhow::Result<()> {
+    pub async fn create_template(
+        &self,
+        name: &str,
+        class: &str,
+        capacity: Value,
+    ) -> anyhow::Result<()> {
         let mut exactly = json!({"deviceClassName": class});
         if !capacity.is_null() {
             exactly["capacity"] = json!({"requests": capacity});
         }
-        self.template_of(name, json!({"requests": [{"name": "gpu", "exactly": exactly}]})).await
+        self.create_template_with(name, json!({"requests": [{"name": "gpu", "exactly": exactly}]}))
+            .await
     }
 
-    /// Makes a template for claims of these devices.
-    pub async fn template_of(&self, name: &str, devices: Value) -> anyhow::Result<()> {
+    /// Creates a template for claims with these devices.
+    pub async fn create_template_with(&self, name: &str, devices: Value) -> anyhow::Result<()> {
         let templates: Api<ResourceClaimTemplate> =
             Api::namespaced(self.client.clone(), &self.namespace);
         let template = serde_json::from_value(json!({
@@ -144,9 +150,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Creates a pod that takes a little memory of a claim from `template` and holds it until it is
-    /// deleted.
-    pub async fn holder(&self, name: &str, template: &str) -> anyhow::Result<()> {
+    /// Creates a pod that allocates some memory of a claim from `template` until it is deleted.
+    pub async fn create_holder(&self, name: &str, template: &str) -> anyhow::Result<()> {
         self.create(from_template(name, template)).await.map(drop)
     }
 
@@ -155,20 +160,20 @@ impl Bench {
         Ok(self.pods().create(&PostParams::default(), &serde_json::from_value(pod)?).await?)
     }
 
-    /// Waits until the pod runs and its container holds its memory.
-    pub async fn holds(&self, name: &str) -> anyhow::Result<Pod> {
-        let judge = |pod: Option<&Pod>| {
+    /// Waits until the pod runs.
+    pub async fn wait_running(&self, name: &str) -> anyhow::Result<Pod> {
+        let check = |pod: Option<&Pod>| {
             let pod = pod.filter(|pod| phase(pod) == "Running");
             pod.map_or_else(
-                || Verdict::NotYet("not running".into()),
-                |pod| Verdict::Done(pod.clone()),
+                || CheckResult::Pending("not running".into()),
+                |pod| CheckResult::Done(pod.clone()),
             )
         };
         let what = format!("pod {name} to run");
-        Ok(wait::until_one(self.pods(), name, &what, PATIENCE, judge).await?)
+        Ok(wait::until_one(self.pods(), name, &what, TIMEOUT, check).await?)
     }
 
-    /// The claim that was made for the pod from a template.
+    /// Returns the claim that was generated for the pod.
     pub(super) async fn claim_of(&self, pod: &Pod) -> anyhow::Result<ResourceClaim> {
         let statuses =
             pod.status.iter().flat_map(|status| status.resource_claim_statuses.iter().flatten());
@@ -177,21 +182,21 @@ impl Bench {
         Ok(self.claims().get(name).await?)
     }
 
-    /// Waits until the pod has ended in success, and returns the lines that its container wrote.
+    /// Waits until the pod has succeeded, and returns the output lines of its container.
     pub(super) async fn output_of(&self, name: &str) -> anyhow::Result<Vec<String>> {
-        let judge = |pod: Option<&Pod>| match pod.map(phase) {
-            Some(ended @ ("Succeeded" | "Failed")) => Verdict::Done(ended == "Succeeded"),
-            other => Verdict::NotYet(format!("{other:?}")),
+        let check = |pod: Option<&Pod>| match pod.map(phase) {
+            Some(ended @ ("Succeeded" | "Failed")) => CheckResult::Done(ended == "Succeeded"),
+            other => CheckResult::Pending(format!("{other:?}")),
         };
         let what = format!("pod {name} to end");
-        let succeeded = wait::until_one(self.pods(), name, &what, PATIENCE, judge).await?;
+        let succeeded = wait::until_one(self.pods(), name, &what, TIMEOUT, check).await?;
         let output = self.pods().logs(name, &LogParams::default()).await?;
         anyhow::ensure!(succeeded, "pod {name} failed: {output}");
         Ok(output.lines().map(str::to_owned).collect())
     }
 
-    /// Deletes a pod that may be gone already, and waits for nothing.
-    pub(super) async fn delete_if_there(
+    /// Deletes a pod that may be deleted already, without waiting.
+    pub(super) async fn delete_if_exists(
         &self,
         pod: &str,
         parameters: &DeleteParams,
@@ -202,26 +207,32 @@ impl Bench {
         }
     }
 
-    /// Deletes pods, and waits until they are gone.
+    /// Deletes pods and waits until they are deleted.
     pub async fn delete(&self, names: &[String]) -> anyhow::Result<()> {
         for name in names {
             self.pods().delete(name, &DeleteParams::default()).await?;
         }
         for name in names {
-            let judge = |pod: Option<&Pod>| match pod {
-                None => Verdict::Done(()),
-                Some(pod) => Verdict::NotYet(phase(pod).to_owned()),
+            let check = |pod: Option<&Pod>| match pod {
+                None => CheckResult::Done(()),
+                Some(pod) => CheckResult::Pending(phase(pod).to_owned()),
             };
-            wait::until_one(self.pods(), name, &format!("pod {name} to be gone"), PATIENCE, judge)
-                .await?;
+            wait::until_one(
+                self.pods(),
+                name,
+                &format!("pod {name} to be deleted"),
+                TIMEOUT,
+                check,
+            )
+            .await?;
         }
         Ok(())
     }
 
-    /// Waits until the scheduler has said that each of these pods fits nowhere.
-    pub async fn unschedulable(&self, names: &[String]) -> anyhow::Result<()> {
+    /// Waits until the scheduler has reported each of these pods as unschedulable.
+    pub async fn wait_unschedulable(&self, names: &[String]) -> anyhow::Result<()> {
         for name in names {
-            let judge = |pod: Option<&Pod>| {
+            let check = |pod: Option<&Pod>| {
                 let condition = pod.and_then(|pod| pod.status.as_ref()).and_then(|status| {
                     status
                         .conditions
@@ -231,18 +242,18 @@ impl Bench {
                         .cloned()
                 });
                 match condition {
-                    Some(condition) if condition.status == "False" => Verdict::Done(()),
-                    other => Verdict::NotYet(format!("{other:?}")),
+                    Some(condition) if condition.status == "False" => CheckResult::Done(()),
+                    other => CheckResult::Pending(format!("{other:?}")),
                 }
             };
-            let what = format!("the scheduler to give up on pod {name}");
-            wait::until_one(self.pods(), name, &what, PATIENCE, judge).await?;
+            let what = format!("the scheduler to report pod {name} as unschedulable");
+            wait::until_one(self.pods(), name, &what, TIMEOUT, check).await?;
         }
         Ok(())
     }
 }
 
-/// A pod of one container that holds a share of its claim.
+/// Returns a pod of one container that allocates memory of its claim.
 pub(super) fn holder(name: &str, claim: Value) -> Value {
     json!({
         "metadata": {"name": name},
@@ -261,17 +272,17 @@ pub(super) fn holder(name: &str, claim: Value) -> Value {
     })
 }
 
-/// A pod of one container that holds a share of a claim from that template.
+/// Returns a pod of one container that allocates memory of a claim from that template.
 pub(super) fn from_template(name: &str, template: &str) -> Value {
     holder(name, json!({"name": "gpu", "resourceClaimTemplateName": template}))
 }
 
-/// A pod's phase.
+/// Returns a pod's phase.
 pub(super) fn phase(pod: &Pod) -> &str {
     pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
 }
 
-/// What tells one run of a pod's containers from another.
+/// Returns the identities of a pod's containers, which change if a container is restarted.
 pub(super) fn container_ids(pod: &Pod) -> Vec<String> {
     let statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
     statuses
@@ -279,7 +290,7 @@ pub(super) fn container_ids(pod: &Pod) -> Vec<String> {
         .collect()
 }
 
-/// The UID of a pod.
+/// Returns the UID of a pod.
 pub(super) fn uid(pod: &Pod) -> String {
     pod.uid().unwrap_or_default()
 }

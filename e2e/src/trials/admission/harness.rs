@@ -1,4 +1,4 @@
-//! Requests to the API server by whoever, and what they were to come to.
+//! Harness of admission trials: impersonated API requests with expected outcomes.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -10,15 +10,15 @@ use kube::core::Request;
 use kube::{Api, Client};
 use serde_json::{Value, json};
 
-use crate::trials::bench::{Bench, PATIENCE};
-use crate::wait::{self, Verdict};
+use crate::trials::test_bed::{TIMEOUT, TestBed};
+use crate::wait::{self, CheckResult};
 
-/// Somebody whom the administrator impersonates.
+/// A user that the administrator impersonates.
 #[derive(Clone, Copy)]
 pub(super) struct User {
     name: &'static str,
     group: Option<&'static str>,
-    /// What its token is bound to.
+    /// Node to which the service account's token is bound.
     node: Option<&'static str>,
 }
 
@@ -26,15 +26,15 @@ const fn user(name: &'static str) -> User {
     User { name, group: None, node: None }
 }
 
-/// Between questions whether a right is in force.
-const ASK_EVERY: Duration = Duration::from_millis(100);
+/// Interval between checks that RBAC rights are in force.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// A node that there is not: what the driver says about it disturbs nobody.
+/// A node that does not exist, so its slices affect nothing.
 pub(super) const NODE: &str = "policies-node";
 
 pub(super) const ADMINISTRATOR: User =
     User { name: "root", group: Some("system:masters"), node: None };
-/// May do in the namespace what the cluster role `edit` allows.
+/// Has the rights of the cluster role `edit` in the namespace.
 pub(super) const EDITOR: User = user("policies-editor");
 pub(super) const CONTROLLER: User = user("system:serviceaccount:tessera-system:tessera-controller");
 pub(super) const DRIVER: User = User {
@@ -45,8 +45,7 @@ pub(super) const DRIVER: User = User {
 pub(super) const DRIVER_WITHOUT_NODE: User = User { node: None, ..DRIVER };
 pub(super) const DRIVER_ELSEWHERE: User = User { node: Some("elsewhere"), ..DRIVER };
 pub(super) const SCHEDULER: User = user("system:kube-scheduler");
-/// Where its controllers have no accounts of their own, it has whatever rights it was given: here,
-/// all.
+/// kube-controller-manager without service accounts of its own, which then has all rights.
 pub(super) const CONTROLLER_MANAGER: User =
     User { name: "system:kube-controller-manager", group: Some("system:masters"), node: None };
 pub(super) const CLAIM_CONTROLLER: User =
@@ -63,42 +62,42 @@ impl fmt::Display for User {
     }
 }
 
-/// What somebody asks of the API server.
+/// A request to the API server.
 #[derive(Clone)]
-pub(super) enum Ask {
+pub(super) enum Action {
     Create(Value),
     Replace(Value),
     /// JSON merge patch.
     Merge(Value),
     /// JSON patch.
     Json(Value),
-    /// Server-side apply, as this field manager.
+    /// Server-side apply with this field manager.
     Apply(&'static str, Value),
     Delete,
-    /// Of all that the field selector selects.
+    /// All objects that the field selector selects.
     DeleteCollection(String),
 }
 
-/// Where: resource, object, subresource.
+/// Target of a request: resource, object, subresource.
 #[derive(Clone, Copy)]
-pub(super) struct At<'a>(pub &'a str, pub &'a str, pub &'a str);
+pub(super) struct Target<'a>(pub &'a str, pub &'a str, pub &'a str);
 
-/// A resource, without an object.
-pub(super) const fn all(resource: &str) -> At<'_> {
-    At(resource, "", "")
+/// Returns the target of a resource without an object.
+pub(super) const fn all(resource: &str) -> Target<'_> {
+    Target(resource, "", "")
 }
 
-/// Writes down what differs from what it should be, and goes on.
-pub(super) struct Desk {
+/// Sends requests as different users, and records unexpected outcomes without stopping.
+pub(super) struct AdmissionHarness {
     client: Client,
     namespace: String,
-    made: RefCell<usize>,
-    differences: RefCell<Vec<String>>,
+    attempts: RefCell<usize>,
+    failures: RefCell<Vec<String>>,
 }
 
-impl Desk {
-    pub(super) async fn open(bench: &Bench) -> anyhow::Result<Self> {
-        if has_rbac(&bench.client).await? {
+impl AdmissionHarness {
+    pub(super) async fn new(test_bed: &TestBed) -> anyhow::Result<Self> {
+        if has_rbac(&test_bed.client).await? {
             let binding = json!({
                 "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding",
                 "metadata": {"name": EDITOR.name},
@@ -107,64 +106,83 @@ impl Desk {
             });
             let bindings = format!(
                 "/apis/rbac.authorization.k8s.io/v1/namespaces/{}/rolebindings",
-                bench.namespace()
+                test_bed.namespace()
             );
             let request = Request::new(bindings)
                 .create(&PostParams::default(), binding.to_string().into())?;
-            bench.client.request::<Value>(request).await?;
-            rights_in_force(bench).await?;
+            test_bed.client.request::<Value>(request).await?;
+            rights_in_force(test_bed).await?;
         }
-        let (made, differences) = Default::default();
+        let (attempts, failures) = Default::default();
         Ok(Self {
-            client: bench.client.clone(),
-            namespace: bench.namespace().to_owned(),
-            made,
-            differences,
+            client: test_bed.client.clone(),
+            namespace: test_bed.namespace().to_owned(),
+            attempts,
+            failures,
         })
     }
 
-    /// The attempt must succeed; answers the object.
-    pub(super) async fn allowed(&self, by: User, what: &str, at: At<'_>, ask: Ask) -> Value {
-        match self.ask(by, at, &ask).await {
+    /// Expects the request to succeed; returns the object.
+    pub(super) async fn expect_allowed(
+        &self,
+        by: User,
+        what: &str,
+        at: Target<'_>,
+        action: Action,
+    ) -> Value {
+        match self.send(by, at, &action).await {
             Ok(object) => object,
             Err(error) => {
-                self.note(format!("{what} by {by} should be allowed: {error}"));
+                self.record(format!("{what} by {by} should be allowed: {error}"));
                 Value::Null
             }
         }
     }
 
-    /// The attempt must be refused in words that contain `says`.
-    pub(super) async fn refused(&self, by: User, what: &str, says: &str, at: At<'_>, ask: Ask) {
-        match self.ask(by, at, &ask).await {
+    /// Expects the request to be denied with a message that contains `message`.
+    pub(super) async fn expect_denied(
+        &self,
+        by: User,
+        what: &str,
+        message: &str,
+        at: Target<'_>,
+        action: Action,
+    ) {
+        match self.send(by, at, &action).await {
             Ok(object) => {
-                self.note(format!("{what} by {by} should be refused"));
-                self.take_back(at, &ask, &object).await;
+                self.record(format!("{what} by {by} should be denied"));
+                self.delete_created(at, &action, &object).await;
             }
-            Err(kube::Error::Api(status)) if status.message.contains(says) => {}
+            Err(kube::Error::Api(status)) if status.message.contains(message) => {}
             Err(error) => {
-                self.note(format!("{what} by {by} should be refused with \"{says}\": {error}"))
+                self.record(format!("{what} by {by} should be denied with \"{message}\": {error}"))
             }
         }
     }
 
-    /// Creating it must succeed; what was created is deleted again.
-    pub(super) async fn creatable(&self, by: User, what: &str, resource: &str, object: Value) {
-        let ask = Ask::Create(object);
-        let made = self.allowed(by, what, all(resource), ask.clone()).await;
-        self.take_back(all(resource), &ask, &made).await;
+    /// Expects the creation to succeed; deletes the created object.
+    pub(super) async fn expect_creatable(
+        &self,
+        by: User,
+        what: &str,
+        resource: &str,
+        object: Value,
+    ) {
+        let action = Action::Create(object);
+        let attempts = self.expect_allowed(by, what, all(resource), action.clone()).await;
+        self.delete_created(all(resource), &action, &attempts).await;
     }
 
-    /// Something else holds or does not.
-    pub(super) fn expect(&self, what: &str, holds: bool) {
-        *self.made.borrow_mut() += 1;
-        if !holds {
-            self.note(format!("{what}: it is not so"));
+    /// Expects that `condition` is true.
+    pub(super) fn expect(&self, what: &str, condition: bool) {
+        *self.attempts.borrow_mut() += 1;
+        if !condition {
+            self.record(format!("{what}: not the case"));
         }
     }
 
-    /// How an object is now; nothing if it is gone.
-    pub(super) async fn look(&self, at: At<'_>) -> anyhow::Result<Value> {
+    /// Returns an object; `null` if it does not exist.
+    pub(super) async fn get(&self, at: Target<'_>) -> anyhow::Result<Value> {
         let request = Request::new(self.path(at.0)).get(at.1, &Default::default())?;
         match self.client.request(request).await {
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(Value::Null),
@@ -172,83 +190,94 @@ impl Desk {
         }
     }
 
-    /// Waits until a claim is gone.
-    pub(super) async fn gone(&self, claim: &str) -> anyhow::Result<()> {
+    /// Waits until a claim is deleted.
+    pub(super) async fn wait_deleted(&self, claim: &str) -> anyhow::Result<()> {
         let claims: Api<ResourceClaim> = Api::namespaced(self.client.clone(), &self.namespace);
-        let judge = |found: Option<&ResourceClaim>| match found {
-            None => Verdict::Done(()),
-            Some(claim) => Verdict::NotYet(json!(claim.metadata).to_string()),
+        let check = |found: Option<&ResourceClaim>| match found {
+            None => CheckResult::Done(()),
+            Some(claim) => CheckResult::Pending(json!(claim.metadata).to_string()),
         };
-        Ok(wait::until_one(claims, claim, &format!("claim {claim} to be gone"), PATIENCE, judge)
+        Ok(wait::until_one(claims, claim, &format!("claim {claim} to be deleted"), TIMEOUT, check)
             .await?)
     }
 
-    /// All that differed.
-    pub(super) fn close(self) -> anyhow::Result<()> {
-        let (made, differences) = (self.made.take(), self.differences.take());
+    /// Returns an error that lists all unexpected outcomes.
+    pub(super) fn finish(self) -> anyhow::Result<()> {
+        let (attempts, failures) = (self.attempts.take(), self.failures.take());
         anyhow::ensure!(
-            differences.is_empty(),
-            "{} of {made} attempts:\n{}",
-            differences.len(),
-            differences.join("\n")
+            failures.is_empty(),
+            "{} of {attempts} attempts:\n{}",
+            failures.len(),
+            failures.join("\n")
         );
         Ok(())
     }
 
-    fn note(&self, difference: String) {
-        self.differences.borrow_mut().push(difference);
+    fn record(&self, failure: String) {
+        self.failures.borrow_mut().push(failure);
     }
 
-    async fn take_back(&self, at: At<'_>, ask: &Ask, object: &Value) {
+    async fn delete_created(&self, at: Target<'_>, action: &Action, object: &Value) {
         let Some(name) =
-            object["metadata"]["name"].as_str().filter(|_| matches!(ask, Ask::Create(_)))
+            object["metadata"]["name"].as_str().filter(|_| matches!(action, Action::Create(_)))
         else {
             return;
         };
-        let at = At(at.0, name, "");
-        self.allowed(ADMINISTRATOR, &format!("taking back {} {name}", at.0), at, Ask::Delete).await;
+        let at = Target(at.0, name, "");
+        self.expect_allowed(
+            ADMINISTRATOR,
+            &format!("deleting created {} {name}", at.0),
+            at,
+            Action::Delete,
+        )
+        .await;
     }
 
-    async fn ask(
+    async fn send(
         &self,
         by: User,
-        At(resource, name, part): At<'_>,
-        ask: &Ask,
+        Target(resource, name, subresource): Target<'_>,
+        action: &Action,
     ) -> Result<Value, kube::Error> {
-        *self.made.borrow_mut() += 1;
+        *self.attempts.borrow_mut() += 1;
         let request = Request::new(self.path(resource));
-        let patch = |patch: &Patch<&Value>, params: &PatchParams| match part {
+        let patch = |patch: &Patch<&Value>, params: &PatchParams| match subresource {
             "" => request.patch(name, params, patch),
-            part => request.patch_subresource(part, name, params, patch),
+            subresource => request.patch_subresource(subresource, name, params, patch),
         };
-        let mut request = match ask {
-            Ask::Create(object) => {
+        let mut request = match action {
+            Action::Create(object) => {
                 request.create(&PostParams::default(), object.to_string().into_bytes())
             }
-            Ask::Replace(object) => {
+            Action::Replace(object) => {
                 let body = object.to_string().into_bytes();
-                match part {
+                match subresource {
                     "" => request.replace(name, &PostParams::default(), body),
-                    part => request.replace_subresource(part, name, &PostParams::default(), body),
+                    subresource => {
+                        request.replace_subresource(subresource, name, &PostParams::default(), body)
+                    }
                 }
             }
-            Ask::Merge(body) => patch(&Patch::Merge(body), &PatchParams::default()),
-            Ask::Json(operations) => {
+            Action::Merge(body) => patch(&Patch::Merge(body), &PatchParams::default()),
+            Action::Json(operations) => {
                 let operations =
                     serde_json::from_value(operations.clone()).map_err(kube::Error::SerdeError)?;
                 patch(&Patch::Json(operations), &PatchParams::default())
             }
-            Ask::Apply(manager, body) => patch(&Patch::Apply(body), &PatchParams::apply(manager)),
-            Ask::Delete => {
+            Action::Apply(manager, body) => {
+                patch(&Patch::Apply(body), &PatchParams::apply(manager))
+            }
+            Action::Delete => {
                 let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
                 request.delete(name, &now)
             }
-            Ask::DeleteCollection(fields) => request
+            Action::DeleteCollection(fields) => request
                 .delete_collection(&DeleteParams::default(), &ListParams::default().fields(fields)),
         }
         .map_err(kube::Error::BuildRequest)?;
         let headers = request.headers_mut();
-        let value = |text: &str| text.parse().expect("invariant: names of users are good headers");
+        let value =
+            |text: &str| text.parse().expect("invariant: user names are valid header values");
         headers.insert("impersonate-user", value(by.name));
         if let Some(group) = by.group {
             headers.insert("impersonate-group", value(group));
@@ -271,38 +300,41 @@ impl Desk {
     }
 }
 
-/// API servers learn of bindings by a watch of their own. Nothing tells when, so they are asked,
-/// for as long as anything may take.
-async fn rights_in_force(bench: &Bench) -> anyhow::Result<()> {
+/// Waits until the editor's RoleBinding is in force. API servers observe bindings by their own
+/// watch and report nothing, so access reviews are sent until one succeeds.
+async fn rights_in_force(test_bed: &TestBed) -> anyhow::Result<()> {
     let may_edit = json!({"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": {
         "user": EDITOR.name,
         "resourceAttributes": {
-            "namespace": bench.namespace(), "verb": "create", "group": "resource.k8s.io", "resource": "resourceclaims",
+            "namespace": test_bed.namespace(), "verb": "create", "group": "resource.k8s.io", "resource": "resourceclaims",
         },
     }});
     let reviews = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
-    let asked = async {
-        let mut ticks = tokio::time::interval(ASK_EVERY);
+    let check = async {
+        let mut ticks = tokio::time::interval(CHECK_INTERVAL);
         loop {
             ticks.tick().await;
-            let ask = Request::new(reviews)
+            let review = Request::new(reviews)
                 .create(&PostParams::default(), may_edit.to_string().into())?;
-            if bench.client.request::<Value>(ask).await?["status"]["allowed"] == true {
+            if test_bed.client.request::<Value>(review).await?["status"]["allowed"] == true {
                 return Ok::<_, anyhow::Error>(());
             }
         }
     };
-    let asked = tokio::time::timeout(PATIENCE, asked).await;
-    asked.map_err(|_| anyhow::anyhow!("{EDITOR} has no rights after {PATIENCE:?}"))?
+    let check = tokio::time::timeout(TIMEOUT, check).await;
+    check.map_err(|_| {
+        anyhow::anyhow!("the RoleBinding of {EDITOR} is not in force after {TIMEOUT:?}")
+    })?
 }
 
-/// The stand-ins have none: there everybody may do everything that no policy denies.
+/// Returns true if the API server has RBAC. The simulated one allows everything that no policy
+/// denies.
 async fn has_rbac(client: &Client) -> Result<bool, kube::Error> {
     let groups = client.list_api_groups().await?;
     Ok(groups.groups.iter().any(|group| group.name == "rbac.authorization.k8s.io"))
 }
 
-/// A claim of one GPU; `rest` goes into its request beside the class.
+/// Returns a claim of one GPU; `rest` is the rest of its request.
 pub(super) fn claim(name: &str, rest: Value) -> Value {
     let mut exactly = rest;
     exactly["deviceClassName"] = "gpu.tessera.dev".into();
@@ -312,9 +344,9 @@ pub(super) fn claim(name: &str, rest: Value) -> Value {
     })
 }
 
-/// An allocation of one device by each of these drivers, reserved for a consumer of a kind that
-/// nobody knows: tessera-controller would release what nobody has reserved, and
-/// kube-controller-manager what a pod has that does not exist.
+/// Returns an allocation of one device per driver, reserved for a consumer of an unknown kind:
+/// tessera-controller would release an unreserved one, and kube-controller-manager one reserved for
+/// a missing pod.
 pub(super) fn allocation(drivers: &[&str]) -> Value {
     let result = |driver: &&str| json!({"request": "gpu", "driver": driver, "pool": NODE, "device": "gpu-0"});
     let results: Vec<_> = drivers.iter().map(result).collect();
@@ -324,11 +356,11 @@ pub(super) fn allocation(drivers: &[&str]) -> Value {
     }})
 }
 
-/// The end of an allocation.
+/// Returns the patch that releases an allocation.
 pub(super) fn no_allocation() -> Value {
     json!({"status": {"allocation": null, "reservedFor": null}})
 }
 
-pub(super) const OURS: &str = "gpu.tessera.dev";
-pub(super) const OTHER: &str = "gpu.example.com";
+pub(super) const OWN_DRIVER: &str = "gpu.tessera.dev";
+pub(super) const OTHER_DRIVER: &str = "gpu.example.com";
 pub(super) const FINALIZER: &str = "resource.kubernetes.io/delete-protection";

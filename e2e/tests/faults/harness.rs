@@ -1,4 +1,5 @@
-//! One cluster of stand-ins, real controllers as processes of their own, and an eye on every claim.
+//! Harness of fault tests: a simulated cluster, real controller processes, and an observer of all
+//! claims.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
@@ -20,8 +21,8 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tessera_api::names::DELETE_PROTECTION_FINALIZER;
 use tessera_e2e::inventory::GpuInventory;
-use tessera_e2e::trials::ledger::DeviceLedger;
-use tessera_e2e::wait::{self, Verdict};
+use tessera_e2e::trials::device_usage::DeviceUsage;
+use tessera_e2e::wait::{self, CheckResult};
 use tessera_simcluster::api::{ApiOptions, ApiServer, Fault, RequestInfo, User};
 use tessera_simcluster::cluster::{ClusterOptions, SimCluster};
 use tokio::process::{Child, Command};
@@ -32,52 +33,51 @@ use tokio::time::Instant;
 /// Namespace of the controller and its Lease.
 const NAMESPACE: &str = "tessera-system";
 
-/// Namespace of a tenant; the pods of others are in `default`.
+/// Namespace of a tenant; other pods are in `default`.
 const TENANT: &str = "tenant";
 
-/// Longer than anything here takes on a loaded machine, a lease that runs out included.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
+/// Time limit, longer than any operation on a loaded machine, including the expiry of a lease.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// A request of a controller, and when it came.
-pub(crate) type Seen = (Instant, RequestInfo);
+/// A request of a controller with its time of arrival.
+pub(crate) type TimedRequest = (Instant, RequestInfo);
 
-/// What is done to the requests of controllers.
-type Decide = Box<dyn Fn(&RequestInfo) -> Fault + Send + Sync>;
+/// Chooses the fault for each request of a controller.
+type FaultFn = Box<dyn Fn(&RequestInfo) -> Fault + Send + Sync>;
 
-pub(crate) struct Rig {
+pub(crate) struct FaultHarness {
     directory: TempDir,
     cluster: SimCluster,
-    /// The administrator, untouched by faults.
+    /// The administrator's client, without faults.
     pub(crate) client: Client,
-    seen: watch::Sender<Vec<Seen>>,
-    over: JoinHandle<()>,
-    overseen: watch::Receiver<Overseen>,
+    seen: watch::Sender<Vec<TimedRequest>>,
+    observer: JoinHandle<()>,
+    history: watch::Receiver<ClaimHistory>,
 }
 
-/// What the eye on the claims has seen.
+/// History of all claims.
 #[derive(Clone, Default)]
-struct Overseen {
-    /// The claim and the id of each share that was ever given.
+struct ClaimHistory {
+    /// Claim and ID of each share that was ever allocated.
     shares: Vec<(String, String)>,
-    /// How each claim is.
+    /// Current state of each claim.
     claims: BTreeMap<String, ClaimState>,
-    /// What became of claims, in order. A write that is sent again for want of an answer changes
-    /// nothing.
+    /// Changes of claims in order. A repeated write without a change is not recorded.
     changes: Vec<(String, Change)>,
-    /// The newest version of a claim.
+    /// Highest resource version of a claim.
     version: u64,
-    /// What must never be. Nothing after it is looked at.
-    wrong: Option<String>,
+    /// Violated invariant. The observer stops after it.
+    violation: Option<String>,
 }
 
-/// What is done to a claim.
+/// A change of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// It has got the finalizer.
+    /// The finalizer was added.
     Protected,
-    /// It has got an allocation.
+    /// An allocation was added.
     Allocated,
-    /// It has none any more.
+    /// The allocation was removed.
     Released,
 }
 
@@ -87,13 +87,15 @@ struct ClaimState {
     is_allocated: bool,
 }
 
-impl Overseen {
-    fn take(&mut self, claim: &ResourceClaim) -> Result<(), String> {
-        self.compare(claim);
+impl ClaimHistory {
+    fn record(&mut self, claim: &ResourceClaim) -> Result<(), String> {
+        self.record_changes(claim);
         for (of, share) in shares_in(claim) {
             match self.shares.iter().find(|(_, known)| *known == share) {
                 Some((by, _)) if *by == of => {}
-                Some((by, _)) => return Err(format!("share {share} is {by}'s and {of}'s")),
+                Some((by, _)) => {
+                    return Err(format!("share {share} was allocated to claims {by} and {of}"));
+                }
                 None => self.shares.push((of, share)),
             }
         }
@@ -101,7 +103,7 @@ impl Overseen {
         Ok(())
     }
 
-    fn compare(&mut self, claim: &ResourceClaim) {
+    fn record_changes(&mut self, claim: &ResourceClaim) {
         let name = claim.name_any();
         let now = ClaimState {
             is_protected: claim.finalizers().iter().any(|one| one == DELETE_PROTECTION_FINALIZER),
@@ -113,18 +115,18 @@ impl Overseen {
             (now.is_allocated && !before.is_allocated, Change::Allocated),
             (before.is_allocated && !now.is_allocated, Change::Released),
         ];
-        let happened = changes.into_iter().filter(|(happened, _)| *happened);
-        self.changes.extend(happened.map(|(_, change)| (name.clone(), change)));
+        let changed = changes.into_iter().filter(|(is_change, _)| *is_change);
+        self.changes.extend(changed.map(|(_, change)| (name.clone(), change)));
     }
 }
 
-/// Whether a controller asks.
+/// Returns true if the request is from a controller.
 pub(crate) fn is_controller(request: &RequestInfo) -> bool {
     request.user.name.ends_with(":tessera-controller")
 }
 
-impl Rig {
-    /// A cluster with one node for each number, with so many GPUs of 80 GiB.
+impl FaultHarness {
+    /// Starts a cluster with one node per element, each with that many GPUs of 80 GiB.
     pub(crate) async fn with_nodes(gpus: &[usize]) -> Self {
         let mut api = ApiOptions::default();
         api.namespaces.extend([NAMESPACE, TENANT].map(str::to_owned));
@@ -141,28 +143,31 @@ impl Rig {
             )
             .await;
         }
-        let (sees, overseen) = watch::channel(Overseen::default());
-        let ledger = DeviceLedger::new(&GpuInventory::read(&client).await.unwrap());
-        let over = tokio::spawn(watch_over(client.clone(), ledger, sees));
-        let rig = Self {
+        let (sender, history) = watch::channel(ClaimHistory::default());
+        let usage = DeviceUsage::new(&GpuInventory::read(&client).await.unwrap());
+        let observer = tokio::spawn(observe_claims(client.clone(), usage, sender));
+        let harness = Self {
             directory: TempDir::with_prefix("tfaults-").unwrap(),
             cluster,
             client,
             seen: watch::Sender::default(),
-            over,
-            overseen,
+            observer,
+            history,
         };
-        rig.decide(|_| Fault::None);
-        rig
+        harness.set_faults(|_| Fault::None);
+        harness
     }
 
     pub(crate) fn api(&self) -> &ApiServer {
         self.cluster.api()
     }
 
-    /// From now on this decides over the requests of controllers, and only theirs.
-    pub(crate) fn decide(&self, decide: impl Fn(&RequestInfo) -> Fault + Send + Sync + 'static) {
-        let (seen, decide): (_, Decide) = (self.seen.clone(), Box::new(decide));
+    /// Sets the function that chooses the fault for each request of a controller.
+    pub(crate) fn set_faults(
+        &self,
+        decide: impl Fn(&RequestInfo) -> Fault + Send + Sync + 'static,
+    ) {
+        let (seen, decide): (_, FaultFn) = (self.seen.clone(), Box::new(decide));
         self.api().set_fault_hook(Some(Arc::new(move |request| {
             if !is_controller(request) {
                 return Fault::None;
@@ -172,22 +177,23 @@ impl Rig {
         })));
     }
 
-    /// The controllers' requests so far that pass the filter.
-    pub(crate) fn requests(&self, filter: impl Fn(&RequestInfo) -> bool) -> Vec<Seen> {
+    /// Returns the controllers' requests so far that match the filter.
+    pub(crate) fn requests(&self, filter: impl Fn(&RequestInfo) -> bool) -> Vec<TimedRequest> {
         self.seen.borrow().iter().filter(|(_, request)| filter(request)).cloned().collect()
     }
 
-    /// Waits until controllers have made so many requests that pass the filter.
-    pub(crate) async fn requested(&self, count: usize, filter: impl Fn(&RequestInfo) -> bool) {
+    /// Waits until controllers have sent that many requests that match the filter.
+    pub(crate) async fn wait_requests(&self, count: usize, filter: impl Fn(&RequestInfo) -> bool) {
         let mut seen = self.seen.subscribe();
-        let enough =
-            |seen: &Vec<Seen>| seen.iter().filter(|(_, request)| filter(request)).count() >= count;
-        let waiting = tokio::time::timeout(PATIENCE, seen.wait_for(enough)).await;
-        let _ = waiting.expect("the controller does not ask for it").unwrap();
+        let enough = |seen: &Vec<TimedRequest>| {
+            seen.iter().filter(|(_, request)| filter(request)).count() >= count
+        };
+        let waiting = tokio::time::timeout(TIMEOUT, seen.wait_for(enough)).await;
+        let _ = waiting.expect("the controller did not send the requests").unwrap();
     }
 
-    /// Starts a controller; `elects` is whether it needs the Lease.
-    pub(crate) fn controller(&self, identity: &str, elects: bool) -> Controller {
+    /// Starts a controller, with leader election if `is_electing` is true.
+    pub(crate) fn controller(&self, identity: &str, is_electing: bool) -> Controller {
         let user = User::service_account(NAMESPACE, "tessera-controller");
         let kubeconfig = self.cluster.kubeconfig_for(&user).unwrap();
         let log = self.directory.path().join(format!("{identity}.log"));
@@ -198,7 +204,7 @@ impl Rig {
             .args(["--namespace", NAMESPACE, "--identity", identity, "--metrics-address", ""])
             .arg("--kubeconfig")
             .arg(kubeconfig)
-            .args(["--leader-elect", if elects { "true" } else { "false" }])
+            .args(["--leader-elect", if is_electing { "true" } else { "false" }])
             .env("RUST_LOG", "info")
             .env("LD_PRELOAD", built("libtessera_fake_clock.so"))
             .env("TESSERA_FAKE_CLOCK", &clock)
@@ -211,7 +217,7 @@ impl Rig {
         Controller { child, log, clock }
     }
 
-    /// Creates a claim for so much memory, and a pod of the same name that uses it.
+    /// Creates a claim of that much memory, and a pod of the same name that uses it.
     pub(crate) async fn pod(&self, name: &str, memory: &str) {
         create::<ResourceClaim>(&self.claims(), claim(name, memory)).await;
         create::<Pod>(&self.pods(), pod(name)).await;
@@ -221,8 +227,8 @@ impl Rig {
         Api::namespaced(self.client.clone(), "default")
     }
 
-    /// Objects of the tenant.
-    pub(crate) fn tenants<K>(&self) -> Api<K>
+    /// Returns the API of the tenant's objects.
+    pub(crate) fn tenant_api<K>(&self) -> Api<K>
     where
         K: kube::Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
     {
@@ -233,35 +239,35 @@ impl Rig {
         Api::namespaced(self.client.clone(), "default")
     }
 
-    /// Waits until the pods are bound: their claims are allocated and reserved then.
-    pub(crate) async fn bound(&self, names: &[String]) {
-        let judge = |pods: &[Pod]| {
+    /// Waits until the pods are bound; their claims are allocated and reserved then.
+    pub(crate) async fn wait_bound(&self, names: &[String]) {
+        let check = |pods: &[Pod]| {
             let is_bound =
                 |pod: &&Pod| pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
             let bound: Vec<_> =
                 pods.iter().filter(is_bound).filter_map(|p| p.metadata.name.clone()).collect();
             let left: Vec<_> = names.iter().filter(|name| !bound.contains(name)).cloned().collect();
             if left.is_empty() {
-                Verdict::Done(())
+                CheckResult::Done(())
             } else {
-                Verdict::NotYet(format!("not bound: {left:?}"))
+                CheckResult::Pending(format!("not bound: {left:?}"))
             }
         };
-        wait::until(self.pods(), Default::default(), "pods to be bound", PATIENCE, judge)
+        wait::until(self.pods(), Default::default(), "pods to be bound", TIMEOUT, check)
             .await
             .unwrap();
     }
 
-    /// Waits for an event of that reason on the pod.
-    pub(crate) async fn told(&self, pod: &str, reason: &str) {
+    /// Waits for an event with that reason about the pod.
+    pub(crate) async fn wait_event(&self, pod: &str, reason: &str) {
         let selector = watcher::Config::default()
             .fields(&format!("involvedObject.name={pod},reason={reason}"));
-        let judge = |events: &[Event]| match events {
-            [] => Verdict::NotYet("no such event".to_owned()),
-            _ => Verdict::Done(()),
+        let check = |events: &[Event]| match events {
+            [] => CheckResult::Pending("no such event".to_owned()),
+            _ => CheckResult::Done(()),
         };
         let events: Api<Event> = Api::namespaced(self.client.clone(), "default");
-        wait::until(events, selector, &format!("event {reason} on {pod}"), PATIENCE, judge)
+        wait::until(events, selector, &format!("event {reason} on {pod}"), TIMEOUT, check)
             .await
             .unwrap();
     }
@@ -275,7 +281,7 @@ impl Rig {
             .is_some_and(|status| status.allocation.is_some())
     }
 
-    /// The same, and the pod comes before all others.
+    /// Creates a claim and a pod with a higher priority than all others.
     pub(crate) async fn urgent_pod(&self, name: &str, memory: &str) {
         create::<ResourceClaim>(&self.claims(), claim(name, memory)).await;
         let mut pod = pod(name);
@@ -283,44 +289,44 @@ impl Rig {
         create::<Pod>(&self.pods(), pod).await;
     }
 
-    /// Creates a pod that no scheduler looks at, and waits until its claim is allocated.
+    /// Creates a pod for a scheduler that does not exist, and waits until its claim is allocated.
     pub(crate) async fn unbindable(&self, name: &str, memory: &str) {
         create::<ResourceClaim>(&self.claims(), claim(name, memory)).await;
         let mut pod = pod(name);
-        pod["spec"]["schedulerName"] = "nobody".into();
+        pod["spec"]["schedulerName"] = "none".into();
         create::<Pod>(&self.pods(), pod).await;
-        self.allocated(name).await;
+        self.wait_allocated(name).await;
     }
 
-    /// Waits until the claim has an allocation.
-    pub(crate) async fn allocated(&self, name: &str) {
-        self.claim_until(name, "allocated", true).await;
+    /// Waits until the claim is allocated.
+    pub(crate) async fn wait_allocated(&self, name: &str) {
+        self.wait_claim(name, "allocated", true).await;
     }
 
-    /// Waits until the claim has no allocation.
-    pub(crate) async fn released(&self, name: &str) {
-        self.claim_until(name, "released", false).await;
+    /// Waits until the claim is not allocated.
+    pub(crate) async fn wait_released(&self, name: &str) {
+        self.wait_claim(name, "released", false).await;
     }
 
-    async fn claim_until(&self, name: &str, what: &str, allocated: bool) {
-        let judge = |claim: Option<&ResourceClaim>| {
+    async fn wait_claim(&self, name: &str, what: &str, allocated: bool) {
+        let check = |claim: Option<&ResourceClaim>| {
             let status = claim.and_then(|claim| claim.status.as_ref());
             match status.is_some_and(|status| status.allocation.is_some()) == allocated {
-                true => Verdict::Done(()),
-                false => Verdict::NotYet(json!(status).to_string()),
+                true => CheckResult::Done(()),
+                false => CheckResult::Pending(json!(status).to_string()),
             }
         };
         let what = format!("claim {name} to be {what}");
-        wait::until_one(self.claims(), name, &what, PATIENCE, judge).await.unwrap();
+        wait::until_one(self.claims(), name, &what, TIMEOUT, check).await.unwrap();
     }
 
-    /// Deletes a pod and does not wait for a kubelet, of which there is none.
+    /// Deletes a pod without a grace period, because no kubelet runs.
     pub(crate) async fn delete_now(&self, pod: &str) {
         self.pods().delete(pod, &DeleteParams::default().grace_period(0)).await.unwrap();
     }
 
-    /// All events of that reason.
-    pub(crate) async fn events(&self, reason: &str) -> usize {
+    /// Returns the number of events with that reason.
+    pub(crate) async fn event_count(&self, reason: &str) -> usize {
         let events: Api<Event> = Api::namespaced(self.client.clone(), "default");
         events
             .list(&ListParams::default().fields(&format!("reason={reason}")))
@@ -335,52 +341,51 @@ impl Rig {
     }
 
     /// Waits until the Lease is held by `holder`.
-    pub(crate) async fn led_by(&self, holder: &str) -> Lease {
-        let judge = |lease: Option<&Lease>| {
+    pub(crate) async fn wait_leader(&self, holder: &str) -> Lease {
+        let check = |lease: Option<&Lease>| {
             let spec = lease.and_then(|lease| lease.spec.as_ref());
             match spec.and_then(|spec| spec.holder_identity.as_deref()) {
-                Some(found) if found == holder => Verdict::Done(lease.cloned().unwrap()),
-                other => Verdict::NotYet(format!("{other:?}")),
+                Some(found) if found == holder => CheckResult::Done(lease.cloned().unwrap()),
+                other => CheckResult::Pending(format!("{other:?}")),
             }
         };
         let what = format!("the Lease to be held by {holder}");
-        wait::until_one(self.leases(), "tessera-controller", &what, PATIENCE, judge).await.unwrap()
+        wait::until_one(self.leases(), "tessera-controller", &what, TIMEOUT, check).await.unwrap()
     }
 
-    /// How often the claim was given a share until now, as far as anybody could see.
+    /// Returns the number of shares that were ever allocated to the claim.
     pub(crate) async fn shares_of(&self, claim: &str) -> usize {
-        self.oversee().await.shares.iter().filter(|(of, _)| of == claim).count()
+        self.wait_history().await.shares.iter().filter(|(of, _)| of == claim).count()
     }
 
-    /// What was done to the claim until now, as far as anybody could see.
+    /// Returns all changes of the claim so far.
     pub(crate) async fn changes_of(&self, claim: &str) -> Vec<Change> {
-        let seen = self.oversee().await;
+        let seen = self.wait_history().await;
         seen.changes.iter().filter(|(of, _)| of == claim).map(|(_, change)| *change).collect()
     }
 
-    /// What the eye on the claims has seen, all that is now among it: its watch may be behind
-    /// others.
-    async fn oversee(&self) -> Overseen {
+    /// Returns the history, after the observer has processed the newest version of every claim.
+    async fn wait_history(&self) -> ClaimHistory {
         let claims = self.claims().list(&ListParams::default()).await.unwrap();
         let newest = claims.iter().map(version_of).max().unwrap_or_default();
-        let mut overseen = self.overseen.clone();
-        let seen = overseen.wait_for(|seen| seen.version >= newest || seen.wrong.is_some());
+        let mut history = self.history.clone();
+        let seen = history.wait_for(|seen| seen.version >= newest || seen.violation.is_some());
         let seen =
-            tokio::time::timeout(PATIENCE, seen).await.expect("the eye on the claims is closed");
+            tokio::time::timeout(TIMEOUT, seen).await.expect("the claim observer did not catch up");
         let seen = seen.unwrap().clone();
-        assert_eq!(seen.wrong, None);
+        assert_eq!(seen.violation, None);
         seen
     }
 
-    /// Ends the test: nothing was over-committed at any moment.
+    /// Ends the test, and checks that no device was ever overcommitted.
     pub(crate) async fn finish(self) {
-        self.oversee().await;
-        self.over.abort();
+        self.wait_history().await;
+        self.observer.abort();
         self.cluster.stop().await;
     }
 }
 
-/// A controller's process. It ends with the test.
+/// A controller process, which is killed when the test ends.
 pub(crate) struct Controller {
     child: Child,
     log: PathBuf,
@@ -388,27 +393,27 @@ pub(crate) struct Controller {
 }
 
 impl Controller {
-    /// Sets the time of day for this process so many seconds ahead of the machine's.
+    /// Sets the wall clock of this process ahead of the machine's, in seconds.
     pub(crate) fn set_clock_ahead(&self, seconds: i64) {
-        // In place: the process has the file mapped.
+        // Written in place, because the process has mapped the file.
         let file = std::fs::File::options().write(true).open(&self.clock).unwrap();
         file.write_all_at(&seconds.to_ne_bytes(), 0).unwrap();
     }
 
-    /// Ends it as a crash would.
+    /// Kills the process with SIGKILL.
     pub(crate) async fn kill(&mut self) {
         self.child.kill().await.unwrap();
     }
 
-    pub(crate) async fn ended(&mut self) -> std::process::ExitStatus {
+    pub(crate) async fn wait_exit(&mut self) -> std::process::ExitStatus {
         self.child.wait().await.unwrap()
     }
 
-    pub(crate) fn runs(&mut self) -> bool {
+    pub(crate) fn is_running(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()
     }
 
-    /// Memory that the process has resident, in MiB.
+    /// Returns the resident memory of the process in MiB.
     pub(crate) fn resident_mib(&self) -> u64 {
         let status =
             std::fs::read_to_string(format!("/proc/{}/status", self.child.id().unwrap())).unwrap();
@@ -435,30 +440,34 @@ impl Drop for Controller {
     }
 }
 
-/// Looks at every change of every claim; ends only with what is wrong.
-async fn watch_over(client: Client, mut ledger: DeviceLedger, sees: watch::Sender<Overseen>) {
+/// Observes every change of every claim until an invariant is violated.
+async fn observe_claims(
+    client: Client,
+    mut usage: DeviceUsage,
+    history: watch::Sender<ClaimHistory>,
+) {
     let claims: Api<ResourceClaim> = Api::all(client);
     let mut stream = Box::pin(watcher(claims, watcher::Config::default()).default_backoff());
-    let wrong = loop {
+    let violation = loop {
         match stream.try_next().await {
             Ok(Some(watcher::Event::Apply(claim) | watcher::Event::InitApply(claim))) => {
-                if let Err(error) = ledger.see(&claim) {
-                    break format!("over-committed: {error}");
+                if let Err(error) = usage.update(&claim) {
+                    break format!("overcommitted: {error}");
                 }
-                let mut doubled = None;
-                sees.send_modify(|seen| doubled = seen.take(&claim).err());
-                if let Some(doubled) = doubled {
-                    break doubled;
+                let mut error = None;
+                history.send_modify(|seen| error = seen.record(&claim).err());
+                if let Some(error) = error {
+                    break error;
                 }
             }
-            Ok(Some(watcher::Event::Delete(claim))) => ledger.forget(&claim),
-            Ok(Some(watcher::Event::Init)) if ledger.holding() > 0 => {
-                break "the watch over the devices was interrupted".to_owned();
+            Ok(Some(watcher::Event::Delete(claim))) => usage.remove(&claim),
+            Ok(Some(watcher::Event::Init)) if usage.consumer_count() > 0 => {
+                break "claim watch was interrupted".to_owned();
             }
             Ok(_) | Err(_) => {}
         }
     };
-    sees.send_modify(|seen| seen.wrong = Some(wrong));
+    history.send_modify(|seen| seen.violation = Some(violation));
 }
 
 fn version_of(claim: &ResourceClaim) -> u64 {
@@ -473,11 +482,11 @@ fn shares_in(claim: &ResourceClaim) -> Vec<(String, String)> {
     results.filter_map(|result| Some((name.clone(), result.share_id.clone()?))).collect()
 }
 
-/// A file that cargo builds beside this test; `make test` does.
+/// Returns the path of a file that cargo builds beside this test; `make test` builds it.
 pub(crate) fn built(file: &str) -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let path = test.ancestors().nth(2).unwrap().join(file);
-    assert!(path.is_file(), "no {}: run `make build` first", path.display());
+    assert!(path.is_file(), "{} is not built: run `make build`", path.display());
     path
 }
 
@@ -488,7 +497,7 @@ where
     api.create(&PostParams::default(), &serde_json::from_value(object).unwrap()).await.unwrap()
 }
 
-/// As a leader before has given it back.
+/// Returns a Lease as a former leader has released it.
 fn lease() -> Value {
     json!({
         "metadata": {"name": "tessera-controller"},
