@@ -46,9 +46,10 @@ impl Kubectl {
             child.wait_with_output().unwrap()
         });
         let output = output.await.unwrap();
-        let output =
+        let is_success = output.status.success();
+        let text =
             [output.stdout, output.stderr].map(|part| String::from_utf8(part).unwrap()).concat();
-        (output, output.status.success())
+        (text, is_success)
     }
 
     async fn ok(&self, arguments: &[&str], input: &str) -> String {
