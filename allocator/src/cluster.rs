@@ -1,5 +1,6 @@
-//! Cluster state for planning: the objects of a [`Snapshot`](crate::model::Snapshot), interned once
-//! and updated by changes.
+//! Cluster state for planning, interned once and updated by changes.
+//!
+//! The objects are those of a [`Snapshot`](crate::model::Snapshot).
 //!
 //! ```text
 //! slices --Interner--> CompiledSlice --SliceIndex::gather--> ReachableDevices   per node

@@ -18,8 +18,9 @@ pub(crate) struct FeasibilityIfDrained {
 struct CachedResult {
     /// [`NodeEntry::layout`](crate::cluster::NodeEntry::layout) at the time of the search.
     layout: u64,
-    /// [`NodeEntry::stamp`](crate::cluster::NodeEntry::stamp) at the time of the search, if
-    /// devices stay allocated that can be released otherwise.
+    /// [`NodeEntry::stamp`](crate::cluster::NodeEntry::stamp) at the time of the search.
+    ///
+    /// `None` if the result does not depend on allocations that stay.
     stamp: Option<u64>,
     would_fit: bool,
 }

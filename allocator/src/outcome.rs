@@ -22,8 +22,9 @@ pub struct Plan {
     pub steps: u64,
     /// Node that is reserved for a refused pod.
     pub kept: Option<Kept>,
-    /// Time at which the plan can change without a change of the cluster, in seconds since the
-    /// epoch; `None` means never.
+    /// Next time at which the plan can change by itself, in seconds since the epoch.
+    ///
+    /// `None` means never.
     pub again: Option<i64>,
 }
 

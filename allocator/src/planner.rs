@@ -159,8 +159,9 @@ impl Planner {
         self.forecast.potential()
     }
 
-    /// Decides for each pod which devices its pending claims get on which node: see
-    /// [`plan`](crate::plan()).
+    /// Decides for each pod which devices its pending claims get on which node.
+    ///
+    /// See [`plan`](crate::plan()).
     pub fn plan(&mut self, pods: &[crate::model::PendingPod], settings: Settings) -> Plan {
         self.reset_if_full();
         pass::plan(self, pods, settings)

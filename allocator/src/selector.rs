@@ -84,8 +84,10 @@ impl CompiledSelector {
         compiled
     }
 
-    /// Compiles an expression on a thread with a large stack, since parsing and checking recurse as
-    /// deep as the expression is nested. Evaluation recurses too, but [`check`] limits its depth.
+    /// Compiles an expression on a thread with a large stack.
+    ///
+    /// Parsing and checking recurse as deep as the expression is nested. Evaluation recurses too,
+    /// but [`check`] limits its depth.
     fn compile(expression: &str) -> Result<Self, SelectorError> {
         let compiling = |expression: &str| {
             let syntax = parse::parse(expression)?;

@@ -14,8 +14,9 @@ pub struct Settings {
     pub policy: Policy,
     /// Seed of randomized policies.
     pub seed: u64,
-    /// Current time, in seconds since the epoch; compared with
-    /// [`PendingPod::created`](crate::model::PendingPod::created).
+    /// Current time, in seconds since the epoch.
+    ///
+    /// It is compared with [`PendingPod::created`](crate::model::PendingPod::created).
     pub now: i64,
     /// Minimum waiting time before a node is reserved for a pod, in seconds: see
     /// [`plan`](crate::plan()). `None` disables reservations.

@@ -48,8 +48,7 @@ pub(crate) struct ClaimShape {
 #[derive(Debug)]
 pub(crate) struct ConstraintShape {
     pub(crate) constraint: Constraint,
-    /// True for each alternative that it applies to, counted from the claim's first in
-    /// [`Shape::alternatives`].
+    /// True for each alternative of the claim that it applies to.
     pub(crate) applies_to: Vec<bool>,
 }
 
@@ -298,8 +297,9 @@ impl AlternativeShape {
         self.resolved.as_ref().map_or(Sharing::Intercept, |resolved| resolved.sharing)
     }
 
-    /// Returns the sharing mechanism that existing allocations must use; `None` for administrative
-    /// access, which is compatible with all.
+    /// Returns the sharing mechanism that existing allocations must use.
+    ///
+    /// `None` for administrative access, which is compatible with all.
     pub(crate) fn required_sharing(&self) -> Option<Sharing> {
         (self.request.admin != Some(true)).then(|| self.sharing())
     }

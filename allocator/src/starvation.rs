@@ -21,8 +21,9 @@ use crate::policy::seeded_hash;
 /// images to be pulled.
 pub(crate) const MIN_FIRST_WINDOW: i64 = 600;
 
-/// Maximum length of a window, in seconds; limits one reservation for capacity that is released
-/// later than that.
+/// Maximum length of a window, in seconds.
+///
+/// It limits a single reservation for capacity that is released later.
 pub(crate) const MAX_WINDOW: i64 = 8 * 3600;
 
 /// Position in the sequence of reservation windows and pauses.

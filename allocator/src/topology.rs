@@ -43,7 +43,7 @@ pub use device_set::DeviceSet;
 pub use matrix::{LinkMatrix, Pair, Place, Score, TooManyDevices};
 pub use preferences::Wishes;
 pub use request::{OutOfSteps, SetChoice, SetRequest};
-pub use sets::Sets;
+pub use sets::RankedSets;
 pub use shortfall::{ScopeShortfall, Shortfall};
 pub use size_mix::SizeMix;
 pub use value::ResidualValue;

@@ -142,8 +142,9 @@ fn decision_is_no_usage_until_reported() {
     assert_eq!(planner.plan(&pods, Settings::default()).decisions, first.decisions);
 }
 
-/// Creates a pod whose selector iterates over `numbers` numbers per device and reads an attribute
-/// that differs on all devices.
+/// Creates a pod whose selector iterates over `numbers` numbers per device.
+///
+/// It also reads an attribute that differs on all devices.
 fn expensive(numbers: u32) -> PendingPod {
     let mut request = request("gpu", 1, &[("memory", "1Gi")]);
     let expression = format!(

@@ -71,8 +71,9 @@ impl Machine {
     }
 }
 
-/// Four GPUs with two NVLinks between 0 and 3 and between 1 and 2; 0 and 1 on one socket, 2 and 3
-/// on the other.
+/// Four GPUs with two NVLinks between 0 and 3 and between 1 and 2.
+///
+/// 0 and 1 are on one socket, 2 and 3 on the other.
 fn two_bridges() -> Machine {
     Machine::of(4)
         .nvlinks(2, &[(0, 3), (1, 2)])
@@ -439,8 +440,9 @@ proptest! {
     }
 }
 
-/// Returns the expected sum of scores of requests for one to four devices, until the first that
-/// does not fit.
+/// Returns the expected sum of scores of requests for one to four devices.
+///
+/// It ends with the first request that does not fit.
 fn expected(
     matrix: &LinkMatrix,
     free: DeviceSet,

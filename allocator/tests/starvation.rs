@@ -1,5 +1,6 @@
-//! Starvation avoidance: small pods do not starve large ones, and a reservation does not block a
-//! node forever.
+//! Starvation avoidance: small pods do not starve large ones.
+//!
+//! A reservation does not block a node forever.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod builders;
@@ -351,8 +352,9 @@ impl Random {
     }
 }
 
-/// Simulates small pods that arrive all the time and run for up to 20 minutes, and one pod for a
-/// whole node. Returns the seconds that the large pod waits.
+/// Simulates small pods that arrive all the time, and one pod for a whole node.
+///
+/// Small pods run for up to 20 minutes. Returns the seconds that the large pod waits.
 fn waiting_time_of_large(seed: u64, patience: Option<u32>) -> Option<i64> {
     let cluster = Cluster::new().node("node-a", gpus(8)).node("node-b", gpus(8));
     let mut planner = Planner::of(&cluster.0, Default::default());

@@ -67,8 +67,10 @@ pub(crate) struct CompiledDevice {
     pub(crate) kind: GpuType,
     /// Attributes, sorted by name.
     attributes: Box<[(NameId, ValueId)]>,
-    /// Selector results cannot be shared with other devices: an attribute is published twice, with
-    /// and without its domain, or has a type for which every selector fails.
+    /// Selector results cannot be shared with other devices.
+    ///
+    /// An attribute is published twice, with and without its domain, or has a type for which every
+    /// selector fails.
     pub(crate) is_irregular: bool,
 }
 
@@ -158,8 +160,9 @@ impl Interner {
         self.by_value.get((id.0 as usize).checked_sub(1)?)
     }
 
-    /// Returns the weighted number of entries: values, names (some come from claims) and profiles,
-    /// which are larger.
+    /// Returns the weighted number of entries.
+    ///
+    /// Entries are values, names (some come from claims) and profiles, which are larger.
     pub(crate) fn size(&self) -> usize {
         self.by_value.len() + self.domains.len() + 32 * self.profiles.len()
     }

@@ -84,7 +84,7 @@ impl RequestMix {
     }
 
     /// Counts a refusal of an observed request. Unknown requests are ignored.
-    pub fn refused(&mut self, request: Request) {
+    pub fn observe_refusal(&mut self, request: Request) {
         if let Some(count) = self.classes.get_mut(&request) {
             count.refused += self.scale;
         }
@@ -161,7 +161,7 @@ impl Learner {
     /// Counts the refusal of an observed request; call it once per pod. The potential does not
     /// change before [`Learner::observe`] returns true.
     pub fn refused(&mut self, request: Request) {
-        self.mix.refused(request);
+        self.mix.observe_refusal(request);
     }
 
     /// Returns the potential for the learned mix.
@@ -210,8 +210,8 @@ mod tests {
         let (placed, refused) = (request(3000, 810), request(8000, 470));
         let mut mix = RequestMix::empty();
         [placed, refused].into_iter().for_each(|request| mix.observe(request));
-        mix.refused(refused);
-        mix.refused(request(1, 1));
+        mix.observe_refusal(refused);
+        mix.observe_refusal(request(1, 1));
         let weighted: Vec<(Request, i64)> = mix
             .weighted(30.0)
             .iter()

@@ -212,7 +212,7 @@ mod tests {
         let of =
             |mix: &RequestMix| Potential::new(mix).of(&NodeView { cpu_milli: 8000, gpus: &alone });
         let before = of(&mix);
-        mix.refused(large);
+        mix.observe_refusal(large);
         // A third of the requests cannot use one free GPU.
         let more = FRAGMENTS * REFUSED * 1000.0 / 3.0;
         assert!((of(&mix) - before - more).abs() < 1e-3 * more, "{} after {before}", of(&mix));

@@ -229,8 +229,9 @@ mod tests {
             }
         }
 
-        /// Weak duality: at these prices the demand costs at most the GPUs that it needs, which is
-        /// at most the sum over the sizes served separately.
+        /// Weak duality: at these prices the demand costs at most the GPUs that it needs.
+        ///
+        /// That is at most the sum over the sizes served separately.
         #[test]
         fn demand_costs_at_most_the_sum_of_separate_sizes(
             demand in prop::collection::btree_map(20_usize..1000, 1_u32..50, 1..20),

@@ -31,7 +31,7 @@ impl GpuMilli {
 
     /// Returns the difference; 0 if `other` is larger.
     #[must_use]
-    pub const fn less(self, other: Self) -> Self {
+    pub const fn saturating_sub(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))
     }
 }

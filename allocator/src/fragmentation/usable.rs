@@ -18,8 +18,10 @@ pub(super) struct UsabilityTable {
     /// Types that requests name, ascending. There is a table for each, and one for all other
     /// types.
     types: Vec<GpuType>,
-    /// Fraction of requests that cannot use a GPU, by type, then by number of satisfied `cpu`
-    /// amounts, then by number of satisfied `shares`.
+    /// Fraction of requests that cannot use a GPU.
+    ///
+    /// Indexed by type, then by number of satisfied `cpu` amounts, then by number of satisfied
+    /// `shares`.
     unusable: Vec<f64>,
     multi_gpu: Vec<(Request, f64)>,
 }
@@ -77,8 +79,9 @@ impl UsabilityTable {
         table.into_iter().map(|useful| all - useful).collect()
     }
 
-    /// Returns F of FGD: the average capacity of the node's GPUs that a request of the mix cannot
-    /// use, in thousandths.
+    /// Returns F of FGD, in thousandths of a GPU.
+    ///
+    /// It is the average capacity of the node's GPUs that a request of the mix cannot use.
     pub(super) fn fragments(&self, node: &NodeView<'_>) -> f64 {
         let (rows, columns) = (self.cpu.len() + 1, self.shares.len() + 1);
         let row = self.cpu.partition_point(|&cpu| cpu <= node.cpu_milli);

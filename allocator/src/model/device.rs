@@ -9,8 +9,9 @@ use tessera_api::quantity::Quantity;
 use super::node::NodeSelector;
 use crate::selector::DeviceView;
 
-/// Feature name in [`Device::unsupported`]: the device consumes CPU, memory or other resources of
-/// its node.
+/// Name of the feature "node allocatable resources" in [`Device::unsupported`].
+///
+/// The device consumes CPU, memory or other resources of its node.
 pub const NODE_ALLOCATABLE: &str = "node allocatable resources";
 
 /// Identity of a pool: devices of one driver that are published together.
@@ -247,8 +248,9 @@ pub enum TolerationOperator {
 }
 
 impl Toleration {
-    /// Returns true if it tolerates `taint` (`ToleratesTaint` of
-    /// k8s.io/dynamic-resource-allocation/resourceclaim).
+    /// Returns true if it tolerates `taint`.
+    ///
+    /// Source: `ToleratesTaint` of k8s.io/dynamic-resource-allocation/resourceclaim.
     pub fn tolerates(&self, taint: &Taint) -> bool {
         let effect =
             self.effect.as_deref().is_none_or(|e| e.is_empty() || e == taint.effect.as_str());

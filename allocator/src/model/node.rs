@@ -23,8 +23,9 @@ pub struct Node {
     pub taints: Vec<NodeTaint>,
     /// `status.allocatable`; the key `pods` holds the number of pods.
     pub allocatable: BTreeMap<String, Quantity>,
-    /// Sum of the requests of the pods that are bound to the node or expected on it; the key
-    /// `pods` holds their number.
+    /// Sum of the requests of the pods that are bound to the node or expected on it.
+    ///
+    /// The key `pods` holds their number.
     pub used: BTreeMap<String, Quantity>,
     /// Part of [`used`](Self::used) that belongs to pods with managed devices on this node. It is
     /// released together with the devices.

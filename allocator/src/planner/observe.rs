@@ -28,8 +28,9 @@ pub(super) struct AcceptedTypes {
     impossible: BTreeSet<PodUid>,
 }
 
-/// Steps charged for the conversion of one pod, in addition to selector evaluation: about the cost
-/// of testing this number of devices.
+/// Steps charged for the conversion of one pod, in addition to selector evaluation.
+///
+/// The conversion costs about as much as testing this number of devices.
 const STEPS_PER_REQUEST: u64 = 10;
 
 /// Maximum number of pods cached as impossible. Beyond it all are examined again.
@@ -208,8 +209,9 @@ impl AcceptedTypes {
     }
 }
 
-/// Returns the requested share of a device with a resolved profile; `None` if it cannot serve the
-/// request.
+/// Returns the requested share of a device; `None` if it cannot serve the request.
+///
+/// The profile must be resolved.
 fn of_device(
     alternative: &AlternativeShape,
     profile: ProfileId,

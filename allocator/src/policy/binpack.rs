@@ -1,5 +1,7 @@
-//! Binpack: most utilized first; of equally utilized devices the smaller one, so that large devices
-//! stay free for large requests.
+//! Binpack: most utilized first.
+//!
+//! Of equally utilized devices the smaller one comes first, so that large devices stay free for
+//! large requests.
 
 use super::scorer::{Rank, ScoredDevice, ScoredNode, Scorer, WHOLE, ppm};
 

@@ -90,7 +90,7 @@ impl NodeGpuState {
         let mut gpus = self.gpus.clone();
         for (candidate, share) in taken {
             if let Some(index) = self.gpu_indices[*candidate] {
-                gpus[index].left = gpus[index].left.less(*share);
+                gpus[index].left = gpus[index].left.saturating_sub(*share);
             }
         }
         let cpu_milli = forecast_view.cpu_free.saturating_sub(forecast_view.cpu_requested);

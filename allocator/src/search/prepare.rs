@@ -63,8 +63,9 @@ impl Run<'_> {
         Ok(self.wanted(index))
     }
 
-    /// Finds the devices of an "all" request, pool by pool: a device of one pool can cause an error
-    /// before the next pool turns out to be invalid.
+    /// Finds the devices of an "all" request, pool by pool.
+    ///
+    /// A device of one pool can cause an error before the next pool turns out to be invalid.
     fn count_all(&mut self, claim: usize, index: usize) -> Result<(), Stop> {
         let reachable = self.search.reachable;
         let target = Target { claim, request: 0, index };

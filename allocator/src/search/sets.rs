@@ -1,5 +1,6 @@
-//! Search with topology: tries whole sets of devices of one machine, the best first, until the
-//! remaining requests fit too.
+//! Search with topology: tries whole sets of devices of one machine, the best first.
+//!
+//! It continues until the remaining requests fit too.
 
 use std::collections::BTreeSet;
 
@@ -147,8 +148,9 @@ fn share_scopes(reachable: &ReachableDevices, wishes: &Wishes, one: usize, other
     })
 }
 
-/// Returns the candidate whose loss reduces later sets least, of equally ranked ones; `None` if the
-/// topology is unknown.
+/// Returns the candidate whose loss reduces later sets least, of equally ranked ones.
+///
+/// `None` if the topology is unknown.
 pub(super) fn least_disruptive(
     reachable: &ReachableDevices,
     equals: impl Iterator<Item = usize>,

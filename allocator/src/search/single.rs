@@ -1,5 +1,6 @@
-//! Search for a single device, the most common case: the same tests in the same order, without
-//! backtracking.
+//! Search for a single device, the most common case.
+//!
+//! The tests and their order are the same, but there is no backtracking.
 
 use super::outcome::{Failure, SearchOutcome};
 use super::run::Search;

@@ -27,8 +27,9 @@ pub(super) struct SearchState<'a> {
     holders: Vec<u128>,
     /// Shares taken by this search.
     shares: Vec<u32>,
-    /// Devices taken by this search per sharing mechanism (interceptor, MPS), without
-    /// administrative access.
+    /// Allocations of this search per sharing mechanism (interceptor, MPS).
+    ///
+    /// Administrative access is not included.
     by_sharing: Vec<[u32; 2]>,
     /// [`ReachableDevices::counters_left`], minus the consumption of the search.
     counters_left: Vec<i128>,
@@ -126,8 +127,9 @@ impl<'a> SearchState<'a> {
         self.holders[i] != 0 || self.reachable.exclusive[i] > 0
     }
 
-    /// Returns true if no allocation of the candidate uses another sharing mechanism than `own`;
-    /// always true for `None`.
+    /// Returns true if no allocation of the candidate uses another mechanism than `own`.
+    ///
+    /// Always true for `None`.
     pub(super) fn is_sharing_compatible(&self, i: usize, own: Option<Sharing>) -> bool {
         let [by_intercept, by_mps] = self.by_sharing[i];
         own.is_none_or(|own| {
@@ -256,8 +258,10 @@ impl<'a> SearchState<'a> {
         }
     }
 
-    /// Returns an upper bound for the number of these candidates, which consume the same counters,
-    /// that can be taken together: per counter the smallest amounts come first.
+    /// Returns the maximum number of these candidates that can be taken together.
+    ///
+    /// It is an upper bound. The candidates consume the same counters; per counter the smallest
+    /// amounts come first.
     pub(super) fn counter_bound(&self, members: &[usize]) -> usize {
         let counters =
             members.iter().flat_map(|&i| &self.reachable.consumes[i]).map(|used| used.counter);
@@ -280,8 +284,9 @@ impl<'a> SearchState<'a> {
         bounds.min().unwrap_or(members.len()).min(members.len())
     }
 
-    /// Returns the state that distinguishes the candidate from others of its kind, apart from free
-    /// capacity.
+    /// Returns the state that distinguishes the candidate from others of its kind.
+    ///
+    /// Free capacity is not included.
     pub(super) fn distinguishing_state(&self, i: usize) -> (u128, [bool; 4]) {
         let is_shared = self.shares[i] > 0 || self.reachable.shares[i] > 0;
         let [no_intercept, no_mps] =

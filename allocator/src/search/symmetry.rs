@@ -29,8 +29,9 @@ pub(super) enum Verdict {
     Failed,
 }
 
-/// A hash that is compared instead of the state: for 2^18 states the probability of a collision is
-/// below 2^-92.
+/// A hash that is compared instead of the state.
+///
+/// For 2^18 states the probability of a collision is below 2^-92.
 pub(super) type Hash = u128;
 
 /// Groups of interchangeable devices and a hash of their state.
@@ -245,8 +246,9 @@ fn hash_all(values: impl Iterator<Item = u128>) -> Hash {
     values.fold(11, mix)
 }
 
-/// Mixes a value into a hash: two rounds of multiplication over both halves (as in wyhash and
-/// foldhash).
+/// Mixes a value into a hash.
+///
+/// Two rounds of multiplication over both halves, as in wyhash and foldhash.
 fn mix(hash: Hash, value: u128) -> Hash {
     const K: [u64; 4] = [
         0x9e37_79b9_7f4a_7c15,

@@ -56,8 +56,7 @@ pub(super) enum Access {
     Optional,
 }
 
-/// A comprehension: iterates over `range` while `condition` holds, and folds each element into the
-/// accumulator.
+/// A comprehension: folds the elements of `range` while `condition` holds.
 #[derive(Clone, Debug)]
 pub(super) struct Fold {
     pub(super) range: Code,

@@ -1,5 +1,7 @@
-//! Evaluation costs, in units of cel-go (interpreter/runtimecost.go; for the functions of
-//! Kubernetes, apiserver/pkg/cel/library/cost.go).
+//! Evaluation costs, in units of cel-go.
+//!
+//! Sources: interpreter/runtimecost.go of cel-go, and apiserver/pkg/cel/library/cost.go for the
+//! functions of Kubernetes.
 
 use super::value::Value;
 

@@ -282,8 +282,10 @@ impl Evaluator<'_> {
     }
 }
 
-/// Returns the pairs that a comprehension iterates over: indices and elements of a list, keys and
-/// values of a map. With one variable, only elements or keys are used.
+/// Returns the pairs that a comprehension iterates over.
+///
+/// They are indices and elements of a list, or keys and values of a map. With one variable, only
+/// elements or keys are used.
 fn pairs(range: &Value) -> Result<Vec<(Value, Value)>, EvalError> {
     match range {
         Value::List(list) => Ok((0..).map(Value::Int).zip(list.iter().cloned()).collect()),

@@ -1,5 +1,7 @@
-//! Functions and operators of selectors: the CEL environment of Kubernetes 1.37 for stored
-//! expressions (k8s.io/apiserver/pkg/cel/environment/base.go).
+//! Functions and operators of selectors.
+//!
+//! They are those of the CEL environment of Kubernetes 1.37 for stored expressions
+//! (k8s.io/apiserver/pkg/cel/environment/base.go).
 //!
 //! Times, durations, URLs, named formats and the authorizer are refused by name, since they do not
 //! apply to devices.

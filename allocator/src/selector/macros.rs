@@ -184,8 +184,9 @@ fn bind(variable: &str, value: &IdedExpr, body: &IdedExpr) -> Expr {
     })
 }
 
-/// Expands `x.optMap(v, body)`: the optional of `body` with the value of `x` as `v`, if `x` has a
-/// value.
+/// Expands `x.optMap(v, body)`.
+///
+/// The result is the optional of `body` with the value of `x` as `v`, if `x` has a value.
 fn opt_map(target: &IdedExpr, variable: &str, body: &IdedExpr, flat: bool) -> Expr {
     let value = node(member(target, "value"));
     let bound = bind(variable, &value, body);

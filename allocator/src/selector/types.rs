@@ -57,8 +57,9 @@ impl fmt::Display for Type {
 #[derive(Debug, Default)]
 pub(super) struct Unification {
     found: Vec<Option<Type>>,
-    /// Inferred types in order, so that a failed attempt can be undone. (Copying the state per
-    /// attempt made checking quadratic: 10 KiB of `1<1` took minutes.)
+    /// Inferred types in order, so that a failed attempt can be undone.
+    ///
+    /// Copying the state per attempt made checking quadratic: 10 KiB of `1<1` took minutes.
     learned: Vec<usize>,
 }
 

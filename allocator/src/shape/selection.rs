@@ -14,8 +14,10 @@ pub(crate) struct Selection(usize);
 /// Maximum number of cached results of all lists, about 100 bytes each. Beyond it all are dropped.
 const MAX_ANSWERS: usize = 1_000_000;
 
-/// Units of evaluation work that count as one step of a search: a step takes about 0.5 us, a unit
-/// of work 26 ns (optimized, on a core of a small virtual machine).
+/// Units of evaluation work that count as one step of a search.
+///
+/// A step takes about 0.5 us, a unit of work 26 ns (optimized, on a core of a small virtual
+/// machine).
 const WORK_PER_STEP: u64 = 20;
 
 /// Maximum number of lists. Beyond it all are dropped, and created again when needed.

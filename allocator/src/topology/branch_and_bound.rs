@@ -51,8 +51,9 @@ impl<'m> BranchAndBound<'m> {
         Self { matrix, request }
     }
 
-    /// Returns the best set found and true if it is proven optimal; `None` if no set meets the
-    /// requirements.
+    /// Returns the best set found and true if it is proven optimal.
+    ///
+    /// `None` if no set meets the requirements.
     pub(super) fn search(&self, steps: &mut u64) -> Result<Option<(DeviceSet, bool)>, OutOfSteps> {
         let Some((set, proven)) = self.maximize(&self.objective(true), steps)? else {
             return Ok(None);
@@ -128,8 +129,9 @@ impl<'m> BranchAndBound<'m> {
 }
 
 impl Search<'_> {
-    /// Adds devices of `left`, which are all compatible with `set`, in all ways that may improve
-    /// the best set.
+    /// Adds devices of `left` in all ways that may improve the best set.
+    ///
+    /// All of them are compatible with `set`.
     fn extend(&mut self, set: DeviceSet, value: DoubledValue, left: DeviceSet) -> Result<(), Stop> {
         let missing = self.bound.request.count - set.len();
         if missing == 0 {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::matrix::Score;
 use super::request::{OutOfSteps, SetChoice, SetRequest};
-use super::{DeviceSet, LinkMatrix, ResidualValue, Sets, Shortfall, SizeMix};
+use super::{DeviceSet, LinkMatrix, RankedSets, ResidualValue, Shortfall, SizeMix};
 
 /// Chooses sets of devices of one machine. Machines with equal matrices share a chooser, for one
 /// size mix.
@@ -57,8 +57,8 @@ impl SetChooser {
 
     /// Returns all sets, best first. If there are too many to rank, only the first is the best one
     /// found, and the others follow in order of positions.
-    pub fn sets(&self, request: &SetRequest) -> Sets<'_> {
-        Sets::new(self, request)
+    pub fn sets(&self, request: &SetRequest) -> RankedSets<'_> {
+        RankedSets::new(self, request)
     }
 
     /// Returns the reason why no set meets the requirements.

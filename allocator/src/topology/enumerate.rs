@@ -51,8 +51,9 @@ impl Kinds {
         ways[self.count]
     }
 
-    /// Returns the sets that meet the requirements, with the lowest members of each kind, in
-    /// lexicographic order of the kinds.
+    /// Returns the sets that meet the requirements.
+    ///
+    /// They have the lowest members of each kind and are in lexicographic order of the kinds.
     pub(super) fn enumerate(
         &self,
         matrix: &LinkMatrix,
@@ -86,8 +87,9 @@ impl Kinds {
         enumeration.found
     }
 
-    /// Evaluates `of` for a member of one kind and another device of the other; `alone` is used for
-    /// a kind with one device and itself.
+    /// Evaluates `of` for a member of one kind and another device of the other.
+    ///
+    /// `alone` is used for a kind with one device and itself.
     fn table<T: Copy>(&self, of: impl Fn(usize, usize) -> T, alone: T) -> Vec<Vec<T>> {
         let between = |one: &DeviceSet, other: &DeviceSet| {
             let mut members = one.iter();

@@ -16,7 +16,7 @@ use super::{DeviceSet, LinkMatrix};
 const MAX_RANKED: u64 = 1 << 18;
 
 /// Sets of devices for a request, best first. See [`SetChooser::sets`].
-pub struct Sets<'c> {
+pub struct RankedSets<'c> {
     chooser: &'c SetChooser,
     request: SetRequest,
     kinds: Kinds,
@@ -35,7 +35,7 @@ enum Stage {
     SearchOutcome,
 }
 
-impl<'c> Sets<'c> {
+impl<'c> RankedSets<'c> {
     pub(super) fn new(chooser: &'c SetChooser, request: &SetRequest) -> Self {
         let all = chooser.matrix().devices();
         let request = SetRequest {

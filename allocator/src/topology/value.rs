@@ -98,8 +98,9 @@ impl Table {
 }
 
 impl Remaining<'_> {
-    /// Returns the contribution of the device to the state number; 0 if it is not free or there is
-    /// no table.
+    /// Returns the contribution of the device to the state number.
+    ///
+    /// 0 if it is not free or there is no table.
     pub(super) fn stride(&self, device: usize) -> u32 {
         match self.table {
             Some((table, _)) if self.free.contains(device) => table.strides[device],
@@ -107,8 +108,9 @@ impl Remaining<'_> {
         }
     }
 
-    /// Returns the value that remains without `set`, whose score is `score` and whose strides sum
-    /// up to `number`.
+    /// Returns the value that remains without `set`.
+    ///
+    /// `score` is the score of the set and `number` the sum of its strides.
     pub(super) fn without(&self, set: DeviceSet, score: Score, number: u32) -> Value {
         if let Some((table, all)) = self.table {
             return table.values[(all - number) as usize];

@@ -1,5 +1,7 @@
-//! Strings: standard functions of CEL, ext.Strings (version 2) of cel-go, and `find` and `findAll`
-//! of Kubernetes. Positions count characters.
+//! String functions.
+//!
+//! They are the standard functions of CEL, ext.Strings (version 2) of cel-go, and `find` and
+//! `findAll` of Kubernetes. Positions count characters.
 
 use regex::{Regex, RegexBuilder};
 
