@@ -43,7 +43,7 @@ pub enum SysfsError {
 
 /// Location of a PCI device.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct PciLocation {
     /// Name of the host bridge, such as `pci0000:16`: the value of
     /// `resource.kubernetes.io/pcieRoot`.
     pub pcie_root: String,
@@ -55,14 +55,14 @@ pub struct Place {
 ///
 /// # Errors
 /// The device does not exist, or sysfs does not have the kernel's layout.
-pub fn place(root: &Path, device: &PciBusId) -> Result<Place, SysfsError> {
+pub fn pci_location(root: &Path, device: &PciBusId) -> Result<PciLocation, SysfsError> {
     let link = root.join("bus/pci/devices").join(device.to_string());
     let missing =
         |source| SysfsError::Missing { device: device.clone(), path: link.clone(), source };
     let path = fs::canonicalize(&link).map_err(missing)?;
     let pcie_root = host_bridge(&path)
         .ok_or_else(|| SysfsError::NoRoot { device: device.clone(), path: path.clone() })?;
-    Ok(Place { pcie_root, numa_node: numa_node(&path.join("numa_node"))? })
+    Ok(PciLocation { pcie_root, numa_node: numa_node(&path.join("numa_node"))? })
 }
 
 fn host_bridge(path: &Path) -> Option<String> {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tessera_api::gpu::Health;
 use tessera_api::names::GpuUuid;
 use tessera_fake_world::control::{self, EventKind, ForeignProcess};
-use tessera_fake_world::{StatePlace, Usage, shipped};
+use tessera_fake_world::{StateLocation, Usage, shipped};
 use tessera_gpu::{
     GpuLibrary as _, GpuProcess, HealthEvent, HealthEventKind, HealthWatch, LibraryError,
     RecoveryAction, Xid,
@@ -178,7 +178,7 @@ fn reads_memory_and_processes_of_the_gpu() {
             control.gpu_mut(&node.world.gpus[1].uuid).processes.push(process);
         })
         .unwrap();
-    let state = StatePlace::Shared(node.control.path().with_file_name("state"));
+    let state = StateLocation::Shared(node.control.path().with_file_name("state"));
     let usage = Usage::open(&state, &node.world).unwrap();
     usage.charge(1, GIB, 80 * GIB).unwrap();
     let after = library.memory(&node.uuid(1)).unwrap();

@@ -77,7 +77,7 @@ fn dgx_1v_has_nvlink_mesh_and_two_cliques_of_four() {
             assert_eq!(nvlinks(&inventory, &node, one, other), expected, "{one}-{other}");
             assert_eq!(
                 pcie(&inventory, &node, one, other).word(),
-                node.world.pcie_level(one, other).word()
+                node.world.pcie_level(one, other).name()
             );
         }
     }

@@ -292,10 +292,10 @@ impl MpsSupervisor {
     fn read_wanted(&mut self) -> BTreeSet<GpuUuid> {
         match wanted::read(&self.paths) {
             Ok(wanted) => {
-                for name in wanted.foreign.difference(&self.logged_names) {
+                for name in wanted.invalid_names.difference(&self.logged_names) {
                     tracing::warn!(?name, directory = %self.paths.wanted().display(), "ignoring file that is not named after a GPU");
                 }
-                self.logged_names = wanted.foreign;
+                self.logged_names = wanted.invalid_names;
                 self.wanted = wanted.gpus;
             }
             Err(error) => tracing::warn!(%error, "cannot read wanted MPS daemons"),

@@ -9,7 +9,7 @@ use tessera_api::gpu::{ComputeCapability, Gpu, Health, Unpublished, UnpublishedR
 use tessera_api::names::{GpuUuid, PciBusId};
 
 use super::session::{Session, Versions};
-use crate::sysfs::{self, Place};
+use crate::sysfs::{self, PciLocation};
 
 /// A call that failed.
 struct FailedCall {
@@ -74,7 +74,7 @@ fn read(
     let capability = device
         .cuda_compute_capability()
         .map_err(FailedCall::nvml("nvmlDeviceGetCudaComputeCapability"))?;
-    let place = place(sysfs_root, &pci_bus_id);
+    let location = pci_location(sysfs_root, &pci_bus_id);
     Ok(Gpu {
         uuid,
         index,
@@ -91,8 +91,8 @@ fn read(
         },
         driver_version: versions.driver.clone(),
         cuda_driver_version: versions.cuda,
-        pcie_root: place.as_ref().map(|place| place.pcie_root.clone()),
-        numa_node: place.and_then(|place| place.numa_node),
+        pcie_root: location.as_ref().map(|location| location.pcie_root.clone()),
+        numa_node: location.and_then(|location| location.numa_node),
         pci_bus_id,
         mig_enabled: is_mig_enabled(&device)?,
         health: Health::Healthy,
@@ -100,9 +100,9 @@ fn read(
 }
 
 /// Reads the location. A GPU of unknown location is usable, but satisfies no constraint on it.
-fn place(root: &Path, device: &PciBusId) -> Option<Place> {
-    match sysfs::place(root, device) {
-        Ok(place) => Some(place),
+fn pci_location(root: &Path, device: &PciBusId) -> Option<PciLocation> {
+    match sysfs::pci_location(root, device) {
+        Ok(location) => Some(location),
         Err(error) => {
             tracing::warn!(%device, %error, "cannot read PCIe root and NUMA node of GPU");
             None

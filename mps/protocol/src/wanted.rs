@@ -13,11 +13,11 @@ use crate::layout::{MpsPaths, gpu_named};
 
 /// Content of the `wanted` directory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wanted {
+pub struct WantedGpus {
     /// GPUs that need a daemon.
     pub gpus: BTreeSet<GpuUuid>,
     /// File names that are not GPU UUIDs.
-    pub foreign: BTreeSet<OsString>,
+    pub invalid_names: BTreeSet<OsString>,
 }
 
 /// Requests daemons for exactly these GPUs. Files with other names are left alone. Only
@@ -42,17 +42,17 @@ pub fn want(paths: &MpsPaths, gpus: &BTreeSet<GpuUuid>) -> io::Result<()> {
 ///
 /// # Errors
 /// The directory cannot be read.
-pub fn read(paths: &MpsPaths) -> io::Result<Wanted> {
+pub fn read(paths: &MpsPaths) -> io::Result<WantedGpus> {
     let entries = match fs::read_dir(paths.wanted()) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Wanted::default()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(WantedGpus::default()),
         entries => entries?,
     };
-    let mut wanted = Wanted::default();
+    let mut wanted = WantedGpus::default();
     for entry in entries {
         let name = entry?.file_name();
         match gpu_named(&name) {
             Some(gpu) => drop(wanted.gpus.insert(gpu)),
-            None => drop(wanted.foreign.insert(name)),
+            None => drop(wanted.invalid_names.insert(name)),
         }
     }
     Ok(wanted)
@@ -70,7 +70,7 @@ mod tests {
     fn want_replaces_the_set_and_is_idempotent() {
         let directory = tempfile::tempdir().expect("a directory");
         let paths = MpsPaths::new(directory.path());
-        assert_eq!(read(&paths).expect("empty"), Wanted::default());
+        assert_eq!(read(&paths).expect("empty"), WantedGpus::default());
         for gpus in [
             BTreeSet::from([gpu('1'), gpu('2')]),
             BTreeSet::from([gpu('2'), gpu('3')]),
@@ -90,7 +90,10 @@ mod tests {
         want(&paths, &BTreeSet::from([gpu('1')])).expect("written");
         fs::write(paths.wanted().join("README"), "").expect("written");
         want(&paths, &BTreeSet::new()).expect("written");
-        let foreign = BTreeSet::from([OsString::from("README")]);
-        assert_eq!(read(&paths).expect("readable"), Wanted { gpus: BTreeSet::new(), foreign });
+        let invalid_names = BTreeSet::from([OsString::from("README")]);
+        assert_eq!(
+            read(&paths).expect("readable"),
+            WantedGpus { gpus: BTreeSet::new(), invalid_names }
+        );
     }
 }

@@ -11,7 +11,7 @@ use nvml_wrapper::enums::event::XidError;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::event::EventSet;
 use tessera_fake_world::control::{EventKind, ForeignProcess};
-use tessera_fake_world::{StatePlace, Usage, shipped};
+use tessera_fake_world::{StateLocation, Usage, shipped};
 
 use node::Node;
 
@@ -110,7 +110,7 @@ fn memory_counts_foreign_and_own_processes() {
         })
         .unwrap();
     let state = node.control.path().with_file_name("state");
-    let usage = Usage::open(&StatePlace::Shared(state), &node.world).unwrap();
+    let usage = Usage::open(&StateLocation::Shared(state), &node.world).unwrap();
     usage.charge(1, 3 * GIB, 80 * GIB).unwrap();
     let memory = device.memory_info().unwrap();
     assert_eq!((memory.used, memory.free, memory.total), (5 * GIB, all.free - 5 * GIB, all.total));

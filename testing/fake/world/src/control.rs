@@ -84,7 +84,7 @@ impl RecoveryAction {
     }
 
     /// Returns the name on the command line.
-    pub const fn word(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::None => "none",
             Self::GpuReset => "gpu-reset",
@@ -95,8 +95,8 @@ impl RecoveryAction {
     }
 
     /// Returns the action of a name on the command line.
-    pub fn by_word(word: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|action| action.word() == word)
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|action| action.name() == name)
     }
 }
 

@@ -30,10 +30,10 @@ pub mod usage;
 pub mod world;
 
 pub use control::{Control, ControlFile, Event, EventKind, ForeignProcess, GpuCondition};
-pub use locate::{LocateError, Location, StatePlace};
+pub use locate::{LocateError, Location, StateLocation};
 pub use machine::Machine;
 pub use model::{Architecture, Model};
 pub use node::FakeNode;
 pub use pci::{PciAddress, PcieLevel};
-pub use usage::{OutOfMemory, ProcessUse, Usage, UsageError};
+pub use usage::{OutOfMemory, ProcessUsage, Usage, UsageError};
 pub use world::{Driver, Gpu, NvLink, NvLinkEnd, TimeModel, World, WorldError};

@@ -34,15 +34,15 @@ pub struct Location {
     /// Path of `control.yaml`, beside the world.
     pub control: PathBuf,
     /// Location of the usage.
-    pub state: StatePlace,
+    pub state: StateLocation,
     /// Directory of the GPUs' device nodes: `dev` of the world's driver root.
     pub device_nodes: Option<PathBuf>,
 }
 
 /// Location of the usage. The fake NVML and the fake CUDA of one process share it, unless it is
-/// [`StatePlace::Process`].
+/// [`StateLocation::Process`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum StatePlace {
+pub enum StateLocation {
     /// A directory, shared with every process that can see it.
     Shared(PathBuf),
     /// Memory of this process.
@@ -80,14 +80,14 @@ impl Location {
             return Err(LocateError { path: world.to_owned() });
         }
         let state = match state {
-            Some(directory) => StatePlace::Shared(directory),
+            Some(directory) => StateLocation::Shared(directory),
             None => {
                 let candidates = [Some(world.with_file_name("state")), in_shared_memory(world)];
                 let writable = candidates
                     .into_iter()
                     .flatten()
                     .find(|directory| crate::usage::can_share(directory));
-                writable.map_or(StatePlace::Process, StatePlace::Shared)
+                writable.map_or(StateLocation::Process, StateLocation::Shared)
             }
         };
         let control = world.with_file_name("control.yaml");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::control::{Control, ControlFile};
 use crate::locate::{LocateError, Location};
-use crate::usage::{ProcessUse, Usage, UsageError};
+use crate::usage::{ProcessUsage, Usage, UsageError};
 use crate::world::{Gpu, World, WorldError};
 
 /// Error of opening a machine.
@@ -105,13 +105,13 @@ impl Machine {
 
     /// Returns the processes that hold memory on a GPU and have a PID here: foreign ones and those
     /// of the world.
-    pub fn processes(&self, gpu: &Gpu) -> Vec<ProcessUse> {
+    pub fn processes(&self, gpu: &Gpu) -> Vec<ProcessUsage> {
         let control = self.control();
         let foreign = control
             .gpu(&gpu.uuid)
             .map(|condition| condition.processes.as_slice())
             .unwrap_or_default();
-        let foreign = foreign.iter().map(|process| ProcessUse {
+        let foreign = foreign.iter().map(|process| ProcessUsage {
             pid: process.pid,
             name: process.name.clone(),
             bytes: process.used_mib * 1024 * 1024,

@@ -127,7 +127,7 @@ impl PcieLevel {
     }
 
     /// Returns the name of `nvidia-smi topo -m`.
-    pub fn word(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Self::Internal => "X",
             Self::Single => "PIX",

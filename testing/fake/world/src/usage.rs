@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use crate::locate::StatePlace;
+use crate::locate::StateLocation;
 use crate::world::World;
 use region::{Claim, Region, SLOTS, Slot};
 
@@ -52,7 +52,7 @@ pub struct OutOfMemory {
 
 /// Memory of one process on one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ProcessUse {
+pub struct ProcessUsage {
     /// PID in the caller's PID namespace.
     pub pid: u32,
     /// Name (`comm`).
@@ -97,17 +97,17 @@ impl Usage {
     ///
     /// # Errors
     /// Returns an error if the file cannot be used or belongs to another world.
-    pub fn open(place: &StatePlace, world: &World) -> Result<Self, UsageError> {
+    pub fn open(location: &StateLocation, world: &World) -> Result<Self, UsageError> {
         let fingerprint = fingerprint(world);
-        let region = match place {
-            StatePlace::Shared(directory) => {
+        let region = match location {
+            StateLocation::Shared(directory) => {
                 let path = directory.join(file_name(fingerprint));
                 make_directory(directory)
                     .map_err(|source| UsageError::File { path: directory.clone(), source })?;
                 Region::open(&path, fingerprint)
                     .map_err(|source| UsageError::File { path, source })?
             }
-            StatePlace::Process => Region::in_memory(fingerprint)
+            StateLocation::Process => Region::in_memory(fingerprint)
                 .map_err(|source| UsageError::File { path: PathBuf::from("(memory)"), source })?,
         };
         if !region.matches(fingerprint) {
@@ -164,12 +164,12 @@ impl Usage {
 
     /// Returns the living processes that hold bytes of a GPU. A process of an invisible PID
     /// namespace is counted in [`Usage::total`], but not listed, because it has no PID here.
-    pub fn processes(&self, gpu: usize) -> Vec<ProcessUse> {
+    pub fn processes(&self, gpu: usize) -> Vec<ProcessUsage> {
         self.clear_dead_slots();
         let in_use = self.region.used_slots().iter().filter_map(|slot| {
             let bytes = slot.bytes[gpu].load(Ordering::SeqCst);
             (bytes > 0)
-                .then(|| Some(ProcessUse { pid: slot.local_pid()?, name: slot.name(), bytes }))?
+                .then(|| Some(ProcessUsage { pid: slot.local_pid()?, name: slot.name(), bytes }))?
         });
         in_use.collect()
     }

@@ -206,7 +206,7 @@ fn print(row: &Row) {
     };
     println!(
         "  {:<12} {:>8} {:>15} {:>8}  {:>20}  {:>20}  {:>20}  {:>11} {:>9} {:>8} {:>8} {:>8}",
-        row.policy.word(),
+        row.policy.name(),
         value(Sequences::ratio),
         by_seeds,
         value(Sequences::mean_ratio),

@@ -44,7 +44,7 @@ pub trait SetPolicy {
 
 impl PolicyName {
     /// Returns the name on the command line and in tables.
-    pub fn word(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Self::Tessera => "tessera",
             Self::Learning => "learning",

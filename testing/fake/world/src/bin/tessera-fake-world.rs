@@ -99,9 +99,9 @@ enum ConditionChange {
     },
 }
 
-fn recovery_action(word: &str) -> Result<RecoveryAction, String> {
-    let known = || RecoveryAction::ALL.map(RecoveryAction::word).join(", ");
-    RecoveryAction::by_word(word)
+fn recovery_action(name: &str) -> Result<RecoveryAction, String> {
+    let known = || RecoveryAction::ALL.map(RecoveryAction::name).join(", ");
+    RecoveryAction::from_name(name)
         .ok_or_else(|| format!("unknown recovery action: expected one of {}", known()))
 }
 
@@ -151,7 +151,7 @@ fn cell(world: &World, gpu: &Gpu, other: &Gpu) -> String {
     let far = other.links.iter().any(|link| matches!(link.remote, NvLinkEnd::Switch(_)));
     let word = match world.direct_links(gpu.index, other.index) {
         0 if gpu.index != other.index && switched > 0 && far => format!("NV{switched}"),
-        0 => world.pcie_level(gpu.index, other.index).word().to_owned(),
+        0 => world.pcie_level(gpu.index, other.index).name().to_owned(),
         count => format!("NV{count}"),
     };
     format!("{word:>6}")

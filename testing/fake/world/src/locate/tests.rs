@@ -22,10 +22,10 @@ fn control_and_state_are_beside_world() {
     fs::write(&world, "").unwrap();
     let location = Location::of_world(&world, None).unwrap();
     assert_eq!(location.control, root.path().join("control.yaml"));
-    assert_eq!(location.state, StatePlace::Shared(root.path().join("state")));
+    assert_eq!(location.state, StateLocation::Shared(root.path().join("state")));
     let elsewhere = root.path().join("elsewhere");
     let location = Location::of_world(&world, Some(elsewhere.clone())).unwrap();
-    assert_eq!(location.state, StatePlace::Shared(elsewhere));
+    assert_eq!(location.state, StateLocation::Shared(elsewhere));
 }
 
 #[test]
@@ -42,11 +42,11 @@ fn state_is_in_shared_memory_if_world_is_read_only() {
     // A file in place of the directory has the effect of a read-only mount, also for root.
     fs::write(root.path().join("state"), "").unwrap();
     let location = Location::of_world(&world, None).unwrap();
-    let StatePlace::Shared(directory) = location.state else { panic!("{location:?}") };
+    let StateLocation::Shared(directory) = location.state else { panic!("{location:?}") };
     assert!(directory.starts_with("/dev/shm"), "{directory:?}");
     assert_eq!(
         Location::of_world(&world, None).unwrap().state,
-        StatePlace::Shared(directory.clone())
+        StateLocation::Shared(directory.clone())
     );
     fs::remove_dir(directory).unwrap();
 }

@@ -14,7 +14,7 @@ fn world() -> World {
 }
 
 fn open(directory: &Path) -> Usage {
-    Usage::open(&StatePlace::Shared(directory.to_owned()), &world()).unwrap()
+    Usage::open(&StateLocation::Shared(directory.to_owned()), &world()).unwrap()
 }
 
 /// Starts another process that holds a GiB of GPU 1, and waits until it does.
@@ -153,7 +153,7 @@ fn worlds_in_one_directory_are_separate() {
     let usage = open(directory.path());
     usage.charge(0, GIB, GIB).unwrap();
     let second = World::parse(crate::shipped::T4_1, "test").unwrap();
-    let second = Usage::open(&StatePlace::Shared(directory.path().to_owned()), &second).unwrap();
+    let second = Usage::open(&StateLocation::Shared(directory.path().to_owned()), &second).unwrap();
     assert_eq!(second.total(0), 0);
 }
 
@@ -164,7 +164,7 @@ fn foreign_file_is_rejected_and_unchanged() {
         let path = directory.path().join(file_name(fingerprint(&world())));
         fs::write(&path, &content).unwrap();
         let error =
-            Usage::open(&StatePlace::Shared(directory.path().to_owned()), &world()).unwrap_err();
+            Usage::open(&StateLocation::Shared(directory.path().to_owned()), &world()).unwrap_err();
         assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
         assert_eq!(fs::read(&path).unwrap(), content);
     }
@@ -172,8 +172,8 @@ fn foreign_file_is_rejected_and_unchanged() {
 
 #[test]
 fn state_without_directory_is_private() {
-    let usage = Usage::open(&StatePlace::Process, &world()).unwrap();
+    let usage = Usage::open(&StateLocation::Process, &world()).unwrap();
     usage.charge(0, GIB, GIB).unwrap();
     assert_eq!(usage.total(0), GIB);
-    assert_eq!(Usage::open(&StatePlace::Process, &world()).unwrap().total(0), 0);
+    assert_eq!(Usage::open(&StateLocation::Process, &world()).unwrap().total(0), 0);
 }

@@ -35,7 +35,7 @@ fn shipped_worlds_are_valid_with_unique_uuids() {
 #[test]
 fn dgx_1v_has_published_link_and_pcie_matrices() {
     let world = world(WORLDS[0]);
-    let pix = |a: usize, b: usize| world.pcie_level(a, b).word();
+    let pix = |a: usize, b: usize| world.pcie_level(a, b).name();
     assert_eq!([pix(0, 0), pix(0, 1), pix(0, 2), pix(0, 4)], ["X", "PIX", "PHB", "SYS"]);
     assert_eq!([pix(5, 4), pix(5, 6), pix(7, 6)], ["PIX", "PHB", "PIX"]);
     assert_eq!(
