@@ -24,7 +24,8 @@ check_preconditions() {
   local tool
   [ "$(id -u)" -eq 0 ] || fail "the control plane needs root to create namespaces"
   case $rundir/ in
-    /run/* | /var/run/* | /var/lib/* | /var/log/*) fail "TESSERA_E2E_RUNDIR must be outside /run, /var/lib and /var/log, which machines mount themselves" ;;
+    /run/* | /var/run/* | /var/lib/* | /var/log/*)
+      fail "TESSERA_E2E_RUNDIR must be outside /run, /var/lib and /var/log, which machines mount" ;;
   esac
   for tool in ip openssl unshare nsenter; do
     command -v "$tool" >/dev/null || fail "$tool is missing: run $here/install-deps.sh"
@@ -50,7 +51,8 @@ finish() {
 
 # Removes all state except the logs.
 clear_state() {
-  if [ -d "$rundir" ]; then find "$rundir" -mindepth 1 -maxdepth 1 ! -name logs -exec rm -rf {} +; fi
+  [ -d "$rundir" ] || return 0
+  find "$rundir" -mindepth 1 -maxdepth 1 ! -name logs -exec rm -rf {} +
 }
 
 # Removes the state of an earlier, killed run. Only the holder of the lock may do this.
@@ -79,8 +81,9 @@ apply_chart() { # allocator
   local mode=managed
   if [ "$1" = stock ]; then mode=stock; fi
   kubectl_admin create namespace "$namespace"
-  "$bin/helm" template tessera "$repository/deploy/chart/tessera" --namespace "$namespace" --set "mode=$mode" \
-    --show-only templates/rbac.yaml --show-only templates/admission-policies.yaml --show-only templates/deviceclasses.yaml |
+  "$bin/helm" template tessera "$repository/deploy/chart/tessera" --namespace "$namespace" \
+    --set "mode=$mode" --show-only templates/rbac.yaml \
+    --show-only templates/admission-policies.yaml --show-only templates/deviceclasses.yaml |
     kubectl_admin apply --filename -
 }
 
@@ -99,8 +102,8 @@ users: [{name: $account, user: {token: $token}}]
 contexts: [{name: e2e, context: {cluster: e2e, user: $account}}]
 current-context: e2e
 END
-  echo "exec '$cargo_output/$account' --kubeconfig '$directory/$account.kubeconfig' --namespace $namespace" \
-    "--identity bench --metrics-address 127.0.0.1:9401" >"$directory/$account.sh"
+  echo "exec '$cargo_output/$account' --kubeconfig '$directory/$account.kubeconfig'" \
+    "--namespace $namespace --identity bench --metrics-address 127.0.0.1:9401" >"$directory/$account.sh"
   component_start "$control_plane" "$account"
 }
 
@@ -123,7 +126,8 @@ round() { # number, allocator, limits, options...
 build() {
   (
     cd "$repository"
-    cargo build --locked --profile "$cargo_profile" --package=tessera-e2e --bin=tessera-cluster-bench
+    cargo build --locked --profile "$cargo_profile" \
+      --package=tessera-e2e --bin=tessera-cluster-bench
     # A separate build: in one command the packages would share the features of their dependencies.
     cargo build --locked --profile "$cargo_profile" --package=tessera-controller
   )

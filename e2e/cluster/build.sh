@@ -48,9 +48,11 @@ components() {
   if [ "$module" = kubernetes ]; then
     grep -v '^#' "$modules/components.txt"
   else
-    release=$(sed -nE 's/^(require)?[[:space:]]*k8s.io\/kubernetes (v[0-9.]+)( .*)?$/\2/p' "$modules/$module/go.mod")
+    release=$(sed -nE 's/^(require)?[[:space:]]*k8s.io\/kubernetes (v[0-9.]+)( .*)?$/\2/p' \
+      "$modules/$module/go.mod")
     grep -v '^#' "$modules/components.txt" |
-      awk -v module="$module" -v release="$release" '$2 == "kubernetes" { $2 = module; $NF = release } { print }'
+      awk -v module="$module" -v release="$release" \
+        '$2 == "kubernetes" { $2 = module; $NF = release } { print }'
   fi
 }
 
@@ -61,11 +63,14 @@ cache_key() {
     cd "$modules"
     for directory in ./*/; do
       case $directory in
-        ./kubernetes*/) if [ "$directory" = "./$(kubernetes_module)/" ]; then directories+=("${directory%/}"); fi ;;
+        ./kubernetes*/)
+          if [ "$directory" = "./$(kubernetes_module)/" ]; then directories+=("${directory%/}"); fi
+          ;;
         *) directories+=("${directory%/}") ;;
       esac
     done
-    components && sha256sum "${directories[@]/%//go.mod}" "${directories[@]/%//go.sum}" && go env GOARCH
+    components && sha256sum "${directories[@]/%//go.mod}" "${directories[@]/%//go.sum}" &&
+      go env GOARCH
   ) | sha256sum | cut -c1-16
 }
 
@@ -103,8 +108,8 @@ build_one() { # directory name module package cgo tags variable value
 
 # Uses the variables of build_one.
 go_build() {
-  (cd "$modules/$module" && CGO_ENABLED=$cgo go build -p "$parallel" -trimpath -buildvcs=false -tags "$tags" \
-    -ldflags "-s -w $stamps" -o "$directory/.$name.$$" "$package")
+  (cd "$modules/$module" && CGO_ENABLED=$cgo go build -p "$parallel" -trimpath -buildvcs=false \
+    -tags "$tags" -ldflags "-s -w $stamps" -o "$directory/.$name.$$" "$package")
 }
 
 # Go stops at the first module that it cannot download. A retry continues with the cached packages.

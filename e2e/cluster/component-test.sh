@@ -25,7 +25,9 @@ component_start test-machine sleeper
 component_running test-machine sleeper || fail "a started component is not reported as running"
 first=$(cat "$record")
 
-if output=$(component_start test-machine sleeper 2>&1); then fail "a running component was started again"; fi
+if output=$(component_start test-machine sleeper 2>&1); then
+  fail "a running component was started again"
+fi
 [[ $output == *"is already running"* ]] || fail "unexpected error for a running component: $output"
 [ "$(cat "$record")" = "$first" ] || fail "the record was changed by a refused start"
 

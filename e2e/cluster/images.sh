@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Builds the images of the e2e cluster without a container engine, as OCI archives in $TESSERA_E2E_RUNDIR/images:
+# Builds the images of the e2e cluster without a container engine, as OCI archives in
+# $TESSERA_E2E_RUNDIR/images:
 #
 #   images.sh pause      build the sandbox image
-#   images.sh tessera    build tessera-driver, tessera-controller and the tests' programs from cargo's
+#   images.sh tessera    build the images of driver, controller and test programs from cargo's
 #                        binaries; driver and controller also with fault points
 #   images.sh load       import the images built by `tessera` into both nodes
 #
@@ -18,8 +19,8 @@ source "$here/lib/cluster.sh"
 images=$rundir/images
 intercept_directory=/usr/local/lib/tessera
 
-cargo_packages=(tessera-driver tessera-mps tessera-controller tessera-probe tessera-fake-world tessera-fake-nvml tessera-fake-cuda
-  tessera-fake-mps-control)
+cargo_packages=(tessera-driver tessera-mps tessera-controller tessera-probe tessera-fake-world
+  tessera-fake-nvml tessera-fake-cuda tessera-fake-mps-control)
 
 build_pause() {
   local layer=$work/pause
@@ -33,7 +34,8 @@ build_pause() {
 # layout of a merged /usr.
 build_base_layer() { # directory
   local layer=$1 file
-  command -v dpkg >/dev/null || fail "dpkg is missing: the C runtime is taken from Debian packages; on other systems use the Dockerfiles"
+  command -v dpkg >/dev/null ||
+    fail "dpkg is missing: the C runtime is taken from Debian packages; on other systems use the Dockerfiles"
   mkdir -p "$layer"/{etc,tmp,dev,proc,sys,run,usr/lib,usr/lib64,usr/bin}
   chmod 1777 "$layer/tmp"
   for file in lib lib64 bin; do ln -s "usr/$file" "$layer/$file"; done
@@ -62,7 +64,8 @@ program_image() { # archive, name with tag, configuration, binary, base layer, l
 build_with_fault_points() { # directory for the binaries
   (
     cd "$repository"
-    cargo build --locked --profile "$cargo_profile" --package=tessera-driver --package=tessera-controller \
+    cargo build --locked --profile "$cargo_profile" \
+      --package=tessera-driver --package=tessera-controller \
       --features tessera-driver/fault-points,tessera-controller/fault-points
   )
   mkdir -p "$1"
@@ -76,12 +79,15 @@ build_tessera() {
     cd "$repository"
     cargo build --locked --profile "$cargo_profile" "${cargo_packages[@]/#/--package=}"
     # With the profile that ships.
-    cargo build --locked --profile intercept --package=tessera-intercept --package=tessera-intercept-cuda --package=tessera-intercept-nvml
+    cargo build --locked --profile intercept --package=tessera-intercept \
+      --package=tessera-intercept-cuda --package=tessera-intercept-nvml
   )
   build_base_layer "$base"
 
   for program in tessera-driver tessera-controller; do
-    if grep --quiet --text 'no fault point is named' "$cargo_output/$program"; then fail "$program has fault points"; fi
+    if grep --quiet --text 'no fault point is named' "$cargo_output/$program"; then
+      fail "$program has fault points"
+    fi
   done
 
   layer=$work/driver
@@ -102,12 +108,14 @@ build_tessera() {
 driver_images() { # base layer, layer with the interceptor
   local config='{"Entrypoint": ["/usr/local/bin/tessera-driver"]}'
   program_image driver tessera/driver:e2e "$config" "$cargo_output/tessera-driver" "$1" "$2"
-  program_image driver-fault-points tessera/driver:fault-points "$config" "$work/with-fault-points/tessera-driver" "$1" "$2"
+  program_image driver-fault-points tessera/driver:fault-points "$config" \
+    "$work/with-fault-points/tessera-driver" "$1" "$2"
 }
 
 controller_images() { # base layer, layer
   local config='{"Entrypoint": ["/usr/local/bin/tessera-controller"], "User": "65532:65532"}'
-  program_image controller tessera/controller:e2e "$config" "$cargo_output/tessera-controller" "$1" "$2"
+  program_image controller tessera/controller:e2e "$config" \
+    "$cargo_output/tessera-controller" "$1" "$2"
   program_image controller-fault-points tessera/controller:fault-points "$config" \
     "$work/with-fault-points/tessera-controller" "$1" "$2"
 }
@@ -119,7 +127,8 @@ links_image() { # directories of the probe's layers
   mkdir -p "$layer/links/to/where/grants"
   ln -s /dev/tessera "$layer/links/to/where/grants/are"
   oci_archive "$images/links.tar" tessera/links:e2e \
-    '{"Entrypoint": ["/usr/local/bin/tessera-probe"], "Env": ["PATH=/usr/local/bin:/usr/bin:/bin"]}' "$@" "$layer"
+    '{"Entrypoint": ["/usr/local/bin/tessera-probe"], "Env": ["PATH=/usr/local/bin:/usr/bin:/bin"]}' \
+    "$@" "$layer"
 }
 
 # The probe with third-party programs of several kinds, and a copy of it that runs as root (setuid).
@@ -129,7 +138,8 @@ guests_image() { # directories of the probe's layers
   guests_layer "$layer"
   install --mode 4755 "$2/usr/local/bin/tessera-probe" "$layer/guests/setuid-probe"
   shell_install "$layer"
-  oci_archive "$images/guests.tar" tessera/guests:e2e '{"Env": ["PATH=/usr/local/bin:/usr/bin:/bin"]}' "$@" "$layer"
+  oci_archive "$images/guests.tar" tessera/guests:e2e \
+    '{"Env": ["PATH=/usr/local/bin:/usr/bin:/bin"]}' "$@" "$layer"
 }
 
 shell_install() { # layer
@@ -144,7 +154,9 @@ load_tessera() {
   local node image
   bin=${bin:-$(cat "$rundir/bin")}
   for node in "${node_names[@]}"; do
-    for image in driver driver-fault-points controller controller-fault-points probe links guests; do node_import "$node" "$image"; done
+    for image in driver driver-fault-points controller controller-fault-points probe links guests; do
+      node_import "$node" "$image"
+    done
   done
 }
 

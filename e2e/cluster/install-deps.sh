@@ -3,15 +3,17 @@
 # in this directory installs packages.
 #
 #   libseccomp-dev pkg-config gcc libc6-dev   building runc and the pause program
-#   musl-tools libc6-dev-i386                 building musl and 32-bit programs for the trial `guests`
+#   musl-tools libc6-dev-i386                 building musl and 32-bit programs (trial `guests`)
 #   iproute2 openssl jq                       bridge and addresses of the nodes, PKI, JSON
 #   util-linux                                unshare, nsenter, mountpoint
 #   shell checker (shellcheck)                make lint
 set -euo pipefail
 
-packages=(libseccomp-dev pkg-config gcc libc6-dev musl-tools libc6-dev-i386 iproute2 openssl jq util-linux shellcheck)
+packages=(libseccomp-dev pkg-config gcc libc6-dev musl-tools libc6-dev-i386 iproute2 openssl jq
+  util-linux shellcheck)
 
 as_root=()
 if [ "$(id -u)" -ne 0 ]; then as_root=(sudo); fi
 "${as_root[@]}" apt-get -o Acquire::Retries=3 update
-"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o Acquire::Retries=3 install --yes --no-install-recommends "${packages[@]}"
+"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o Acquire::Retries=3 \
+  install --yes --no-install-recommends "${packages[@]}"

@@ -21,7 +21,9 @@ machine_exec() {
 
 main() {
   local action=${1:-} node=${2:-}
-  if [ -z "$node" ]; then fail "usage: kind-node.sh exec|restart|stop|start|kill|freeze|thaw|gpu|residue NODE ..."; fi
+  if [ -z "$node" ]; then
+    fail "usage: kind-node.sh exec|restart|stop|start|kill|freeze|thaw|gpu|residue NODE ..."
+  fi
   shift 2
   case $action in
     exec) machine_exec "$node" "$@" ;;

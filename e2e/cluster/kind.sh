@@ -31,7 +31,8 @@ cluster_configuration() {
   echo "apiVersion: kind.x-k8s.io/v1alpha4"
   # As in lib/node.sh: crash tests kill a container often.
   echo "kubeadmConfigPatches:"
-  echo "- '{apiVersion: kubelet.config.k8s.io/v1beta1, kind: KubeletConfiguration, crashLoopBackOff: {maxContainerRestartPeriod: 1s}}'"
+  echo "- '{apiVersion: kubelet.config.k8s.io/v1beta1, kind: KubeletConfiguration," \
+    "crashLoopBackOff: {maxContainerRestartPeriod: 1s}}'"
   echo "nodes:"
   echo "- role: control-plane"
   for node in "${node_names[@]}"; do
@@ -42,7 +43,8 @@ cluster_configuration() {
 build_images() {
   local image
   for image in driver controller probe; do
-    docker build --file "$repository/deploy/images/$image.Dockerfile" --tag "tessera/$image:e2e" "$repository"
+    docker build --file "$repository/deploy/images/$image.Dockerfile" \
+      --tag "tessera/$image:e2e" "$repository"
     kind load docker-image --name "$TESSERA_KIND_CLUSTER" "tessera/$image:e2e"
   done
   build_links_image
@@ -83,8 +85,8 @@ END
 install_gpus() { # worker, world
   local description=$repository/testing/fake/world/worlds/$2.yaml files
   files=$(mktemp -d)
-  "$cargo_output/tessera-fake-world" driver-root "$description" "$cargo_output/libnvidia_ml.so" "$cargo_output/libcuda.so" \
-    "$files$node_driver_root"
+  "$cargo_output/tessera-fake-world" driver-root "$description" \
+    "$cargo_output/libnvidia_ml.so" "$cargo_output/libcuda.so" "$files$node_driver_root"
   "$here/control-daemon.sh" "$cargo_output/fake-mps-control" "$files$node_driver_root"
   "$cargo_output/tessera-fake-world" sysfs "$description" "$files$node_sysfs_root"
   tar --create --directory "$files" . | docker exec --interactive "$1" tar --extract --directory /
@@ -98,10 +100,12 @@ finish() {
   local status=$?
   trap - EXIT
   if [ "$status" -ne 0 ]; then
-    kubectl --kubeconfig "$kubeconfig" --request-timeout=10s get pods,resourceclaims --all-namespaces --output wide >&2 || true
+    kubectl --kubeconfig "$kubeconfig" --request-timeout=10s get pods,resourceclaims \
+      --all-namespaces --output wide >&2 || true
   fi
   if [ "${TESSERA_E2E_KEEP:-}" = 1 ]; then
-    info "cluster kept: export KUBECONFIG=$kubeconfig; delete it with: kind delete cluster --name $TESSERA_KIND_CLUSTER"
+    info "cluster kept: export KUBECONFIG=$kubeconfig;" \
+      "delete it with: kind delete cluster --name $TESSERA_KIND_CLUSTER"
   else
     kind delete cluster --name "$TESSERA_KIND_CLUSTER"
     rm -f "$kubeconfig"
@@ -111,21 +115,27 @@ finish() {
 
 main() {
   local index
-  command -v docker >/dev/null || fail "docker is missing: install it, or run make e2e, which does not need it"
+  command -v docker >/dev/null ||
+    fail "docker is missing: install it, or run make e2e, which does not need it"
   command -v helm >/dev/null && command -v kubectl >/dev/null || PATH=$("$here/build.sh"):$PATH
-  (cd "$repository" && cargo build --locked --profile "$cargo_profile" --package tessera-fake-world \
-    --package tessera-fake-nvml --package tessera-fake-cuda --package tessera-fake-mps-control --package tessera-cli)
+  (cd "$repository" && cargo build --locked --profile "$cargo_profile" \
+    --package tessera-fake-world --package tessera-fake-nvml --package tessera-fake-cuda \
+    --package tessera-fake-mps-control --package tessera-cli)
   trap finish EXIT
-  cluster_configuration | kind create cluster --name "$TESSERA_KIND_CLUSTER" --kubeconfig "$kubeconfig" --config - \
-    ${KIND_IMAGE:+--image "$KIND_IMAGE"}
+  cluster_configuration | kind create cluster --name "$TESSERA_KIND_CLUSTER" \
+    --kubeconfig "$kubeconfig" --config - ${KIND_IMAGE:+--image "$KIND_IMAGE"}
   build_images
   for index in 0 1; do install_gpus "${workers[$index]}" "${world[${node_names[$index]}]}"; done
-  export KUBECONFIG=$kubeconfig TESSERA_E2E_NODE=$here/kind-node.sh TESSERA_E2E_HELM_VALUES=$here/values.yaml
-  helm install tessera "$repository/deploy/chart/tessera" --namespace tessera-system --create-namespace \
-    --values "$here/values.yaml" --wait --timeout "${wait_limit}s"
-  for index in 0 1; do wait_for "the GPUs of ${workers[$index]} to be published" node_publishes "${workers[$index]}"; done
+  export KUBECONFIG=$kubeconfig TESSERA_E2E_NODE=$here/kind-node.sh
+  export TESSERA_E2E_HELM_VALUES=$here/values.yaml
+  helm install tessera "$repository/deploy/chart/tessera" --namespace tessera-system \
+    --create-namespace --values "$here/values.yaml" --wait --timeout "${wait_limit}s"
+  for index in 0 1; do
+    wait_for "the GPUs of ${workers[$index]} to be published" node_publishes "${workers[$index]}"
+  done
   cd "$repository"
-  cargo test --locked --profile "$cargo_profile" --package tessera-e2e --test cluster -- --test-threads=1 "$@"
+  cargo test --locked --profile "$cargo_profile" --package tessera-e2e --test cluster \
+    -- --test-threads=1 "$@"
 }
 
 main "$@"

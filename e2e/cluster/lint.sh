@@ -9,7 +9,11 @@ command -v shellcheck >/dev/null || {
   exit 1
 }
 cd "$here"
-shellcheck --external-sources --check-sourced --source-path .:SCRIPTDIR ./*.sh lib/machine-init.sh lib/residue.sh ../../deploy/chart/check.sh ../../deploy/images/check.sh ../../testing/judge/fuzz.sh ../../testing/oracle/goldens.sh \
-  ../../testing/fuzz/run.sh ../../.ci/run ../../.ci/install-cargo-deny ../../intercept/hook/tests/glibc.sh ../../intercept/hook/tests/arm64.sh
+shellcheck --external-sources --check-sourced --source-path .:SCRIPTDIR \
+  ./*.sh lib/machine-init.sh lib/residue.sh \
+  ../../deploy/chart/check.sh ../../deploy/images/check.sh \
+  ../../testing/judge/fuzz.sh ../../testing/oracle/goldens.sh ../../testing/fuzz/run.sh \
+  ../../.ci/run ../../.ci/install-cargo-deny \
+  ../../intercept/hook/tests/glibc.sh ../../intercept/hook/tests/arm64.sh
 "$here/../../deploy/images/check.sh"
 HELM=$("$here/build.sh" helm)/helm "$here/../../deploy/chart/check.sh"

@@ -3,8 +3,8 @@
 #
 #   node.sh exec MACHINE COMMAND...      run a command on the machine
 #   node.sh root MACHINE                 print the path of the machine's file system on the host
-#   node.sh restart NODE COMPONENT       kubelet or containerd: SIGTERM, start, wait until it responds
-#   node.sh stop MACHINE COMPONENT       kubelet, etcd, kube-apiserver, ...: SIGTERM, wait until it exits
+#   node.sh restart NODE COMPONENT       kubelet or containerd: SIGTERM, start, wait for a response
+#   node.sh stop MACHINE COMPONENT       kubelet, etcd, kube-apiserver, ...: SIGTERM, wait for the exit
 #   node.sh kill MACHINE COMPONENT       as stop, with SIGKILL
 #   node.sh start MACHINE COMPONENT      start the component
 #   node.sh usage MACHINE COMPONENT      print its CPU time in ms and its peak memory in KiB
@@ -15,11 +15,12 @@
 #   node.sh freeze NODE CONTAINER        stop a container's process (SIGSTOP), by container ID
 #   node.sh thaw NODE CONTAINER          resume it (SIGCONT)
 #   node.sh restart-kubelet NODE, node.sh restart-containerd NODE   same as restart
-#   node.sh scheduler-through control-plane URL   connect kube-scheduler through a proxy; URL none: directly
+#   node.sh scheduler-through control-plane URL   connect kube-scheduler through a proxy;
+#                                        URL none: directly
 #   node.sh gpu NODE EVENT...            simulate a GPU event: see tessera-fake-world control --help
-#   node.sh policies control-plane off|on   remove or restore the bindings of the admission policies
+#   node.sh policies control-plane off|on   remove or restore the admission policies' bindings
 #   node.sh import NODE IMAGE            load $TESSERA_E2E_RUNDIR/images/IMAGE.tar
-#   node.sh residue NODE                 list CDI files, grants, ledgers, mounts and journal entries of claims
+#   node.sh residue NODE                 list files, mounts and journal entries of claims
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

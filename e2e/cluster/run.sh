@@ -19,7 +19,8 @@ report_failure() {
   info "failed; state of the disk and the cluster:"
   df --human-readable "$rundir" || true
   kubectl_limited get nodes,pods,resourceclaims --all-namespaces --output wide || true
-  kubectl_limited get events --all-namespaces --field-selector type=Warning --sort-by .lastTimestamp | tail -n 30 || true
+  kubectl_limited get events --all-namespaces --field-selector type=Warning \
+    --sort-by .lastTimestamp | tail -n 30 || true
   kubectl_limited get resourceslices || true
   for log in daemonset/tessera-driver deployment/tessera-controller; do
     info "log of $log:"
@@ -64,9 +65,11 @@ install_tessera() {
   local node
   "$here/images.sh" load
   for node in "${node_names[@]}"; do node_install_gpus "$node" "$programs"; done
-  "$bin/helm" install tessera "$repository/deploy/chart/tessera" --namespace tessera-system --create-namespace \
-    --values "$here/values.yaml" --wait --timeout "${wait_limit}s" >"$logs/helm.log"
-  for node in "${node_names[@]}"; do wait_for "the GPUs of $node to be published" node_publishes "$node"; done
+  "$bin/helm" install tessera "$repository/deploy/chart/tessera" --namespace tessera-system \
+    --create-namespace --values "$here/values.yaml" --wait --timeout "${wait_limit}s" >"$logs/helm.log"
+  for node in "${node_names[@]}"; do
+    wait_for "the GPUs of $node to be published" node_publishes "$node"
+  done
   info "tessera installed after $SECONDS s"
 }
 
@@ -75,11 +78,13 @@ build_tests() {
   local test
   cd "$repository"
   cargo build --locked --profile "$cargo_profile" --package tessera-cli
-  test=$(cargo test --locked --profile "$cargo_profile" --package tessera-e2e --test cluster --no-run \
-    --message-format json-render-diagnostics | jq --raw-output 'select(.executable and .target.name == "cluster").executable')
+  test=$(cargo test --locked --profile "$cargo_profile" --package tessera-e2e --test cluster \
+    --no-run --message-format json-render-diagnostics |
+    jq --raw-output 'select(.executable and .target.name == "cluster").executable')
   rm -rf "$programs"
   install -D "$test" "$programs/deps/cluster"
-  install --target-directory "$programs" "$cargo_output"/{kubectl-tessera,tessera-fake-world,fake-mps-control,libnvidia_ml.so,libcuda.so}
+  install --target-directory "$programs" "$cargo_output"/{kubectl-tessera,tessera-fake-world} \
+    "$cargo_output"/{fake-mps-control,libnvidia_ml.so,libcuda.so}
 }
 
 run_tests() {
@@ -100,7 +105,8 @@ trap 'exit 143' TERM
   # Reports a filter without a match before the cluster starts.
   "$programs/deps/cluster" --list "$@" >/dev/null
   info "built after $SECONDS s"
-  export TESSERA_E2E_BIN=$bin TESSERA_E2E_RUNDIR=$rundir TESSERA_E2E_NODE=$here/node.sh KUBECONFIG=$kubeconfig
+  export TESSERA_E2E_BIN=$bin TESSERA_E2E_RUNDIR=$rundir TESSERA_E2E_NODE=$here/node.sh
+  export KUBECONFIG=$kubeconfig
   "$here/up.sh"
   install_tessera
   run_tests "$@"

@@ -15,7 +15,8 @@ source "$here/lib/cluster.sh"
 check_preconditions() {
   [ "$(id -u)" -eq 0 ] || fail "the cluster needs root to create namespaces, a bridge and cgroups"
   case $rundir/ in
-    /run/* | /var/run/* | /var/lib/* | /var/log/*) fail "TESSERA_E2E_RUNDIR must be outside /run, /var/lib and /var/log, which nodes mount themselves" ;;
+    /run/* | /var/run/* | /var/lib/* | /var/log/*)
+      fail "TESSERA_E2E_RUNDIR must be outside /run, /var/lib and /var/log, which nodes mount" ;;
   esac
   if [ -e "$rundir/machines" ]; then fail "a cluster exists in $rundir: run $here/down.sh first"; fi
   local tool
@@ -48,7 +49,8 @@ start() {
   bridge_start
   control_plane_start
   routes_add
-  info "API server ready after $((SECONDS - started)) s (client limits of controller-manager and scheduler: $kube_api_qps/s)"
+  info "API server ready after $((SECONDS - started)) s" \
+    "(client limits of controller-manager and scheduler: $kube_api_qps/s)"
   for node in "${node_names[@]}"; do node_start "$node"; done
   for node in "${node_names[@]}"; do wait_for "node $node to be Ready" node_ready "$node"; done
   info "nodes ready after $((SECONDS - started)) s"

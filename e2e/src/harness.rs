@@ -80,8 +80,8 @@ pub fn all_trials(more: Vec<Trial>) -> anyhow::Result<Vec<Trial>> {
     Ok(trials)
 }
 
-/// Runs the `main` function of a test program: lists the trials or passes the selected ones to
-/// `run`, as the command line requests.
+/// Runs a test program. Lists the trials, or passes the selected ones to `run`, as the command line
+/// requests.
 ///
 /// No cluster is started if the trials are only listed. A filter that matches no trial ends the
 /// program with exit code 2.

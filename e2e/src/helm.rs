@@ -34,8 +34,8 @@ impl Helm {
         self.release("install", &[]).await
     }
 
-    /// Upgrades the release with these settings, replacing those of earlier upgrades, and waits
-    /// until it is ready.
+    /// Upgrades the release and waits until it is ready. The settings replace those of earlier
+    /// upgrades.
     ///
     /// # Errors
     /// Returns an error if helm fails.

@@ -1,5 +1,5 @@
-//! Hollow nodes: a Node object without a kubelet, a Lease that keeps it ready, and a ResourceSlice
-//! of GPUs. Pods bound to them never start, so hundreds of pods load only the control plane.
+//! Hollow nodes: a Node object, a Lease that keeps it ready, and a ResourceSlice, without a
+//! kubelet. Pods bound to them never start, so hundreds of pods load only the control plane.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -225,7 +225,7 @@ fn now_in_microseconds() -> String {
     jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%S%.6fZ").to_string()
 }
 
-/// Returns the GPUs of one node, each pair linked by NVLink, as on a server with eight H100 and
+/// Returns the GPUs of one node. Each pair is linked by NVLink, as on a server with eight H100 and
 /// NVSwitches.
 fn inventory(node: u32, gpus: u32) -> anyhow::Result<Inventory> {
     let links = (0..gpus).flat_map(|a| (a + 1..gpus).map(move |b| (a, b)));

@@ -60,8 +60,8 @@ impl GpuInventory {
         inventory
     }
 
-    /// Returns the first node with at least `count` GPUs whose product name contains that word,
-    /// ignoring case.
+    /// Returns the first node with at least `count` GPUs of a product. `word` is a word of the
+    /// product name; case is ignored.
     pub fn node_with(&self, word: &str, count: usize) -> Option<&str> {
         let word = word.to_lowercase();
         self.nodes.iter().find_map(|(pool, node)| {

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use tokio::process::Command;
 
-/// Time limit for one operation: longer than the waits of `e2e/cluster/node.sh`, whose own error
-/// names the object.
+/// Time limit for one operation. It is longer than the waits of `e2e/cluster/node.sh`, whose own
+/// error names the object.
 const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Error of a machine operation.

@@ -1,4 +1,4 @@
-//! The simulated cluster as a child process: `tessera-simcluster serve` runs the real driver and
+//! The simulated cluster as a child process. `tessera-simcluster serve` runs the real driver and
 //! controller against a simulated Kubernetes.
 
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! Benchmark of pods bound per second and of the latency from creation to binding: Tessera compared
-//! with kube-scheduler alone, on the same hollow nodes (`make bench-cluster`).
+//! Benchmark of pods bound per second and of the latency from creation to binding. It compares
+//! Tessera with kube-scheduler alone on the same hollow nodes (`make bench-cluster`).
 //!
 //! ```text
 //! plan ----------> rounds, alternating: kube-scheduler, Tessera, Tessera, kube-scheduler

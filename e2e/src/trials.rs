@@ -188,23 +188,23 @@ pub fn portable() -> Vec<Trial> {
         trial!("controller-stopped", controller::stopped),
         trial!("lost-gpu", gpu::lost),
         trial!("gpu-recovers", gpu::recovers),
-        trial!("slices-tampered", slices::repaired),
+        trial!("slices-tampered", slices::check_repaired),
         trial!("other-allocator-dra", other_allocator::dra_driver),
         trial!("other-allocator-plugin", other_allocator::device_plugin),
         trial!("pool-of-other-node", other_pool::refused),
         trial!("freed-capacity", freed_capacity::measure),
-        trial!("hundred-pods", hundred_pods::all_run),
+        trial!("hundred-pods", hundred_pods::run_pods),
         trial!("two-allocators-without-policies", two_allocators::without_policies),
         trial!("two-allocators-with-policies", two_allocators::with_policies),
         trial!("deleted-before-binding", deleted_early::released),
         trial!("admission-policies", admission::enforce_policies),
         trial!("forged-grant", tampering::forge_grant),
         trial!("corrupted-ledgers", tampering::corrupt_ledgers),
-        trial!("removed-finalizer", removed_claim::is_still_counted),
-        trial!("misplaced-pod", misplaced::is_reallocated),
+        trial!("removed-finalizer", removed_claim::check_still_counted),
+        trial!("misplaced-pod", misplaced::check_reallocated),
         trial!("shared-counters", counters::limit_partitions),
-        trial!("kubectl-plugin", plugin::matches_controller),
-        trial!("soak", soak::survives),
+        trial!("kubectl-plugin", plugin::compare_with_controller),
+        trial!("soak", soak::run),
     ]
 }
 
@@ -215,15 +215,15 @@ pub fn on_real_cluster() -> Vec<Trial> {
         trial!("refused-by-affinity", refused_node::by_affinity),
         trial!("refused-everywhere", refused_node::everywhere),
         trial!("preemption", preemption::keeps_allocation),
-        trial!("prebind-race", prebind_race::is_resolved),
+        trial!("prebind-race", prebind_race::check_races),
         trial!("controller-killed", controller_crash::killed),
-        trial!("frozen-leader", frozen_leader::is_replaced),
+        trial!("frozen-leader", frozen_leader::check_takeover),
         trial!("driver-killed", driver_crash::killed),
         trial!("driver-prepare-cancelled", driver_crash::pod_deleted_during_prepare),
         trial!("rbac", admission::enforce_rbac),
         trial!("forged-grant-by-image", tampering::forge_grant_by_image),
-        trial!("guests", third_party_programs::work_unchanged),
-        trial!("host-pid", host_pid::is_correct),
+        trial!("guests", third_party_programs::check_programs),
+        trial!("host-pid", host_pid::check_translation),
         trial!("intercept-modes", intercept_modes::switched_and_restored),
         trial!("full-dev", tampering::fill_dev),
         trial!("user-namespaces", tampering::forge_in_user_namespace),
@@ -233,7 +233,7 @@ pub fn on_real_cluster() -> Vec<Trial> {
         trial!("oversubscription", oversubscription::switched_and_restored),
         trial!("mps", mps::switched_and_restored),
         trial!("control-plane-restarts", control_plane::restarted),
-        trial!("node-deleted", node::is_deleted),
+        trial!("node-deleted", node::delete_and_register),
         trial!("driver-two-instances", driver_update::two_instances),
         trial!("driver-cdi-file-deleted", driver_update::cdi_file_deleted),
     ]
@@ -243,8 +243,8 @@ pub fn on_real_cluster() -> Vec<Trial> {
 /// simulated cluster served with `--clocks`.
 pub fn on_faulty_cluster(seeds: Vec<u64>) -> Vec<Trial> {
     vec![
-        trial!("wrong-clock", clock::wrong_on_node),
-        trial!("chaos", |test_bed| chaos::survives(test_bed, seeds)),
+        trial!("wrong-clock", clock::check_wrong_clock),
+        trial!("chaos", |test_bed| chaos::run(test_bed, seeds)),
     ]
 }
 

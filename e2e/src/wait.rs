@@ -1,5 +1,5 @@
-//! Waits for conditions of watched objects, with a deadline and an error that reports the last
-//! observed state.
+//! Waits for conditions of watched objects. Each wait has a deadline, and its error reports the
+//! last observed state.
 
 use std::fmt::Debug;
 use std::pin::Pin;

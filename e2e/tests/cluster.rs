@@ -1,4 +1,4 @@
-//! Scenarios and trials on the cluster of `$KUBECONFIG`, which may be any cluster; `make e2e`
+//! Scenarios and trials on the cluster of `$KUBECONFIG`, which may be any cluster. `make e2e`
 //! starts one.
 
 use std::path::PathBuf;

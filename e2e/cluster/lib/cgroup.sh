@@ -16,7 +16,9 @@ cgroup_create() { # node
     mkdir -p "$directory"
     # v1: a new cpuset is empty, and accepts processes only after CPUs and memory nodes are set.
     for file in cpuset.cpus cpuset.mems; do
-      if [ -f "$hierarchy/$file" ] && [ -f "$hierarchy/tasks" ]; then cat "$hierarchy/$file" >"$directory/$file"; fi
+      if [ -f "$hierarchy/$file" ] && [ -f "$hierarchy/tasks" ]; then
+        cat "$hierarchy/$file" >"$directory/$file"
+      fi
     done
   done < <(cgroup_hierarchies)
 }
@@ -27,7 +29,8 @@ cgroup_delegate() { # hierarchy
   [ -s "$1/cgroup.controllers" ] || return 0
   read -r -a controllers <"$1/cgroup.controllers"
   for controller in "${controllers[@]}"; do
-    echo "+$controller" >"$1/cgroup.subtree_control" || info "cgroup controller $controller is not available"
+    echo "+$controller" >"$1/cgroup.subtree_control" ||
+      info "cgroup controller $controller is not available"
   done
 }
 

@@ -15,7 +15,9 @@ control_plane_start() {
 # Starts the components on a machine whose addresses are set.
 control_plane_components_start() {
   local directory=$rundir/$control_plane component
-  for component in controller-manager scheduler; do pki_kubeconfig "$component" "$directory/$component.kubeconfig"; done
+  for component in controller-manager scheduler; do
+    pki_kubeconfig "$component" "$directory/$component.kubeconfig"
+  done
   pki_kubeconfig admin "$kubeconfig"
   etcd_script "$directory"
   apiserver_script "$directory"
@@ -51,21 +53,27 @@ exec "$bin/kube-apiserver" --etcd-servers http://127.0.0.1:2379 \\
   --service-account-issuer https://kubernetes.default.svc \\
   --service-account-key-file "$pki/service-account.pub" \\
   --service-account-signing-key-file "$pki/service-account.key" \\
-  --client-ca-file "$pki/ca.crt" --tls-cert-file "$pki/apiserver.crt" --tls-private-key-file "$pki/apiserver.key" \\
-  --authorization-mode Node,RBAC --enable-admission-plugins NodeRestriction --allow-privileged=true \\
-  --kubelet-client-certificate "$pki/apiserver-kubelet.crt" --kubelet-client-key "$pki/apiserver-kubelet.key" \\
+  --client-ca-file "$pki/ca.crt" --tls-cert-file "$pki/apiserver.crt" \\
+  --tls-private-key-file "$pki/apiserver.key" \\
+  --authorization-mode Node,RBAC --enable-admission-plugins NodeRestriction \\
+  --allow-privileged=true --kubelet-client-certificate "$pki/apiserver-kubelet.crt" \\
+  --kubelet-client-key "$pki/apiserver-kubelet.key" \\
   --kubelet-certificate-authority "$pki/ca.crt" --kubelet-preferred-address-types InternalIP \\
-  --max-requests-inflight 3000 --max-mutating-requests-inflight 1500 --shutdown-watch-termination-grace-period 5s
+  --max-requests-inflight 3000 --max-mutating-requests-inflight 1500 \\
+  --shutdown-watch-termination-grace-period 5s
 END
 }
 
 controller_manager_script() { # directory
   local limits=
-  if [ "$kube_api_qps" != default ]; then limits="--kube-api-qps $kube_api_qps --kube-api-burst $kube_api_qps"; fi
+  if [ "$kube_api_qps" != default ]; then
+    limits="--kube-api-qps $kube_api_qps --kube-api-burst $kube_api_qps"
+  fi
   cat >"$1/kube-controller-manager.sh" <<END
-exec "$bin/kube-controller-manager" --kubeconfig "$1/controller-manager.kubeconfig" --leader-elect=false \\
-  --service-account-private-key-file "$pki/service-account.key" --root-ca-file "$pki/ca.crt" \\
-  --use-service-account-credentials --bind-address 127.0.0.1 --cert-dir "$1/kube-controller-manager" $limits
+exec "$bin/kube-controller-manager" --kubeconfig "$1/controller-manager.kubeconfig" \\
+  --leader-elect=false --service-account-private-key-file "$pki/service-account.key" \\
+  --root-ca-file "$pki/ca.crt" --use-service-account-credentials --bind-address 127.0.0.1 \\
+  --cert-dir "$1/kube-controller-manager" $limits
 END
 }
 
@@ -79,8 +87,8 @@ clientConnection: {kubeconfig: "$2"$limits}
 leaderElection: {leaderElect: false}
 END
   cat >"$1/kube-scheduler.sh" <<END
-exec "$bin/kube-scheduler" --config "$1/scheduler.yaml" --bind-address 127.0.0.1 --cert-dir "$1/kube-scheduler" \\
-  --authorization-always-allow-paths /healthz,/readyz,/livez,/metrics
+exec "$bin/kube-scheduler" --config "$1/scheduler.yaml" --bind-address 127.0.0.1 \\
+  --cert-dir "$1/kube-scheduler" --authorization-always-allow-paths /healthz,/readyz,/livez,/metrics
 END
 }
 
@@ -91,7 +99,7 @@ policies_switch() { # off|on
   case $1 in
     off)
       kubectl_admin get "$kind" --selector app.kubernetes.io/part-of=tessera --output json |
-        jq '.items |= map(del(.metadata.resourceVersion, .metadata.uid, .metadata.creationTimestamp))' >"$saved"
+        jq '.items |= map(.metadata |= del(.resourceVersion, .uid, .creationTimestamp))' >"$saved"
       kubectl_admin delete "$kind" --selector app.kubernetes.io/part-of=tessera
       ;;
     on) kubectl_admin apply --filename "$saved" ;;

@@ -21,8 +21,8 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Measure the pods per second that a real control plane binds on hollow nodes: Tessera
-    /// compared with kube-scheduler alone.
+    /// Measure the pods per second that a real control plane binds on hollow nodes. Compares
+    /// Tessera with kube-scheduler alone.
     ///
     /// etcd, kube-apiserver, kube-controller-manager and kube-scheduler are started for each round
     /// in their own namespaces. Needs root, and Go for the first build. Standard output contains

@@ -14,7 +14,7 @@ use crate::scenario::{Room, seconds};
 use crate::wait::WaitError;
 
 impl Run<'_> {
-    /// Measures between two events of one watch: the last claim of the deleted pods loses its
+    /// Measures between two events of one watch. The last claim of the deleted pods loses its
     /// devices, and the pending claim is allocated.
     pub(super) async fn room(&mut self, step: &Room) -> Result<(), StepError> {
         let pending = self.claim_name(&step.allocates.pods[0], &step.allocates.claim).await?;

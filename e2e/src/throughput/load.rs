@@ -1,5 +1,4 @@
-//! Load generator: creates pods as fast as possible or at a rate, and records the times of their
-//! progress.
+//! Load generator: creates pods as fast as possible or at a rate, and records their progress.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -34,8 +33,8 @@ const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
 /// Name of the claim template.
 const TEMPLATE: &str = "share";
 
-/// Times of one pod's progress, taken by this client from one clock when it sends or observes
-/// something.
+/// Times of one pod's progress. This client takes them from one clock when it sends a request or
+/// observes an event.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PodTimes {
     /// The request that creates the pod was sent.

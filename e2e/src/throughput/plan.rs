@@ -118,8 +118,8 @@ pub struct Rounds {
     /// Rounds per allocator and limit. They alternate as stock, tessera, tessera, stock.
     #[arg(long, default_value_t = 2, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: u32,
-    /// Client limits of kube-controller-manager and kube-scheduler in requests per second; one
-    /// result table per limit.
+    /// Client limits of kube-controller-manager and kube-scheduler in requests per second. There
+    /// is one result table per limit.
     #[arg(long, default_values = ["default", "5000"], value_delimiter = ',', value_name = "LIMIT,...")]
     pub limits: Vec<Limits>,
     /// Run only rounds with this allocator.

@@ -26,7 +26,7 @@ use crate::wait::{self, CheckResult};
 /// under its own client limits, one request per node.
 const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Interval between requests that test whether the admission policies are in force; no watch
+/// Interval between requests that test whether the admission policies are in force. No watch
 /// reports that.
 const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
@@ -250,7 +250,7 @@ async fn wait_default_service_account(client: &Client) -> anyhow::Result<()> {
     Ok(wait::until_one(accounts, "default", "the default service account", TIMEOUT, check).await?)
 }
 
-/// Waits until kube-controller-manager has removed its taints from the nodes; new nodes have
+/// Waits until kube-controller-manager has removed its taints from the nodes. New nodes have
 /// `not-ready`.
 async fn wait_nodes_schedulable(client: &Client, nodes: u32) -> anyhow::Result<()> {
     let api: Api<Node> = Api::all(client.clone());

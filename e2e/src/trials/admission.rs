@@ -1,5 +1,5 @@
-//! Trials of the chart's admission policies: for each denied request, a similar request that must
-//! be allowed.
+//! Trials of the chart's admission policies. Each denied request has a similar one that must be
+//! allowed.
 //!
 //! One list of requests by different users covers the real policies and the simulated ones.
 //! Requests that depend on RBAC are a list of their own, because the simulated cluster has no RBAC.

@@ -1,5 +1,5 @@
-//! Chaos trial: pods of random sizes are created and deleted and GPUs fail and recover, while the
-//! API server injects faults.
+//! Chaos trial with API server faults. Meanwhile pods of random sizes are created and deleted, and
+//! GPUs fail and recover.
 
 mod failing_gpus;
 
@@ -35,7 +35,7 @@ const INTERVAL: Duration = Duration::from_millis(200);
 /// Maximum number of pods at the same time. With the sizes below they always fit on twelve GPUs.
 const MAX_PODS: usize = 16;
 
-/// Time limit after the last fault, which may start the controller's backoff (20 s, doubled; 60 s
+/// Time limit after the last fault. It may start the controller's backoff (20 s, doubled; 60 s
 /// after an unreachable API server).
 const TIMEOUT: Duration = Duration::from_secs(300);
 
@@ -49,7 +49,7 @@ const SIZES: [(&str, &str, &str); 4] = [
 
 /// Runs one fault plan per seed. Together they must inject every kind of fault; a short plan may
 /// lack a rare kind.
-pub(super) async fn survives(test_bed: TestBed, seeds: Vec<u64>) -> TrialOutcome {
+pub(super) async fn run(test_bed: TestBed, seeds: Vec<u64>) -> TrialOutcome {
     for (name, memory, cores) in SIZES {
         test_bed.create_template(name, DRIVER, json!({"memory": memory, "cores": cores})).await?;
     }
@@ -209,7 +209,7 @@ async fn fault_report(test_bed: &TestBed) -> anyhow::Result<Option<BTreeMap<Stri
     Ok(Some(counts.collect::<BTreeMap<_, _>>()).filter(|report| !report.is_empty()))
 }
 
-/// Observes every change of every claim, and checks that no device is overcommitted and no share is
+/// Observes every change of every claim. Checks that no device is overcommitted and no share is
 /// allocated twice. Returns only with an error.
 async fn observe_claims(test_bed: &TestBed, mut usage: DeviceUsage) -> anyhow::Result<()> {
     let claims: Api<ResourceClaim> = Api::all(test_bed.client.clone());

@@ -10,9 +10,9 @@ use crate::wait::{self, CheckResult};
 
 const HOUR: i64 = 3600;
 
-/// Pods start on a node whose driver's clock jumps, and the kubelet continues to accept the
+/// Checks that pods start on a node whose driver's clock jumps. The kubelet continues to accept the
 /// driver's health reports: it counts from the arrival of a report, not from the time in it.
-pub(super) async fn wrong_on_node(test_bed: TestBed) -> TrialOutcome {
+pub(super) async fn check_wrong_clock(test_bed: TestBed) -> TrialOutcome {
     let node = test_bed.node_with("a100", 4).await?;
     let operations = test_bed.operations()?;
     test_bed

@@ -1,4 +1,4 @@
-//! Trial that restarts each component of the control plane, with pods that exist before and pods
+//! Trial that restarts each component of the control plane. Pods exist before, and others are
 //! created meanwhile.
 
 use futures::future::try_join_all;

@@ -26,7 +26,7 @@ pub(super) async fn stopped(test_bed: TestBed) -> TrialOutcome {
     Ok(Outcome::Passed(vec![]))
 }
 
-/// Creates pods, and checks that the scheduler reports each as unschedulable and that no claim is
+/// Creates pods. Checks that the scheduler reports each as unschedulable and that no claim is
 /// allocated.
 async fn stay_unallocated(test_bed: &TestBed) -> anyhow::Result<Vec<String>> {
     let pods: Vec<_> = (1..=3).map(|number| format!("pod-{number}")).collect();

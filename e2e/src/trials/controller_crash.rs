@@ -1,4 +1,4 @@
-//! Trial that kills the controller at each fault point between its writes: the next instance
+//! Trial that kills the controller at each fault point between its writes. The next instance
 //! continues, and no allocation or finalizer leaks.
 
 use std::collections::BTreeSet;
@@ -67,7 +67,7 @@ async fn allocates_after_crash(
     placement::wait_unallocated(test_bed, &pod).await
 }
 
-/// The pod is deleted while no controller runs: the next instance releases the claim, which was
+/// The pod is deleted while no controller runs. The next instance releases the claim, which was
 /// never reserved.
 async fn releases_for_deleted_pod(
     test_bed: &TestBed,
@@ -82,7 +82,7 @@ async fn releases_for_deleted_pod(
     check_reusable_and_deletable(test_bed, &pod).await
 }
 
-/// The controller is killed while it releases an unused allocation: the next instance completes the
+/// The controller is killed while it releases an unused allocation. The next instance completes the
 /// release.
 async fn completes_release(
     test_bed: &TestBed,

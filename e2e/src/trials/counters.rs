@@ -1,4 +1,4 @@
-//! Trial of partitions with shared counters: partitions are allocated only while counters remain,
+//! Trial of partitions with shared counters. Partitions are allocated only while counters remain,
 //! and an event on the pending pod names them.
 //!
 //! The driver publishes no counters, so the trial publishes them in its name, in a pool for all

@@ -1,4 +1,4 @@
-//! Trial that deletes a pod after the allocation of its claim and before its binding: the deletion
+//! Trial that deletes a pod after the allocation of its claim and before its binding. The deletion
 //! releases the share.
 
 use std::time::{Duration, Instant};

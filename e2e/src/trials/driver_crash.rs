@@ -1,5 +1,5 @@
 //! Trials that kill the driver at every step of Prepare and Unprepare, and delete pods during
-//! Prepare: running pods continue, new pods start, and no files are left.
+//! Prepare. Running pods continue, new pods start, and no files are left.
 
 use std::time::Duration;
 

@@ -153,7 +153,7 @@ impl DriverInstances {
     }
 
     /// Waits until no driver runs on `node`.
-    pub(super) async fn wait_gone_from(&self, node: &str) -> anyhow::Result<()> {
+    pub(super) async fn wait_no_driver_on(&self, node: &str) -> anyhow::Result<()> {
         let check = |pods: &[Pod]| match pods.iter().find(|pod| node_of(pod) == Some(node)) {
             None => CheckResult::Done(()),
             Some(pod) => CheckResult::Pending(pod.name_any()),

@@ -1,5 +1,4 @@
-//! Trials of a driver update, with two instances on the node for a while, and of a container
-//! restart while no driver runs.
+//! Trials of a driver update with two instances on a node, and of a restart without a driver.
 
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use kube::ResourceExt;
@@ -77,7 +76,7 @@ async fn update_with_two_instances(
     Ok(())
 }
 
-/// A container's CDI file is deleted and the container is killed while no driver runs; the driver's
+/// A container's CDI file is deleted and the container is killed while no driver runs. The driver's
 /// start restores the file and the container.
 pub(super) async fn cdi_file_deleted(test_bed: TestBed) -> TrialOutcome {
     let drivers = DriverInstances::new(&test_bed.client);
@@ -94,7 +93,7 @@ pub(super) async fn cdi_file_deleted(test_bed: TestBed) -> TrialOutcome {
         .change(json!({"template": {"spec": {"nodeSelector": {"e2e.tessera.dev/none": "none"}}}}))
         .await?;
     let absent = async {
-        drivers.wait_gone_from(&node).await?;
+        drivers.wait_no_driver_on(&node).await?;
         let delete = "rm /var/run/cdi/k8s.gpu.tessera.dev-claim_*";
         test_bed.operations()?.run(&["exec", &node, "sh", "-c", delete]).await?;
         kill_container(&test_bed, &node, &pod).await?;

@@ -1,5 +1,4 @@
-//! Trial that measures the latency from freed capacity to the allocation of a pending claim,
-//! repeatedly.
+//! Trial that measures the latency from freed capacity to the allocation of a pending claim.
 
 use std::time::Instant;
 
@@ -17,7 +16,7 @@ use crate::runner::{Figure, Outcome};
 /// Number of measurements, enough for a meaningful p99.
 const ROUNDS: usize = 25;
 
-/// Uses whole GPUs of a node with four: four pods run, a fifth is pending, one of the four is
+/// Uses whole GPUs of a node with four. Four pods run, a fifth is pending, one of the four is
 /// deleted, and so on.
 pub(super) async fn measure(test_bed: TestBed) -> TrialOutcome {
     test_bed.node_with("a100", 4).await?;
@@ -49,8 +48,8 @@ pub(super) async fn measure(test_bed: TestBed) -> TrialOutcome {
     Ok(Outcome::Passed(figures))
 }
 
-/// Measures from the watch event in which the claim of `deleted` has lost its device to the one in
-/// which the claim of `pending` is allocated.
+/// Measures the time between two watch events. In the first the claim of `deleted` has lost its
+/// device, in the second the claim of `pending` is allocated.
 async fn measure_allocation(
     test_bed: &TestBed,
     deleted: &str,

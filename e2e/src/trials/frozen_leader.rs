@@ -1,4 +1,4 @@
-//! Trial with two controllers whose leader is frozen past its lease: the other takes over, and the
+//! Trial with two controllers whose leader is frozen past its lease. The other takes over, and the
 //! resumed one writes nothing.
 
 use std::collections::BTreeMap;
@@ -17,14 +17,14 @@ use crate::operations::Operations;
 use crate::runner::Outcome;
 use crate::wait::{self, CheckResult};
 
-/// More pods than the node's four GPUs, so that a controller with stale state would allocate to a
-/// pending pod.
+/// More pods than the node's four GPUs. A controller with stale state would allocate to a pending
+/// pod.
 const PODS: usize = 6;
 
 /// Number of GPUs besides the one that is allocated from the start.
 const FIT: usize = 3;
 
-pub(super) async fn is_replaced(test_bed: TestBed) -> TrialOutcome {
+pub(super) async fn check_takeover(test_bed: TestBed) -> TrialOutcome {
     let operations = test_bed.operations()?;
     test_bed.node_with("a100", 4).await?;
     let deployment = ControllerDeployment::new(&test_bed);
@@ -82,7 +82,7 @@ fn names() -> Vec<String> {
     (1..=PODS).map(|number| format!("pod-{number}")).collect()
 }
 
-/// Creates pods while no controller leads, waits for the new leader, and checks that as many pods
+/// Creates pods while no controller leads. Waits for the new leader, and checks that as many pods
 /// run as fit.
 async fn wait_new_leader(
     test_bed: &TestBed,

@@ -1,4 +1,4 @@
-//! Trials of a GPU that fails or disappears while in use: the slice and the pod's status report the
+//! Trials of a GPU that fails or disappears while in use. The slice and the pod's status report the
 //! failure and the recovery, and the claim keeps its allocation.
 
 use k8s_openapi::api::core::v1::Pod;
@@ -14,14 +14,14 @@ use crate::runner::Outcome;
 use crate::wait::{self, CheckResult};
 
 /// A GPU with a share used by a running pod.
-struct InUse {
+struct UsedGpu {
     node: String,
     claim: String,
     device: String,
     uuid: String,
 }
 
-impl InUse {
+impl UsedGpu {
     /// Starts a pod on a GPU.
     async fn start(test_bed: &TestBed) -> anyhow::Result<Self> {
         let node = test_bed.node_with("a100", 4).await?;
@@ -51,7 +51,7 @@ impl InUse {
 
 pub(super) async fn lost(test_bed: TestBed) -> TrialOutcome {
     let operations = test_bed.operations()?.clone();
-    let InUse { node, claim, device, uuid } = InUse::start(&test_bed).await?;
+    let UsedGpu { node, claim, device, uuid } = UsedGpu::start(&test_bed).await?;
     operations.run(&["gpu", &node, "lose", &uuid]).await?;
     let outcome = wait_reported_lost(&test_bed, &device, &claim).await;
     // Restore the GPU in every case; later trials need it.
@@ -62,11 +62,11 @@ pub(super) async fn lost(test_bed: TestBed) -> TrialOutcome {
     Ok(Outcome::Passed(vec![]))
 }
 
-/// An XID error, and the reset that clears it: the slice and the pod's status report both, and the
+/// An XID error, and the reset that clears it. The slice and the pod's status report both, and the
 /// pod continues.
 pub(super) async fn recovers(test_bed: TestBed) -> TrialOutcome {
     let operations = test_bed.operations()?.clone();
-    let InUse { node, device, uuid, .. } = InUse::start(&test_bed).await?;
+    let UsedGpu { node, device, uuid, .. } = UsedGpu::start(&test_bed).await?;
     operations.run(&["gpu", &node, "xid", &uuid, "119", "--recovery", "gpu-reset"]).await?;
     let outcome = async {
         wait_taint(&test_bed, &device, Some("Xid119")).await?;

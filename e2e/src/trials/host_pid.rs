@@ -23,7 +23,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// Interval between reads of the ledger; no watch reports changes.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-pub(super) async fn is_correct(test_bed: TestBed) -> TrialOutcome {
+pub(super) async fn check_translation(test_bed: TestBed) -> TrialOutcome {
     test_bed
         .create_template("share", "a100.gpu.tessera.dev", json!({"memory": "1Gi", "cores": "1"}))
         .await?;
@@ -61,8 +61,8 @@ async fn check_process(operations: &Operations, pod: &Pod, host_pid: u32) -> any
     Ok(())
 }
 
-/// Returns the only process in the pod's ledger, once it has its host PID or the wait for it has
-/// timed out.
+/// Returns the only process in the pod's ledger. Waits until it has its host PID or its wait for
+/// that has timed out.
 async fn process_of(test_bed: &TestBed, pod: &Pod) -> anyhow::Result<ProcessReport> {
     let operations = test_bed.operations()?;
     let claim = test_bed.claim_of(pod).await?.uid().context("claim without a UID")?;

@@ -18,7 +18,7 @@ const PODS: usize = 100;
 /// Time limit for 100 real pod sandboxes on two cores.
 const TIMEOUT: Duration = Duration::from_secs(600);
 
-pub(super) async fn all_run(test_bed: TestBed) -> TrialOutcome {
+pub(super) async fn run_pods(test_bed: TestBed) -> TrialOutcome {
     test_bed.node_with("h100", 8).await?;
     test_bed.node_with("a100", 4).await?;
     // Nine fit on an H100 and ten on an A100: 112 in total, close to the 100 needed.

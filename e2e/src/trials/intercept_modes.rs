@@ -1,5 +1,5 @@
-//! Trial of the injection modes: `helm upgrade` to proxy and both and back to preload, with pods
-//! that run meanwhile.
+//! Trial of the injection modes. `helm upgrade` switches to proxy, both, and back to preload while
+//! pods run.
 
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
@@ -96,7 +96,7 @@ async fn switch_mode(
         .await
 }
 
-/// Checks that new pods are limited to their share except by known bypasses; one of the pods keeps
+/// Checks that new pods are limited to their share except by known bypasses. One of the pods keeps
 /// running.
 async fn check_limits(test_bed: &TestBed, mode: &InjectionMode) -> anyhow::Result<Pod> {
     let name = |of: &str| format!("{}-{of}", mode.name);

@@ -55,7 +55,7 @@ async fn delete_affected(test_bed: &TestBed) -> anyhow::Result<Infallible> {
             PodEvent::Changed(pod) => {
                 let now = listed_claims(&pod);
                 let before = listed.insert(uid(&pod), now.clone()).unwrap_or_default();
-                if is_waiting(&pod) && !before.is_subset(&now) && deleted.insert(uid(&pod)) {
+                if is_pending(&pod) && !before.is_subset(&now) && deleted.insert(uid(&pod)) {
                     let name = pod.name_any();
                     println!(
                         "    kube-controller-manager dropped a claim from the status of pod {name}; deleting the pod"
@@ -76,7 +76,7 @@ async fn delete_affected(test_bed: &TestBed) -> anyhow::Result<Infallible> {
     }
 }
 
-fn is_waiting(pod: &Pod) -> bool {
+fn is_pending(pod: &Pod) -> bool {
     pod.metadata.deletion_timestamp.is_none() && node_name(pod).is_none()
 }
 

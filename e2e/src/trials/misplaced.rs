@@ -1,4 +1,4 @@
-//! Trial that binds a pod, without kube-scheduler, to another node than its claim's: the claim is
+//! Trial that binds a pod, without kube-scheduler, to another node than its claim's. The claim is
 //! reallocated on the pod's node.
 
 use kube::api::PostParams;
@@ -11,7 +11,7 @@ use crate::harness::TrialOutcome;
 use crate::inventory::{DRIVER, GpuInventory};
 use crate::runner::Outcome;
 
-pub(super) async fn is_reallocated(test_bed: TestBed) -> TrialOutcome {
+pub(super) async fn check_reallocated(test_bed: TestBed) -> TrialOutcome {
     overcommit::check_during(&test_bed, bind_to_other_node(&test_bed)).await
 }
 

@@ -1,5 +1,5 @@
-//! Trial of sharing by MPS: enabled by `helm upgrade`, used by pods of different users on one GPU,
-//! kept during a driver update, and disabled again.
+//! Trial of sharing by MPS. It is enabled by `helm upgrade`, used by pods of different users on one
+//! GPU, kept during a driver update, and disabled again.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
@@ -103,8 +103,8 @@ async fn share_gpu(test_bed: &TestBed, helm: &Helm) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs a pod as a client of the GPU's control daemon, and checks its multiprocessors (limited by
-/// MPS) and memory (limited by the interceptor).
+/// Runs a pod as a client of the GPU's control daemon. Checks its multiprocessors (limited by MPS)
+/// and memory (limited by the interceptor).
 async fn check_mps_limits(
     test_bed: &TestBed,
     name: &str,

@@ -17,11 +17,11 @@ use crate::operations::Operations;
 use crate::runner::Outcome;
 use crate::wait::{self, CheckResult};
 
-/// kube-controller-manager checks for pods of deleted nodes every 20 s, and waits another 40 s; a
+/// kube-controller-manager checks for pods of deleted nodes every 20 s, and waits another 40 s. A
 /// started kubelet checks for claims without pods every 60 s.
 const TIMEOUT: Duration = Duration::from_secs(400);
 
-pub(super) async fn is_deleted(test_bed: TestBed) -> TrialOutcome {
+pub(super) async fn delete_and_register(test_bed: TestBed) -> TrialOutcome {
     let operations = test_bed.operations()?;
     let (deleted_node, other_node) =
         (test_bed.node_with("a100", 4).await?, test_bed.node_with("h100", 8).await?);

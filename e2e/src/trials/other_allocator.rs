@@ -1,4 +1,4 @@
-//! Trials with another allocator of the same GPUs: they are not published meanwhile, and an event
+//! Trials with another allocator of the same GPUs. They are not published meanwhile, and an event
 //! on the Node names the other allocator.
 
 use k8s_openapi::api::core::v1::{Event, Node};

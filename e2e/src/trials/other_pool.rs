@@ -1,4 +1,4 @@
-//! Trial of a claim whose allocation names the pool of another node: the kubelet does not check the
+//! Trial of a claim whose allocation names the pool of another node. The kubelet does not check the
 //! pool, the driver must refuse it.
 
 use k8s_openapi::api::core::v1::Event;

@@ -1,5 +1,5 @@
-//! Trial of memory oversubscription: enabled and disabled by `helm upgrade`, with a pod that allows
-//! it and one that does not.
+//! Trial of memory oversubscription. `helm upgrade` enables and disables it; one pod allows it and
+//! one does not.
 
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use kube::Api;

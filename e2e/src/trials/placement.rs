@@ -16,7 +16,7 @@ pub(super) fn node_of(claim: &ResourceClaim) -> Option<&str> {
     field.values.as_ref()?.first().map(String::as_str)
 }
 
-/// Returns true if the claim belongs to the pod: generated for it from a template, or a user's
+/// Returns true if the claim belongs to the pod. It is generated for the pod, or it is a user's
 /// claim with the pod's name.
 pub(super) fn belongs_to(claim: &ResourceClaim, pod: &str) -> bool {
     claim.owner_references().iter().any(|owner| owner.name == pod) || claim.name_any() == pod
@@ -59,8 +59,8 @@ pub(super) async fn start_claim_watch(test_bed: &TestBed) -> anyhow::Result<Watc
     Ok(Watch::started(test_bed.claims(), Default::default(), TIMEOUT).await?)
 }
 
-/// Waits as [`wait_allocated`] does, and also observes an allocation that is released immediately,
-/// if the watch started before.
+/// Waits as [`wait_allocated`] does, on a watch that started before. Also observes an allocation
+/// that is released immediately.
 pub(super) async fn wait_allocated_in(
     claims: &mut Watch<ResourceClaim>,
     pod: &str,
@@ -95,8 +95,8 @@ pub(super) async fn wait_unallocated(test_bed: &TestBed, pod: &str) -> anyhow::R
     Ok(wait::until(test_bed.claims(), Default::default(), &what, TIMEOUT, check).await?)
 }
 
-/// Waits until the pod runs, and checks that its claim is allocated on the same node and reserved;
-/// returns the node.
+/// Waits until the pod runs, and checks that its claim is allocated on the same node and reserved.
+/// Returns the node.
 pub(super) async fn check_colocated(
     test_bed: &TestBed,
     pod: &str,

@@ -1,4 +1,4 @@
-//! Trial of `kubectl tessera`: its simulation predicts the controller's allocations, and its
+//! Trial of `kubectl tessera`. Its simulation predicts the controller's allocations, and its
 //! explanations equal the controller's events.
 
 use anyhow::Context as _;
@@ -12,7 +12,7 @@ use crate::inventory::DRIVER;
 use crate::plugin::{Plugin, PluginOutput};
 use crate::runner::Outcome;
 
-pub(super) async fn matches_controller(test_bed: TestBed) -> TrialOutcome {
+pub(super) async fn compare_with_controller(test_bed: TestBed) -> TrialOutcome {
     test_bed.node_with("h100", 2).await?;
     let plugin = test_bed.plugin()?.clone();
     // Binpack, because other policies use the controller's demand forecast, which the plugin lacks.

@@ -1,5 +1,5 @@
 //! Trial that holds kube-scheduler's reservation of a claim while the claim is released or
-//! reallocated: pod and claim never end on different nodes.
+//! reallocated. Pod and claim never end on different nodes.
 //!
 //! After a conflict, PreBind reads the claim again and reserves its current state (`bindClaim` in
 //! Kubernetes 1.37.1). If the claim was reallocated meanwhile, the scheduler binds the pod to the
@@ -27,7 +27,7 @@ use crate::wait::{self, CheckResult};
 const SCHEDULER: &str = "system:kube-scheduler";
 const CONTROL_PLANE: &str = "control-plane";
 
-pub(super) async fn is_resolved(test_bed: TestBed) -> TrialOutcome {
+pub(super) async fn check_races(test_bed: TestBed) -> TrialOutcome {
     let operations = test_bed.operations()?;
     let proxy =
         HoldingProxy::start(test_bed.client_of(SCHEDULER)?, own_address(&test_bed)?).await?;
@@ -42,8 +42,8 @@ async fn restore(operations: &Operations) -> anyhow::Result<()> {
     Ok(operations.run(&["scheduler-through", CONTROL_PLANE, "none"]).await.map(drop)?)
 }
 
-/// Returns this machine's address on the route to the API server, which the API server's machine
-/// can reach.
+/// Returns this machine's address on the route to the API server. The API server's machine can
+/// reach it.
 fn own_address(test_bed: &TestBed) -> anyhow::Result<IpAddr> {
     let server = test_bed.server();
     let host = server.host().unwrap_or_default();

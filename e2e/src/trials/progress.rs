@@ -13,7 +13,7 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// Creates the progress of `all` items.
+    /// Creates the progress of `total` items.
     pub(super) fn new(what: &'static str, total: usize) -> Self {
         Self { what, total, began: Instant::now(), reported: Instant::now() }
     }

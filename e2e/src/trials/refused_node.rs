@@ -1,5 +1,5 @@
-//! Trials of pods that a node refuses for a reason outside the controller's checks: host ports, pod
-//! affinity.
+//! Trials of pods that a node refuses for a reason outside the controller's checks. The reasons are
+//! host ports and pod affinity.
 
 use serde_json::{Value, json};
 
@@ -59,7 +59,7 @@ pub(super) async fn first_choice(test_bed: &TestBed, template: &str) -> anyhow::
     Ok(placement::node_of(&claim).unwrap_or_default().to_owned())
 }
 
-/// The first pod blocks the second on the node that the controller selects: the second pod's claim
+/// The first pod blocks the second on the node that the controller selects. The second pod's claim
 /// moves to another node.
 async fn moves_claim(test_bed: &TestBed, blocking: fn(Value) -> Value) -> TrialOutcome {
     test_bed.create_template("share", DRIVER, json!({"memory": "10Gi", "cores": "10"})).await?;

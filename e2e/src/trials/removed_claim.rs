@@ -12,7 +12,7 @@ use crate::inventory::GpuInventory;
 use crate::leftovers::holds_device;
 use crate::runner::Outcome;
 
-pub(super) async fn is_still_counted(test_bed: TestBed) -> TrialOutcome {
+pub(super) async fn check_still_counted(test_bed: TestBed) -> TrialOutcome {
     let node = test_bed.node_with("a100", 1).await?;
     let inventory = GpuInventory::read(&test_bed.client).await?;
     let device =
@@ -24,7 +24,7 @@ pub(super) async fn is_still_counted(test_bed: TestBed) -> TrialOutcome {
     create(&test_bed, "holder", "used").await?;
     test_bed.wait_running("holder").await?;
 
-    policies::without(&test_bed, strip(&test_bed, "used")).await?;
+    policies::without(&test_bed, remove_claim(&test_bed, "used")).await?;
 
     create(&test_bed, "pending", "wanted").await?;
     placement::wait_event_reason(&test_bed, "pending", "InsufficientDevices").await?;
@@ -58,7 +58,7 @@ async fn create(test_bed: &TestBed, pod: &str, claim: &str) -> anyhow::Result<()
 }
 
 /// Deletes the claim and removes the finalizer that protects it.
-async fn strip(test_bed: &TestBed, claim: &str) -> anyhow::Result<()> {
+async fn remove_claim(test_bed: &TestBed, claim: &str) -> anyhow::Result<()> {
     let claims = test_bed.claims();
     claims.delete(claim, &DeleteParams::default()).await?;
     let no_finalizers = Patch::Merge(json!({"metadata": {"finalizers": null}}));

@@ -34,8 +34,7 @@ pub(super) async fn wait_removed(operations: &Operations, node: &str) -> anyhow:
     wait_removed_within(operations, node, TIMEOUT).await
 }
 
-/// Waits as [`wait_removed`] does, with a longer time limit, for pods that were not deleted in the
-/// ordinary way.
+/// Waits as [`wait_removed`] does, with a given time limit. For pods that were force-deleted.
 pub(super) async fn wait_removed_within(
     operations: &Operations,
     node: &str,

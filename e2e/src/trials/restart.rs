@@ -68,8 +68,8 @@ async fn replace_pod(pods: &Api<Pod>, old: &Pod, node: &str) -> anyhow::Result<(
     Ok(wait::until(pods.clone(), selector, "the driver's next pod", TIMEOUT, check).await?)
 }
 
-/// Creates one pod before the restart and one after, on the same node, and checks that the first is
-/// not disturbed.
+/// Creates one pod before the restart and one after, on the same node. Checks that the first is not
+/// disturbed.
 async fn restart_component(
     test_bed: &TestBed,
     restart: impl AsyncFnOnce(&str) -> anyhow::Result<()>,

@@ -1,4 +1,4 @@
-//! Trial that edits and forges ResourceSlices of a node: the driver restores its slices and deletes
+//! Trial that edits and forges ResourceSlices of a node. The driver restores its slices and deletes
 //! others.
 
 use k8s_openapi::api::resource::v1::ResourceSlice;
@@ -18,7 +18,7 @@ use crate::wait::{self, CheckResult};
 const FORGED: &str = "trial-forged-slice";
 
 /// Edits one slice and creates another while the admission policies, which deny both, are removed.
-pub(super) async fn repaired(test_bed: TestBed) -> TrialOutcome {
+pub(super) async fn check_repaired(test_bed: TestBed) -> TrialOutcome {
     let node = test_bed.node_with("a100", 4).await?;
     let slices: Api<ResourceSlice> = Api::all(test_bed.client.clone());
     // Left by an interrupted run.
@@ -72,7 +72,7 @@ async fn tamper(
     Ok(())
 }
 
-/// Returns a slice's content without the generation, which counts changes, and without the times at
+/// Returns a slice's content without fields that change. These are the generation and the times at
 /// which taints were added.
 fn content(slice: &ResourceSlice) -> Value {
     let mut devices = json!(slice.spec.devices);

@@ -1,6 +1,5 @@
-//! Soak trial: thousands of pods of random shapes, while driver, controller and kubelet are killed
-//! at random times. No GPU is ever overcommitted, and no claim, finalizer or file is left in the
-//! end.
+//! Soak trial: random pods, while driver, controller and kubelet are killed at random times. No GPU
+//! is ever overcommitted, and no claim, finalizer or file is left in the end.
 //!
 //! `TESSERA_SOAK_SEED` repeats the shapes, the times of deletion and the order of kills of an
 //! earlier run. It does not repeat the timing of the cluster, so interleavings may differ.
@@ -41,7 +40,7 @@ const MAX_PODS: usize = 40;
 /// again several times before that ends.
 const STALL_LIMIT: Duration = Duration::from_secs(300);
 
-/// Time limit for the last claims and their files to be deleted: a kubelet killed while a pod was
+/// Time limit for the last claims and their files to be deleted. A kubelet killed while a pod was
 /// force-deleted detects its claims in a check that runs every 60 s.
 const TIMEOUT: Duration = Duration::from_secs(300);
 
@@ -56,7 +55,7 @@ pub struct SoakSize {
     pub pause: Duration,
 }
 
-pub(super) async fn survives(test_bed: TestBed) -> TrialOutcome {
+pub(super) async fn run(test_bed: TestBed) -> TrialOutcome {
     let seed = match std::env::var("TESSERA_SOAK_SEED") {
         Ok(text) => {
             text.parse().with_context(|| format!("$TESSERA_SOAK_SEED is not a number: {text}"))?
@@ -154,13 +153,13 @@ struct Load<'a> {
     created: usize,
     done: usize,
     present: BTreeMap<String, PodShape>,
-    shared: Option<Shared>,
+    shared: Option<SharedClaim>,
     /// Pods that use each shared claim.
     users: BTreeMap<String, Vec<String>>,
 }
 
 /// A claim that the next pods share.
-struct Shared {
+struct SharedClaim {
     claim: String,
     pods: u64,
 }
@@ -229,8 +228,10 @@ impl<'a> Load<'a> {
 
     /// Creates a claim that the next pods share.
     async fn create_shared_claim(&mut self) -> anyhow::Result<()> {
-        let shared =
-            Shared { claim: format!("shared-{}", self.created), pods: self.random.between(2, 4) };
+        let shared = SharedClaim {
+            claim: format!("shared-{}", self.created),
+            pods: self.random.between(2, 4),
+        };
         let claim = json!({"metadata": {"name": shared.claim}, "spec": {"devices": shape::devices("eighth")}});
         self.test_bed
             .claims()

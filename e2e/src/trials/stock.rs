@@ -55,7 +55,7 @@ async fn kube_scheduler_allocates(test_bed: &TestBed) -> anyhow::Result<()> {
     test_bed.delete(&["one", "two", "greedy", "percent"].map(str::to_owned)).await
 }
 
-/// Checks that the driver's event rejects `memory.percent`, which only the controller supports, and
+/// Checks that the driver rejects `memory.percent`, which only the controller supports. The event
 /// names the alternative.
 async fn check_percent_refused(test_bed: &TestBed) -> anyhow::Result<()> {
     let parameters = json!({"apiVersion": "gpu.tessera.dev/v1alpha1", "kind": "GpuConfig", "memory": {"percent": 25}});

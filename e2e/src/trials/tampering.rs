@@ -1,4 +1,4 @@
-//! Trials of a tenant that tampers with its grants and ledgers in its containers: it gets no more
+//! Trials of a tenant that tampers with its grants and ledgers in its containers. It gets no more
 //! memory, and no other pod is affected.
 
 use futures::{AsyncBufReadExt, TryStreamExt};
@@ -27,7 +27,11 @@ pub(super) async fn forge_grant(test_bed: TestBed) -> TrialOutcome {
     gpu.create(pod).await?;
     let output = gpu.wait_output("forger", "filled").await?;
     output.check_tampered()?;
-    anyhow::ensure!(output.taken()? == GRANTED, "allocated {} of {GRANTED}", output.taken()?);
+    anyhow::ensure!(
+        output.allocated_bytes()? == GRANTED,
+        "allocated {} of {GRANTED}",
+        output.allocated_bytes()?
+    );
     gpu.clean_up().await
 }
 
@@ -42,7 +46,7 @@ pub(super) async fn forge_grant_by_image(test_bed: TestBed) -> TrialOutcome {
     for (name, directory) in [("beside", "forged".to_owned()), ("over", id)] {
         gpu.create(forging_volume(name, &directory)).await?;
         let filled = gpu.wait_output(name, "filled").await?;
-        let taken = filled.taken()?;
+        let taken = filled.allocated_bytes()?;
         anyhow::ensure!(
             taken + HELD <= GRANTED,
             "mounted {name} the real grant: allocated {taken} of {GRANTED}"
@@ -89,8 +93,8 @@ fn forging_volume(name: &str, share: &str) -> Value {
     pod
 }
 
-/// Corrupts ledgers in several ways, while another pod of the same claim holds memory and a pod of
-/// another claim uses the GPU.
+/// Corrupts ledgers in several ways. Meanwhile another pod of the same claim holds memory, and a
+/// pod of another claim uses the GPU.
 pub(super) async fn corrupt_ledgers(test_bed: TestBed) -> TrialOutcome {
     const METHODS: [&str; 6] = [
         "truncate-ledger",
@@ -117,7 +121,7 @@ pub(super) async fn corrupt_ledgers(test_bed: TestBed) -> TrialOutcome {
         // A corrupt ledger has no memory for a context either.
         let output = gpu.wait_output_of_any(method, &["filled", "error"]).await?;
         output.check_tampered_without_gain()?;
-        let taken = output.taken()?;
+        let taken = output.allocated_bytes()?;
         anyhow::ensure!(
             taken + HELD <= GRANTED,
             "{method}: allocated {taken} beside {HELD} of {GRANTED}"
@@ -127,7 +131,7 @@ pub(super) async fn corrupt_ledgers(test_bed: TestBed) -> TrialOutcome {
     gpu.clean_up().await
 }
 
-/// Fills the container's `/dev` and grows a ledger, and checks that the node has as much memory as
+/// Fills the container's `/dev` and grows a ledger. Checks that the node has as much memory as
 /// before.
 pub(super) async fn fill_dev(test_bed: TestBed) -> TrialOutcome {
     let gpu = OneGpu::new(&test_bed).await?;
@@ -142,7 +146,11 @@ pub(super) async fn fill_dev(test_bed: TestBed) -> TrialOutcome {
     // containerd limits `/dev` to 64 MiB.
     let gained = output.tampered["gainedBytes"].as_u64().unwrap_or(u64::MAX);
     anyhow::ensure!(gained <= 64 * MIB, "{} was written to /dev", output.tampered);
-    anyhow::ensure!(output.taken()? == GRANTED, "allocated {} of {GRANTED}", output.taken()?);
+    anyhow::ensure!(
+        output.allocated_bytes()? == GRANTED,
+        "allocated {} of {GRANTED}",
+        output.allocated_bytes()?
+    );
     gpu.check_undisturbed(&before).await?;
     gpu.clean_up().await
 }
@@ -157,7 +165,7 @@ pub(super) async fn forge_in_user_namespace(test_bed: TestBed) -> TrialOutcome {
         pod["spec"]["securityContext"] = json!({"seccompProfile": {"type": profile}});
         gpu.create(pod).await?;
         let output = gpu.wait_output(name, "filled").await?;
-        let (taken, refused) = (output.taken()?, &output.tampered["refusedWith"]);
+        let (taken, refused) = (output.allocated_bytes()?, &output.tampered["refusedWith"]);
         if profile == "RuntimeDefault" {
             anyhow::ensure!(
                 refused.is_string() && taken == GRANTED,
@@ -188,7 +196,7 @@ struct ProbeOutput {
 
 impl ProbeOutput {
     /// Returns the allocated bytes; 0 if the context itself exceeded the share's memory.
-    fn taken(&self) -> anyhow::Result<u64> {
+    fn allocated_bytes(&self) -> anyhow::Result<u64> {
         if self.line["event"] == "error" && self.line["name"] == "CUDA_ERROR_OUT_OF_MEMORY" {
             return Ok(0);
         }
@@ -298,8 +306,8 @@ impl OneGpu {
         })
     }
 
-    /// Checks that the other pod still runs, that it is limited to its memory, and that the next
-    /// pod gets its own.
+    /// Checks that the other pod still runs with its memory limit, and that the next pod gets its
+    /// own memory.
     async fn check_undisturbed(&self, other: &Pod) -> anyhow::Result<()> {
         let name = other.name_any();
         self.claim("next").await?;
@@ -307,7 +315,7 @@ impl OneGpu {
             [("cap", name.as_str(), GRANTED - HELD), ("next", "next", GRANTED)]
         {
             self.create(self::pod(pod, of, &["fill"])).await?;
-            let taken = self.wait_output(pod, "filled").await?.taken()?;
+            let taken = self.wait_output(pod, "filled").await?.allocated_bytes()?;
             anyhow::ensure!(
                 taken == expected,
                 "{pod} of claim {of} allocated {taken}, expected {expected}"

@@ -123,7 +123,7 @@ impl TestBed {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// Creates a template for claims of one device of that class; `capacity` is the value of
+    /// Creates a template for claims of one device of that class. `capacity` is the value of
     /// `capacity.requests`.
     pub async fn create_template(
         &self,

@@ -1,4 +1,4 @@
-//! Trial of third-party programs in a container with a share: the interceptor is loaded where the
+//! Trial of third-party programs in a container with a share. The interceptor is loaded where the
 //! program supports it, and every program works as without it.
 
 use std::collections::BTreeMap;
@@ -48,7 +48,7 @@ struct ProgramResult {
     stderr: String,
 }
 
-pub(super) async fn work_unchanged(test_bed: TestBed) -> TrialOutcome {
+pub(super) async fn check_programs(test_bed: TestBed) -> TrialOutcome {
     test_bed
         .create_template("share", "a100.gpu.tessera.dev", json!({"memory": "1Gi", "cores": "1"}))
         .await?;

@@ -30,11 +30,11 @@ use crate::runner::Outcome;
 /// Sixteen GPUs, about a third of the capacity that the concurrent pods request.
 const NODES: u32 = 2;
 const GPUS: u32 = 8;
-const PODS_AT_A_TIME: usize = 48;
+const MAX_PODS: usize = 48;
 
 /// Maximum time without the end of a pod. kube-scheduler retries pods without a relevant event
 /// after five minutes.
-const STALL: Duration = Duration::from_secs(330);
+const STALL_LIMIT: Duration = Duration::from_secs(330);
 
 /// Maximum number of claims per pod.
 const MAX_CLAIMS: u64 = 3;
@@ -70,8 +70,9 @@ pub(super) async fn with_policies(test_bed: TestBed) -> TrialOutcome {
     Ok(Outcome::Passed(vec![]))
 }
 
-/// Runs a load of `claims` claims on its own nodes, until each is allocated, denied, or deleted by
-/// [`lost_claims`]. Returns the number of denied claims, or an error if a device is overcommitted.
+/// Runs a load of `claims` claims on its own nodes. Ends when each is allocated, denied, or deleted
+/// by [`lost_claims`]. Returns the number of denied claims, or an error if a device is
+/// overcommitted.
 async fn run_load(test_bed: &TestBed, claims: usize) -> anyhow::Result<usize> {
     let spec = HollowNodesSpec { nodes: NODES, gpus: GPUS, fence: Fence::Managed };
     let hollow = HollowNodes::create(&test_bed.client, test_bed.namespace(), spec).await?;
@@ -132,12 +133,12 @@ impl<'a> Load<'a> {
         self.templates().await?;
         let mut progress = Progress::new("claims", self.claims);
         let mut watch = PodWatch::new(self.test_bed.pods());
-        for _ in 0..PODS_AT_A_TIME {
+        for _ in 0..MAX_PODS {
             self.create().await?;
         }
         let mut last_end = Instant::now();
         while self.done < self.claims {
-            let remaining = STALL.saturating_sub(last_end.elapsed());
+            let remaining = STALL_LIMIT.saturating_sub(last_end.elapsed());
             let Ok(seen) = tokio::time::timeout(remaining, watch.next()).await else {
                 return Err(self.stalled().await);
             };
@@ -196,7 +197,7 @@ impl<'a> Load<'a> {
             .collect();
         let known = self.present.len();
         anyhow::anyhow!(
-            "no pod ended for {STALL:?}; {known} pods expected, found:\n{}",
+            "no pod ended for {STALL_LIMIT:?}; {known} pods expected, found:\n{}",
             states.join("\n")
         )
     }

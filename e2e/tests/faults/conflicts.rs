@@ -11,7 +11,7 @@ use crate::harness::FaultHarness;
 /// Number of writes of each claim before the conflicts end.
 const WRITES: usize = 7;
 
-/// Minimum duration of these writes: the first retry is immediate, then the backoff is 50 ms,
+/// Minimum duration of these writes. The first retry is immediate, then the backoff is 50 ms,
 /// doubled each time.
 const PAUSES: Duration = Duration::from_millis(50 + 100 + 200 + 400 + 800);
 

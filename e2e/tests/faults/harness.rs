@@ -1,4 +1,4 @@
-//! Harness of fault tests: a simulated cluster, real controller processes, and an observer of all
+//! Harness of fault tests: a simulated cluster, controller processes, and an observer of all
 //! claims.
 
 use std::collections::BTreeMap;

@@ -18,8 +18,8 @@ fn is_allocation(request: &RequestInfo) -> bool {
         && request.subresource == "status"
 }
 
-/// The server crashes during the write of an allocation, which it has applied if `served` is true;
-/// the response is lost. Two claims exceed the capacity, so a controller that dropped the
+/// The server crashes during the write of an allocation, which it has applied if `served` is true.
+/// The response is lost. Two claims exceed the capacity, so a controller that dropped the
 /// unconfirmed allocation would allocate the share to the second pod, which has a higher priority.
 async fn crash_during_allocation(served: bool) {
     let harness = FaultHarness::with_nodes(&[1]).await;

@@ -66,8 +66,8 @@ async fn repeated_410_loses_no_events() {
     harness.finish().await;
 }
 
-/// Delays the events of one kind, so that they arrive after events of other kinds that they caused
-/// or that caused them.
+/// Delays the events of one kind. They arrive after events of other kinds that they caused or that
+/// caused them.
 async fn check_delayed(resource: &'static str) {
     let harness = FaultHarness::with_nodes(&[1]).await;
     harness.api().set_watch_fault_hook(Some(Arc::new(move |watch| {

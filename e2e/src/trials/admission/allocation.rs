@@ -1,4 +1,4 @@
-//! Policy `tessera-allocation`: only tessera-controller allocates the driver's devices; only it and
+//! Policy `tessera-allocation`: only tessera-controller allocates the driver's devices. Only it and
 //! the cluster's controllers release them.
 
 use serde_json::json;
@@ -82,7 +82,7 @@ async fn other_drivers_are_unrestricted(harness: &AdmissionHarness) {
     }
 }
 
-/// Only the API server keeps the content of an allocation; the scheduler and the claim controller
+/// Only the API server keeps the content of an allocation. The scheduler and the claim controller
 /// write its consumers.
 async fn allocation_is_immutable(harness: &AdmissionHarness) {
     harness

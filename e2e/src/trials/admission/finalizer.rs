@@ -1,5 +1,4 @@
-//! Policy `tessera-finalizer`: the finalizer stays while a device of the driver is allocated, by
-//! whatever request it is removed.
+//! Policy `tessera-finalizer`: no request removes the finalizer while a device is allocated.
 
 use serde_json::{Value, json};
 

@@ -127,10 +127,10 @@ impl AdmissionHarness {
         &self,
         by: User,
         what: &str,
-        at: Target<'_>,
+        target: Target<'_>,
         action: Action,
     ) -> Value {
-        match self.send(by, at, &action).await {
+        match self.send(by, target, &action).await {
             Ok(object) => object,
             Err(error) => {
                 self.record(format!("{what} by {by} should be allowed: {error}"));
@@ -145,13 +145,13 @@ impl AdmissionHarness {
         by: User,
         what: &str,
         message: &str,
-        at: Target<'_>,
+        target: Target<'_>,
         action: Action,
     ) {
-        match self.send(by, at, &action).await {
+        match self.send(by, target, &action).await {
             Ok(object) => {
                 self.record(format!("{what} by {by} should be denied"));
-                self.delete_created(at, &action, &object).await;
+                self.delete_created(target, &action, &object).await;
             }
             Err(kube::Error::Api(status)) if status.message.contains(message) => {}
             Err(error) => {
@@ -182,8 +182,8 @@ impl AdmissionHarness {
     }
 
     /// Returns an object; `null` if it does not exist.
-    pub(super) async fn get(&self, at: Target<'_>) -> anyhow::Result<Value> {
-        let request = Request::new(self.path(at.0)).get(at.1, &Default::default())?;
+    pub(super) async fn get(&self, target: Target<'_>) -> anyhow::Result<Value> {
+        let request = Request::new(self.path(target.0)).get(target.1, &Default::default())?;
         match self.client.request(request).await {
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(Value::Null),
             answer => Ok(answer?),
@@ -217,17 +217,17 @@ impl AdmissionHarness {
         self.failures.borrow_mut().push(failure);
     }
 
-    async fn delete_created(&self, at: Target<'_>, action: &Action, object: &Value) {
+    async fn delete_created(&self, target: Target<'_>, action: &Action, object: &Value) {
         let Some(name) =
             object["metadata"]["name"].as_str().filter(|_| matches!(action, Action::Create(_)))
         else {
             return;
         };
-        let at = Target(at.0, name, "");
+        let target = Target(target.0, name, "");
         self.expect_allowed(
             ADMINISTRATOR,
-            &format!("deleting created {} {name}", at.0),
-            at,
+            &format!("deleting created {} {name}", target.0),
+            target,
             Action::Delete,
         )
         .await;
@@ -344,9 +344,9 @@ pub(super) fn claim(name: &str, rest: Value) -> Value {
     })
 }
 
-/// Returns an allocation of one device per driver, reserved for a consumer of an unknown kind:
-/// tessera-controller would release an unreserved one, and kube-controller-manager one reserved for
-/// a missing pod.
+/// Returns an allocation of one device per driver, reserved for a consumer of an unknown kind.
+/// Otherwise tessera-controller would release an unreserved one, and kube-controller-manager one
+/// reserved for a missing pod.
 pub(super) fn allocation(drivers: &[&str]) -> Value {
     let result = |driver: &&str| json!({"request": "gpu", "driver": driver, "pool": NODE, "device": "gpu-0"});
     let results: Vec<_> = drivers.iter().map(result).collect();

@@ -6,8 +6,7 @@ use super::harness::{ADMINISTRATOR, Action, AdmissionHarness, EDITOR, all, claim
 
 const MESSAGE: &str = "must not tolerate";
 
-/// Maximum numbers that the API allows: requests, alternatives per request, tolerations per
-/// alternative.
+/// API limits: requests, alternatives per request, tolerations per alternative.
 const REQUESTS: usize = 32;
 const ALTERNATIVES: usize = 8;
 const TOLERATIONS: usize = 16;

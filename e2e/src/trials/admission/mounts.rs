@@ -1,5 +1,5 @@
-//! Policy `tessera-mounts`: a pod with claims mounts nothing at, above or under the directory of
-//! its grants.
+//! Policy `tessera-mounts`: a pod with claims cannot mount at, above or under its grants'
+//! directory.
 
 use serde_json::{Value, json};
 

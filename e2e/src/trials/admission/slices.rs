@@ -1,5 +1,4 @@
-//! Policy `tessera-slices`: a driver writes the slices of its own node, and no other user writes
-//! their content.
+//! Policy `tessera-slices`: only the driver of a node writes the content of its slices.
 
 use serde_json::{Value, json};
 

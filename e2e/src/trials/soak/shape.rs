@@ -56,7 +56,7 @@ enum DeletionState {
 #[derive(Clone, Debug)]
 pub(super) struct PodShape {
     delete_in: DeletionState,
-    /// Deletion without a grace period: the object is deleted immediately, and the kubelet detects
+    /// Deletion without a grace period. The object is deleted immediately, and the kubelet detects
     /// that later.
     pub(super) is_forced: bool,
     templates: Vec<&'static str>,
