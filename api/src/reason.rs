@@ -147,7 +147,8 @@ pub enum NodeReason {
     BackedOff,
     /// The node is reserved for a starved pod of higher precedence.
     KeptFree {
-        /// That pod, as `namespace/name`; none if it is in another namespace than the reader.
+        /// The starved pod, as `namespace/name`; none if it is in another namespace than the
+        /// pending pod.
         pod: Option<String>,
     },
 }

@@ -2,15 +2,15 @@
 
 use std::path::PathBuf;
 
-use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use tessera_allocator::{Policy, Settings};
 
-use crate::cluster::Target;
-use crate::output::Format;
+use crate::cluster::ClusterTarget;
+use crate::output::OutputFormat;
 
-/// Looks at GPUs that Tessera shares: who holds them, why a pod waits, what would be placed where.
+/// Inspect GPU sharing: usage per node, pending pods, and placement simulation.
 ///
-/// Nothing that this program does changes a cluster.
+/// The plugin only lists objects. No command changes the cluster.
 #[derive(Debug, Parser)]
 #[command(
     name = "kubectl-tessera",
@@ -18,215 +18,302 @@ use crate::output::Format;
     version,
     after_help = "\
 Examples:
-  kubectl tessera tree                           all GPUs and who holds how much of each
-  kubectl tessera explain pod trainer -n team-a  why that pod waits, or where its devices are
-  kubectl tessera simulate -f pods.yaml          where these pods would be placed
-  kubectl tessera snapshot -o cluster.json.gz    what planning needs of this cluster, to work on it elsewhere
+  kubectl tessera tree                           GPUs of all nodes and the pods that use them
+  kubectl tessera explain pod trainer -n team-a  why the pod is pending, or its allocated GPUs
+  kubectl tessera simulate -f pods.yaml          nodes and GPUs that these pods would get
+  kubectl tessera snapshot -o cluster.json.gz    save the cluster's state to work on it elsewhere
 
 Exit codes:
-  0  all is well: shown, saved, in place, everything fits
-  1  an error, of the command line too
-  2  the pod or claim has to wait (explain), or a pod does not fit (simulate)"
+  0  success
+  1  error, also in the command line
+  2  the pod or claim is pending (explain), or a pod does not fit (simulate)"
 )]
-pub struct Args {
-    /// What to do.
+pub struct PluginArgs {
+    /// The command to run.
     #[command(subcommand)]
-    pub command: Command,
-    /// How to reach the cluster.
+    pub command: PluginCommand,
+    /// Options of the connection to the cluster.
     #[command(flatten)]
     pub connection: ConnectionArgs,
 }
 
-/// Which cluster, and as whom.
-#[derive(Debug, Clone, Default, ClapArgs)]
+/// Options of the connection to the cluster.
+#[derive(Debug, Clone, Default, Args)]
 pub struct ConnectionArgs {
-    /// Kubeconfig file; without it what $KUBECONFIG names, or ~/.kube/config.
+    /// Kubeconfig file [default: $KUBECONFIG or ~/.kube/config]
     #[arg(long, global = true, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// Context of the kubeconfig; without it the current one.
+    /// Context of the kubeconfig [default: the current context]
     #[arg(long, global = true, value_name = "NAME")]
     pub context: Option<String>,
-    /// Namespace; without it that of the context. `tree` shows all namespaces unless one is given.
+    /// Namespace [default: the namespace of the context; all namespaces for `tree`]
     #[arg(short, long, global = true, value_name = "NAME")]
     pub namespace: Option<String>,
 }
 
 impl ConnectionArgs {
-    /// The cluster that is meant.
-    pub fn target(&self) -> Target {
-        Target { kubeconfig: self.kubeconfig.clone(), context: self.context.clone() }
+    /// Returns the cluster to connect to.
+    pub fn target(&self) -> ClusterTarget {
+        ClusterTarget { kubeconfig: self.kubeconfig.clone(), context: self.context.clone() }
     }
 }
 
-/// What to do.
+/// A command of the plugin.
 #[derive(Debug, Subcommand)]
-pub enum Command {
-    /// Show nodes, their GPUs, and who holds how much of each.
+pub enum PluginCommand {
+    /// Show nodes, their GPUs, and the pods that use each GPU
     #[command(after_help = "\
 Examples:
   kubectl tessera tree
-  kubectl tessera tree node-a node-b             these nodes only
-  kubectl tessera tree --claims -n team-a        one line for each share of a namespace
+  kubectl tessera tree node-a node-b         only these nodes
+  kubectl tessera tree --claims -n team-a    one line for each allocation of a namespace
   kubectl tessera tree -o json | jq '.nodes[].gpus[] | select(.shares == []) | .device'
 
-A GPU's STATE has its taints, and Unhealthy, NotManaged (no fence: kube-scheduler allocates it), NotPublished (held, but in no
-ResourceSlice any more), Oversubscribed (of the memory that is shown a part is the host's) or Overcommitted. A share's STATE has Whole (the GPU is its alone), ClaimGone (deleted under its pod) or MPS (shared by it).")]
+Memory and compute are allocated/total: memory in GiB, compute in percent of one GPU. They are \
+allocations of the scheduler. The actual use is known to the node's driver only: see the metrics \
+tessera_share_memory_used_bytes and tessera_share_gpu_seconds_total, or nvidia-smi in the pod.
+
+STATE:
+  free             nothing is allocated
+  shared           allocated in part
+  full             shared, without free memory
+  exclusive        allocated to one claim
+  Unhealthy        the GPU failed and is tainted; the reason follows
+  NotManaged       without the managed taint: kube-scheduler allocates the GPU
+  NotPublished     allocated, but no longer in a ResourceSlice
+  Oversubscribed   publishes more memory than the GPU has; the rest is host memory
+  Overcommitted    more is allocated than the GPU publishes
+  MPS              shared by an MPS control daemon
+  ClaimDeleted     the claim was deleted while a pod uses it")]
     Tree(TreeArgs),
-    /// Say why a pod or claim waits, or where its devices are.
-    #[command(after_help = "\
+    /// Explain why a pod or claim is pending, or show its allocated GPUs
+    #[command(
+        override_usage = "kubectl tessera explain [OPTIONS] pod NAME | claim NAME | POD/ENTRY",
+        after_help = "\
 Examples:
   kubectl tessera explain pod trainer -n team-a
-  kubectl tessera explain claim trainer-gpu -n team-a
+  kubectl tessera explain claim trainer-gpu-x7k2p -n team-a
+  kubectl tessera explain trainer/gpu -n team-a    the claim of entry `gpu` of pod `trainer`
   kubectl tessera explain pod trainer --snapshot cluster.json.gz
 
-It plans all waiting pods as the controller would, over the same objects, so its reasons are those of the pod's events, in full.
-Nodes that the controller leaves out for a while because the pod could not run there are in its memory only: the pod's events
-name them. Exit code 2: it has to wait.
+The command plans all pending pods as the controller does, over the same objects, so its reasons \
+are those of the pod's events, in full. Nodes that the controller skips for a while because the \
+pod failed there are known to the controller only; the pod's events name them.
 
-States of pods: NoClaims, Foreign (other drivers only), Incomplete (a claim is not there), Blocked (somebody has to change something),
-Gated, Waiting (nothing fits), Placeable (the controller's turn), ForScheduler (kube-scheduler's turn), Bound, Misplaced (bound elsewhere
-than its claim), Deleting, Ended.")]
+States of a pod:
+  NoClaims           uses no ResourceClaims
+  NotManaged         uses claims of other drivers only
+  MissingClaim       a claim does not exist yet, is being deleted, or belongs to another owner
+  Blocked            cannot be planned before a user changes something
+  SchedulingGated    has a scheduling gate
+  Pending            no node has the devices
+  Schedulable        fits; the controller has not allocated its claims yet
+  PendingScheduling  its claims are allocated; kube-scheduler has not bound it yet
+  Bound              bound, and its claims are allocated on its node
+  NodeMismatch       bound, and a claim is not allocated on its node
+  Terminating, Completed
+
+Exit code 2: the pod or claim is pending."
+    )]
     Explain(ExplainArgs),
-    /// Say where pods would be placed, without making them.
+    /// Simulate the placement of pods from manifests (dry run)
     #[command(after_help = "\
 Examples:
   kubectl tessera simulate -f pods.yaml
   helm template my-chart | kubectl tessera simulate -f -
   kubectl tessera simulate -f pods.yaml --snapshot cluster.json.gz --policy spread
 
-Files hold Pods, Deployments, StatefulSets, ReplicaSets and Jobs, with their ResourceClaims and ResourceClaimTemplates; also
-DeviceClasses, Nodes, ResourceSlices and DeviceTaintRules, to try what is not there yet. Other kinds are left out, with a note.
-Templates may also be in the cluster. Pods that wait in the cluster are planned too, first if they are of the same priority.
-LeastFragmentation goes by the requests that the controller has seen, which are in its memory only: here it begins with what is
-usual, so another node of those that fit may come out.
+Files contain Pods, Deployments, StatefulSets, ReplicaSets and Jobs with their ResourceClaims and \
+ResourceClaimTemplates. They may also contain DeviceClasses, Nodes, ResourceSlices and \
+DeviceTaintRules, to try hardware that is not there yet. Other kinds are skipped with a note. \
+Templates may also be in the cluster.
 
-What it does not look at: rules of kube-scheduler but readiness, cordons, taints, node selectors, required node affinity and
-resources; preemption; quotas, LimitRanges and other admission. Exit code 2: a pod does not fit.")]
+Pending pods of the cluster are planned too, before pods of the files with the same priority.
+
+The policy least-fragmentation uses the requests that the controller has seen. They are in the \
+controller's memory only: the simulation starts with the default mix, so it may choose another \
+feasible node.
+
+Not simulated: preemption, quotas, LimitRanges, admission, and plugins of kube-scheduler other \
+than readiness, cordons, taints, node selectors, required node affinity and resources.
+
+Exit code 2: a pod does not fit.")]
     Simulate(SimulateArgs),
-    /// Save what planning needs of the cluster, for explain and simulate.
+    /// Save the cluster's state for explain, simulate and tree
     #[command(after_help = "\
 Examples:
   kubectl tessera snapshot -o cluster.json.gz
-  kubectl tessera snapshot | jq .pods[].metadata.name
+  kubectl tessera snapshot | jq '.pods[].metadata.name'
+  kubectl tessera tree --snapshot cluster.json.gz
 
-The file holds ResourceSlices of gpu.tessera.dev, DeviceTaintRules, DeviceClasses, ResourceClaims and their templates, nodes, pods
-and the controller's Lease, each without what planning does not look at.
+The file contains ResourceSlices of gpu.tessera.dev, DeviceTaintRules, DeviceClasses, \
+ResourceClaims and their templates, nodes, pods and the controller's Lease, each reduced to the \
+fields that planning reads.
 
-In it, and maybe not for everybody: names of namespaces, pods, claims and nodes, labels and taints of nodes, UUIDs and PCI addresses of
-GPUs, CEL selectors, GpuConfigs. Not in it: images, commands, environment, volumes and annotations of pods, addresses of nodes, Secrets,
-ConfigMaps, configurations for other drivers.")]
+Possibly confidential content: names of namespaces, pods, claims and nodes; labels and taints of \
+nodes; UUIDs and PCI addresses of GPUs; CEL selectors; GpuConfigs.
+
+Not in the file: images, commands, environment, volumes and annotations of pods; addresses of \
+nodes; Secrets; ConfigMaps; configurations for other drivers.")]
     Snapshot(SnapshotArgs),
 }
 
-/// How results are written.
-#[derive(Debug, Clone, Copy, Default, ClapArgs)]
+/// Output options of a table.
+#[derive(Debug, Clone, Copy, Default, Args)]
 pub struct OutputArgs {
-    /// How the result is written.
+    /// Output format
     #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
-    pub output: Format,
-    /// Leave out headers, and the sum at the end.
+    pub output: OutputFormat,
+    /// Omit headers and totals
     #[arg(long)]
     pub no_headers: bool,
 }
 
-/// Where objects come from.
-#[derive(Debug, Clone, Default, ClapArgs)]
+/// The source of the objects.
+#[derive(Debug, Clone, Default, Args)]
 pub struct SourceArgs {
-    /// Look at a saved snapshot, not at a cluster.
+    /// Read a saved snapshot instead of a cluster
     #[arg(long, value_name = "FILE")]
     pub snapshot: Option<PathBuf>,
 }
 
-/// `tree`.
-#[derive(Debug, ClapArgs)]
+/// Arguments of `tree`.
+#[derive(Debug, Args)]
 pub struct TreeArgs {
-    /// Nodes to show; without any, all that have GPUs.
+    /// Nodes to show [default: all nodes with GPUs]
     #[arg(value_name = "NODE")]
     pub nodes: Vec<String>,
-    /// One line for each share.
+    /// Print one line for each allocation
     #[arg(long)]
     pub claims: bool,
-    /// Where objects come from.
+    /// The source of the objects.
     #[command(flatten)]
     pub source: SourceArgs,
-    /// How results are written.
+    /// Output options.
     #[command(flatten)]
     pub output: OutputArgs,
 }
 
-/// `explain`.
-#[derive(Debug, ClapArgs)]
+/// Arguments of `explain`.
+#[derive(Debug, Args)]
 pub struct ExplainArgs {
-    /// What NAME is.
-    #[arg(value_enum, value_name = "pod|claim")]
-    pub kind: Kind,
-    /// Name of the Pod or ResourceClaim.
-    pub name: String,
-    /// Where objects come from.
+    /// `pod NAME`, `claim NAME`, or `POD/ENTRY` for the claim of an entry of the pod's
+    /// spec.resourceClaims
+    #[arg(value_name = "SUBJECT", num_args = 1..=2, required = true)]
+    pub subject: Vec<String>,
+    /// The source of the objects.
     #[command(flatten)]
     pub source: SourceArgs,
-    /// How the result is written.
+    /// Output format
     #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
-    pub output: Format,
+    pub output: OutputFormat,
 }
 
-/// What can be explained.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Kind {
-    /// A Pod.
-    #[value(alias = "pods", alias = "po")]
-    Pod,
-    /// A ResourceClaim.
-    #[value(alias = "claims", alias = "resourceclaim", alias = "resourceclaims")]
-    Claim,
+/// The object to explain.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ExplainSubject {
+    /// The pod of that name.
+    Pod(String),
+    /// The ResourceClaim of that name.
+    Claim(String),
+    /// The ResourceClaim of an entry of a pod's `spec.resourceClaims`.
+    PodClaim {
+        /// The pod.
+        pod: String,
+        /// The entry.
+        entry: String,
+    },
 }
 
-/// `simulate`.
-#[derive(Debug, ClapArgs)]
+/// Error returned when the arguments of `explain` name no object.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "cannot explain `{0}`: expected `pod NAME`, `claim NAME` or `POD/ENTRY`; see `kubectl tessera \
+     explain --help`"
+)]
+pub struct SubjectError(String);
+
+impl ExplainSubject {
+    /// Parses `pod NAME`, `pod/NAME`, `claim NAME`, `claim/NAME` and `[claim] POD/ENTRY`.
+    ///
+    /// # Errors
+    /// The arguments have none of these forms.
+    pub fn parse(arguments: &[String]) -> Result<Self, SubjectError> {
+        let failed = || SubjectError(arguments.join(" "));
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let (kind, name) = match arguments.as_slice() {
+            [kind, name] => (*kind, *name),
+            [name] => name.split_once('/').filter(|(kind, _)| is_kind(kind)).unwrap_or(("", name)),
+            _ => return Err(failed()),
+        };
+        match (kind, name.split_once('/')) {
+            (kind, None) if is_pod(kind) => Ok(Self::Pod(name.to_owned())),
+            (kind, None) if is_claim(kind) => Ok(Self::Claim(name.to_owned())),
+            (kind, Some((pod, entry))) if kind.is_empty() || is_claim(kind) => {
+                Ok(Self::PodClaim { pod: pod.to_owned(), entry: entry.to_owned() })
+            }
+            _ => Err(failed()),
+        }
+    }
+}
+
+fn is_kind(word: &str) -> bool {
+    is_pod(word) || is_claim(word)
+}
+
+fn is_pod(word: &str) -> bool {
+    matches!(word, "pod" | "pods" | "po")
+}
+
+fn is_claim(word: &str) -> bool {
+    matches!(word, "claim" | "claims" | "resourceclaim" | "resourceclaims")
+}
+
+/// Arguments of `simulate`.
+#[derive(Debug, Args)]
 pub struct SimulateArgs {
-    /// Files of YAML or JSON documents; `-` is the standard input.
+    /// Files with YAML or JSON documents; `-` reads the standard input
     #[arg(short = 'f', long = "filename", required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
-    /// Placement policy of pods whose configuration names none; without it the controller's own.
+    /// Placement policy of pods whose GpuConfig names none [default: the controller's default]
     #[arg(long, value_enum)]
     pub policy: Option<PolicyName>,
-    /// What `--policy random` draws its lots from; the same number gives the same result.
+    /// Seed of `--policy random`; equal seeds give equal results
     #[arg(long, default_value_t, value_name = "NUMBER")]
     pub seed: u64,
-    /// Where objects come from.
+    /// The source of the objects.
     #[command(flatten)]
     pub source: SourceArgs,
-    /// How results are written.
+    /// Output options.
     #[command(flatten)]
     pub output: OutputArgs,
 }
 
-/// `snapshot`.
-#[derive(Debug, ClapArgs)]
+/// Arguments of `snapshot`.
+#[derive(Debug, Args)]
 pub struct SnapshotArgs {
-    /// The file; compressed if its name ends in .gz. Without it the standard output, not
-    /// compressed.
+    /// File to write, compressed if its name ends in .gz [default: standard output]
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
 }
 
-/// A placement policy by name.
+/// Name of a placement policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum PolicyName {
-    /// The first node and device that fit, as kube-scheduler.
+    /// First feasible node and device (kube-scheduler's order)
     FirstFit,
-    /// The fullest first.
+    /// Fullest node and device
     Binpack,
-    /// The emptiest first.
+    /// Emptiest node and device
     Spread,
-    /// Any, by lot.
+    /// Random node and device
     Random,
-    /// Where the least becomes useless to the requests that are expected: the default.
+    /// Minimizes capacity stranded for expected requests (default)
     LeastFragmentation,
 }
 
 impl PolicyName {
-    /// The controller's settings but for this policy.
+    /// Returns the controller's default settings with this policy.
     pub fn settings(chosen: Option<Self>) -> Settings {
         let policy = match chosen {
             None => return Settings::default(),
@@ -237,5 +324,39 @@ impl PolicyName {
             Some(Self::LeastFragmentation) => Policy::LeastFragmentation,
         };
         Settings { policy, ..Settings::default() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(arguments: &[&str]) -> Result<ExplainSubject, SubjectError> {
+        let arguments: Vec<String> = arguments.iter().map(ToString::to_string).collect();
+        ExplainSubject::parse(&arguments)
+    }
+
+    #[test]
+    fn parses_pods_claims_and_entries_of_pods() {
+        let pod = || Ok(ExplainSubject::Pod("p".to_owned()));
+        let claim = || Ok(ExplainSubject::Claim("c".to_owned()));
+        let entry =
+            || Ok(ExplainSubject::PodClaim { pod: "p".to_owned(), entry: "gpu".to_owned() });
+        assert_eq!(
+            [parse(&["pod", "p"]), parse(&["pod/p"]), parse(&["po", "p"])],
+            [(); 3].map(|()| pod())
+        );
+        assert_eq!([parse(&["claim", "c"]), parse(&["resourceclaims/c"])], [claim(), claim()]);
+        assert_eq!(
+            [parse(&["p/gpu"]), parse(&["claim", "p/gpu"]), parse(&["claim/p/gpu"])],
+            [(); 3].map(|()| entry())
+        );
+    }
+
+    #[test]
+    fn refuses_other_kinds_and_bare_names() {
+        assert!(parse(&["node", "x"]).is_err());
+        assert!(parse(&["trainer"]).is_err());
+        assert!(parse(&["pod", "p/gpu"]).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! The one part that talks to a cluster. It lists, and writes nothing.
+//! The client of the API server. It lists objects and writes nothing.
 
 use std::fmt::Debug;
 use std::path::PathBuf;
@@ -17,63 +17,71 @@ use tessera_api::names::{CONTROLLER_LEASE, DRIVER_NAME};
 
 use crate::snapshot::{self, NotRead, Snapshot};
 
-/// Objects asked for at once. A page of pods is a few megabytes.
+/// Objects per page of a list. A page of pods has a few megabytes.
 const PAGE: u32 = 500;
 
-/// Which cluster, and as whom.
+/// The cluster and the user to connect with.
 #[derive(Debug, Clone, Default)]
-pub struct Target {
-    /// The kubeconfig; none = what `KUBECONFIG` names, `~/.kube/config`, or the pod's service
-    /// account.
+pub struct ClusterTarget {
+    /// The kubeconfig file; none for `$KUBECONFIG`, `~/.kube/config`, or the service account of a
+    /// pod.
     pub kubeconfig: Option<PathBuf>,
-    /// The context in it; none = the current one.
+    /// The context of the kubeconfig; none for the current one.
     pub context: Option<String>,
 }
 
-/// Why a cluster could not be read. Each says what to do about it.
+/// Error returned when a cluster cannot be read. Each message says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterError {
-    /// No usable kubeconfig.
-    #[error(
-        "no usable kubeconfig; give one with --kubeconfig FILE, name one in $KUBECONFIG, choose a context with --context, or \
-         work on a saved snapshot with --snapshot FILE"
-    )]
-    Kubeconfig(#[source] Box<KubeconfigError>),
-    /// The configuration makes no client.
-    #[error("cannot make a client for the API server at {url}")]
+    /// The kubeconfig cannot be loaded.
+    #[error("cannot load kubeconfig{file}: {cause} (use --kubeconfig, $KUBECONFIG or --snapshot)")]
+    Kubeconfig {
+        /// The quoted path, after a space; empty if it is not known.
+        file: String,
+        /// The cause.
+        cause: String,
+    },
+    /// The kubeconfig has no such context.
+    #[error("cannot load kubeconfig: {cause} (use --context or --kubeconfig)")]
+    Context {
+        /// The cause.
+        cause: String,
+    },
+    /// No client can be created from the kubeconfig.
+    #[error("cannot create a client for the API server at {url}")]
     Client {
         /// The API server.
         url: String,
-        /// Why not.
+        /// The cause.
         source: Box<kube::Error>,
     },
-    /// The API server does not know us.
+    /// The API server refuses the credentials.
     #[error(
-        "the API server at {url} does not accept the credentials ({message}); log in again, or choose another context with \
-         --context"
+        "the API server at {url} refuses the credentials ({message}); log in again, or choose \
+         another context with --context"
     )]
     Unauthorized {
         /// The API server.
         url: String,
-        /// Its words.
+        /// The message of the API server.
         message: String,
     },
-    /// The user may not list something that is needed.
+    /// The user has no permission to list a resource.
     #[error(
-        "not permitted to list {resource} in all namespaces ({message}); this command lists {NEEDED}: ask an administrator \
-         for the ClusterRole tessera-viewer of the Helm chart, as in `kubectl create clusterrolebinding NAME \
-         --clusterrole=tessera-viewer --user=USER`"
+        "not permitted to list {resource} in all namespaces ({message}); this command lists \
+         {NEEDED}: ask an administrator for the ClusterRole tessera-viewer of the Helm chart, as \
+         in `kubectl create clusterrolebinding NAME --clusterrole=tessera-viewer --user=USER`"
     )]
     Forbidden {
         /// The resource.
         resource: String,
-        /// The API server's words.
+        /// The message of the API server.
         message: String,
     },
     /// The API server has no `resource.k8s.io/v1`.
     #[error(
-        "the API server at {url} does not serve {resource} in {version}: Tessera needs Kubernetes 1.36 or newer with \
-         dynamic resource allocation on"
+        "the API server at {url} does not serve {resource} in {version}: Tessera needs Kubernetes \
+         1.36 or newer with dynamic resource allocation enabled"
     )]
     NotServed {
         /// The API server.
@@ -83,25 +91,26 @@ pub enum ClusterError {
         /// Group and version.
         version: String,
     },
-    /// Something else.
+    /// The request failed.
     #[error(
-        "cannot list {resource} from the API server at {url}; is it up, and is the context the right one?"
+        "cannot list {resource} from the API server at {url} (check that it is up and that the \
+         context is right)"
     )]
     Request {
         /// The API server.
         url: String,
         /// The resource.
         resource: String,
-        /// What went wrong.
+        /// The cause.
         source: Box<kube::Error>,
     },
 }
 
-/// What is listed in any case, for the error that something may not be.
-const NEEDED: &str = "pods and nodes, resourceslices, resourceclaims, deviceclasses, and where it may devicetaintrules, \
-                      resourceclaimtemplates and leases";
+/// Resources that the plugin lists, for the error about a missing permission.
+const NEEDED: &str = "pods, nodes, resourceslices, resourceclaims, deviceclasses, and if permitted \
+                      devicetaintrules, resourceclaimtemplates and leases";
 
-/// A cluster that can be read.
+/// A connection to a cluster.
 pub struct Cluster {
     client: Client,
     url: String,
@@ -110,13 +119,13 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Prepares to read the cluster.
+    /// Returns a connection with that configuration.
     ///
     /// # Errors
-    /// [`ClusterError::Kubeconfig`], [`ClusterError::Client`].
+    /// [`ClusterError::Client`].
     pub fn from_config(config: Config) -> Result<Self, ClusterError> {
-        // With several linked in, rustls does not choose. An error means that the process has
-        // chosen already.
+        // With several providers linked in, rustls does not choose one. An error means that the
+        // process has one already.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let url = config.cluster_url.to_string();
         let namespace = config.default_namespace.clone();
@@ -127,31 +136,29 @@ impl Cluster {
         Ok(Self { client, url, namespace, page: PAGE })
     }
 
-    /// Prepares to read the cluster that `target` means.
+    /// Returns a connection to that cluster.
     ///
     /// # Errors
-    /// As [`from_config`](Self::from_config).
-    pub async fn connect(target: &Target) -> Result<Self, ClusterError> {
-        Self::from_config(
-            config(target).await.map_err(|source| ClusterError::Kubeconfig(Box::new(source)))?,
-        )
+    /// [`ClusterError::Kubeconfig`], [`ClusterError::Context`], [`ClusterError::Client`].
+    pub async fn connect(target: &ClusterTarget) -> Result<Self, ClusterError> {
+        Self::from_config(config(target).await.map_err(|error| kubeconfig_error(&error))?)
     }
 
-    /// The same cluster, asked for so many objects at once.
+    /// Sets the number of objects per page of a list.
     #[must_use]
     pub fn with_page(self, page: u32) -> Self {
         Self { page, ..self }
     }
 
-    /// The namespace of the context.
+    /// Returns the namespace of the context.
     pub fn namespace(&self) -> &str {
         &self.namespace
     }
 
-    /// Reads all that planning needs.
+    /// Lists the objects that planning needs.
     ///
     /// # Errors
-    /// Anything but a kind that can be done without.
+    /// A list fails. Missing permissions for an optional kind are recorded in the snapshot.
     pub async fn read(&self) -> Result<Snapshot, ClusterError> {
         let slices = ListParams::default().fields(&format!("spec.driver={DRIVER_NAME}"));
         let leases = ListParams::default().fields(&format!("metadata.name={CONTROLLER_LEASE}"));
@@ -172,12 +179,12 @@ impl Cluster {
             self.list(all(), |claim| Some(snapshot::trimmed_claim(claim))),
             self.list(all(), |node| Some(snapshot::trimmed_node(node))),
             self.list(all(), snapshot::trimmed_pod),
-            self.list_if_possible(all(), |rule| Some(snapshot::trimmed_rule(rule))),
-            self.list_if_possible(all(), |template| Some(snapshot::trimmed_template(template))),
-            self.list_if_possible(leases, |lease| Some(snapshot::trimmed_lease(lease))),
+            self.list_optional(all(), |rule| Some(snapshot::trimmed_rule(rule))),
+            self.list_optional(all(), |template| Some(snapshot::trimmed_template(template))),
+            self.list_optional(leases, |lease| Some(snapshot::trimmed_lease(lease))),
         )?;
         let mut not_read = Vec::new();
-        let mut or_note = Noting { not_read: &mut not_read };
+        let mut optional = NotReadRecorder { not_read: &mut not_read };
         Ok(Snapshot {
             taken_at,
             kubernetes: self.version().await,
@@ -186,20 +193,20 @@ impl Cluster {
             resource_claims,
             nodes,
             pods,
-            device_taint_rules: or_note.take::<DeviceTaintRule>(rules),
-            resource_claim_templates: or_note.take::<ResourceClaimTemplate>(templates),
-            leases: or_note.take::<Lease>(leases),
+            device_taint_rules: optional.record::<DeviceTaintRule>(rules),
+            resource_claim_templates: optional.record::<ResourceClaimTemplate>(templates),
+            leases: optional.record::<Lease>(leases),
             not_read,
         })
     }
 
-    /// Events about a pod or claim, if they may be read; the newest last.
+    /// Returns the events about an object, the newest last; none without permission.
     pub async fn events(&self, namespace: &str, kind: &str, name: &str) -> Vec<Event> {
         let api: Api<Event> = Api::namespaced(self.client.clone(), namespace);
         let about = format!("involvedObject.kind={kind},involvedObject.name={name}");
         let listed = api.list(&ListParams::default().fields(&about)).await;
         let mut events = listed.map(|list| list.items).unwrap_or_default();
-        events.sort_by_key(told_at);
+        events.sort_by_key(event_time);
         events
     }
 
@@ -207,7 +214,7 @@ impl Cluster {
         self.client.apiserver_version().await.map(|version| version.git_version).unwrap_or_default()
     }
 
-    /// Lists a kind page by page, keeping what `trim` keeps of each object.
+    /// Lists a kind page by page; `trim` reduces each object.
     async fn list<K>(
         &self,
         params: ListParams,
@@ -216,11 +223,11 @@ impl Cluster {
     where
         K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
     {
-        self.pages(params, trim).await.map_err(|error| self.explained::<K>(error))
+        self.pages(params, trim).await.map_err(|error| self.list_error::<K>(error))
     }
 
-    /// The same; a kind that is not served or may not be listed gives the reason.
-    async fn list_if_possible<K>(
+    /// Lists an optional kind. The inner error is the reason why the kind cannot be listed.
+    async fn list_optional<K>(
         &self,
         params: ListParams,
         trim: fn(K) -> Option<K>,
@@ -234,7 +241,7 @@ impl Cluster {
                 Ok(Err("not permitted".to_owned()))
             }
             Err(kube::Error::Api(status)) if status.code == 404 => Ok(Err("not served".to_owned())),
-            Err(error) => Err(self.explained::<K>(error)),
+            Err(error) => Err(self.list_error::<K>(error)),
         }
     }
 
@@ -252,8 +259,7 @@ impl Cluster {
         loop {
             let list = match api.list(&page).await {
                 Ok(list) => list,
-                // The list has become older than what the API server remembers: once more, in one
-                // piece.
+                // The continue token expired: list again, without pages.
                 Err(kube::Error::Api(status))
                     if status.code == 410 && page.continue_token.is_some() =>
                 {
@@ -271,14 +277,14 @@ impl Cluster {
         }
     }
 
-    fn explained<K: Resource<DynamicType = ()>>(&self, error: kube::Error) -> ClusterError {
+    fn list_error<K: Resource<DynamicType = ()>>(&self, error: kube::Error) -> ClusterError {
         let (url, resource) = (self.url.clone(), qualified::<K>());
         match error {
             kube::Error::Api(status) if status.code == 401 => {
-                ClusterError::Unauthorized { url, message: words(&status) }
+                ClusterError::Unauthorized { url, message: status_message(&status) }
             }
             kube::Error::Api(status) if status.code == 403 => {
-                ClusterError::Forbidden { resource, message: words(&status) }
+                ClusterError::Forbidden { resource, message: status_message(&status) }
             }
             kube::Error::Api(status) if status.code == 404 => {
                 ClusterError::NotServed { url, resource, version: K::api_version(&()).into_owned() }
@@ -288,13 +294,13 @@ impl Cluster {
     }
 }
 
-/// Collects what could not be read.
-struct Noting<'n> {
+/// Records the kinds that could not be read.
+struct NotReadRecorder<'n> {
     not_read: &'n mut Vec<NotRead>,
 }
 
-impl Noting<'_> {
-    fn take<K: Resource<DynamicType = ()>>(&mut self, listed: Result<Vec<K>, String>) -> Vec<K> {
+impl NotReadRecorder<'_> {
+    fn record<K: Resource<DynamicType = ()>>(&mut self, listed: Result<Vec<K>, String>) -> Vec<K> {
         listed.unwrap_or_else(|because| {
             self.not_read.push(NotRead { resource: qualified::<K>(), because });
             Vec::new()
@@ -302,18 +308,18 @@ impl Noting<'_> {
     }
 }
 
-/// `plural.group`, as kubectl and RBAC errors name a resource.
+/// Returns `plural.group`, the name of a resource in kubectl and RBAC errors.
 fn qualified<K: Resource<DynamicType = ()>>() -> String {
     let (plural, group) = (K::plural(&()), K::group(&()));
     if group.is_empty() { plural.into_owned() } else { format!("{plural}.{group}") }
 }
 
-fn words(status: &Status) -> String {
+fn status_message(status: &Status) -> String {
     if status.message.is_empty() { status.reason.clone() } else { status.message.clone() }
 }
 
-/// When an event was last told.
-pub fn told_at(event: &Event) -> Option<Timestamp> {
+/// Returns the time of the last occurrence of an event.
+pub fn event_time(event: &Event) -> Option<Timestamp> {
     let last = event.last_timestamp.as_ref().or(event.first_timestamp.as_ref()).map(|time| time.0);
     last.or(event.event_time.as_ref().map(|time| time.0)).or(event
         .metadata
@@ -322,15 +328,36 @@ pub fn told_at(event: &Event) -> Option<Timestamp> {
         .map(|time| time.0))
 }
 
-async fn config(target: &Target) -> Result<Config, KubeconfigError> {
+async fn config(target: &ClusterTarget) -> Result<Config, KubeconfigError> {
     let options =
         KubeConfigOptions { context: target.context.clone(), ..KubeConfigOptions::default() };
     if let Some(path) = &target.kubeconfig {
         return Config::from_custom_kubeconfig(Kubeconfig::read_from(path)?, &options).await;
     }
     match Config::from_kubeconfig(&options).await {
-        // In a pod there is a service account, unless a context was asked for by name.
+        // A pod has a service account, which has no contexts.
         Err(error) if target.context.is_none() => Config::incluster().map_err(|_| error),
         found => found,
     }
+}
+
+/// Returns the error about a kubeconfig with its cause once: the texts of kube include theirs.
+fn kubeconfig_error(error: &KubeconfigError) -> ClusterError {
+    match error {
+        KubeconfigError::ReadConfig(cause, path) => {
+            ClusterError::Kubeconfig { file: format!(" {path:?}"), cause: io_cause(cause) }
+        }
+        KubeconfigError::LoadContext(_) | KubeconfigError::LoadClusterOfContext(_) => {
+            ClusterError::Context { cause: error.to_string() }
+        }
+        other => ClusterError::Kubeconfig { file: String::new(), cause: other.to_string() },
+    }
+}
+
+/// Returns the text of an I/O error without its number, in lower case.
+fn io_cause(error: &std::io::Error) -> String {
+    let text = error.to_string();
+    let text = text.split(" (os error").next().unwrap_or(&text);
+    let mut letters = text.chars();
+    letters.next().map(|first| first.to_ascii_lowercase()).into_iter().chain(letters).collect()
 }

@@ -1,4 +1,4 @@
-//! Devices given to claims, as all commands show them.
+//! Devices allocated to claims, as all commands show them.
 
 use std::collections::BTreeMap;
 
@@ -7,32 +7,32 @@ use tessera_allocator::model::DeviceResult;
 use tessera_api::config::Sharing;
 use tessera_api::quantity::Quantity;
 
-/// One device that a request has, or would have.
+/// One device that is allocated to a request, or would be.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Given {
+pub struct AllocatedDevice {
     /// The request, `request/subrequest` for a chosen alternative.
     pub request: String,
-    /// The driver.
+    /// The device's driver.
     pub driver: String,
-    /// The pool; of our devices the name of their node.
+    /// The device's pool; of gpu.tessera.dev the name of the node.
     pub pool: String,
-    /// The device's name in full.
+    /// The full name of the device.
     pub device: String,
-    /// The whole of it.
+    /// True if the device is allocated exclusively.
     pub whole: bool,
-    /// Granted for administration: takes nothing from anybody.
+    /// True for admin access: the allocation consumes no capacity.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub admin: bool,
-    /// What keeps it from the others, where that is not the library in each process: `MPS`.
+    /// The mode of sharing if it is not the default, the interceptor: `MPS`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sharing: Option<&'static str>,
-    /// What a share takes of each capacity.
+    /// Amount of each capacity that the share consumes.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub amounts: BTreeMap<String, Quantity>,
 }
 
-impl From<&DeviceResult> for Given {
+impl From<&DeviceResult> for AllocatedDevice {
     fn from(result: &DeviceResult) -> Self {
         Self {
             request: result.request.to_string(),
@@ -41,49 +41,54 @@ impl From<&DeviceResult> for Given {
             device: result.device.device.to_string(),
             whole: !result.shared,
             admin: result.admin,
-            sharing: way(result),
+            sharing: sharing_mode(result),
             amounts: result.consumed.clone(),
         }
     }
 }
 
-/// How the device is shared, where that is not how it mostly is.
-pub(crate) fn way(result: &DeviceResult) -> Option<&'static str> {
+/// Returns the mode of sharing if it is not the default.
+pub(crate) fn sharing_mode(result: &DeviceResult) -> Option<&'static str> {
     (result.sharing != Sharing::Intercept).then(|| result.sharing.word())
 }
 
-impl Given {
-    /// The device and how much of it, as `gpu-1f0c2d3e: memory 19Gi, cores 25`.
+impl AllocatedDevice {
+    /// Returns the device with its share: `gpu-1f0c2d3e: memory 19Gi, cores 25`.
     pub(crate) fn text(&self) -> String {
         format!("{}: {}", short(&self.device), self.share())
     }
 
-    /// How much of it, as `memory 19Gi, cores 25`.
+    /// Returns the device with its node and share: `gpu-1f0c2d3e on node-a: memory 19Gi`.
+    pub(crate) fn text_with_node(&self) -> String {
+        format!("{} on {}: {}", short(&self.device), self.pool, self.share())
+    }
+
+    /// Returns the share: `memory 19Gi, cores 25`.
     pub(crate) fn share(&self) -> String {
         if self.admin {
-            return "for administration".to_owned();
+            return "admin access".to_owned();
         }
         if self.whole {
-            return "all of it".to_owned();
+            return "exclusive".to_owned();
         }
         let mut amounts: Vec<(&String, &Quantity)> =
             self.amounts.iter().filter(|(_, a)| !a.is_zero()).collect();
-        // Memory first: it is what is short most often.
+        // Memory first: it is the scarcest capacity in most clusters.
         amounts.sort_by_key(|(name, _)| {
             (name.as_str() != tessera_api::names::capacity::MEMORY, *name)
         });
         let amounts: Vec<String> =
             amounts.iter().map(|(name, amount)| format!("{name} {amount}")).collect();
         let amounts =
-            if amounts.is_empty() { "a share of nothing".to_owned() } else { amounts.join(", ") };
+            if amounts.is_empty() { "no capacity".to_owned() } else { amounts.join(", ") };
         match self.sharing {
-            Some(way) => format!("{amounts}, by {way}"),
+            Some(mode) => format!("{amounts}, sharing {mode}"),
             None => amounts,
         }
     }
 }
 
-/// Enough of a device's name to tell it from others of its node: names of ours are UUIDs.
+/// Returns the prefix of a device name that is unique on its node. Device names contain UUIDs.
 pub(crate) fn short(device: &str) -> &str {
     match device.match_indices('-').nth(1) {
         Some((end, _)) if device.len() > 24 => &device[..end],
@@ -96,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_uuid_is_cut_after_its_first_part_and_other_names_are_not() {
+    fn shortens_uuids_only() {
         assert_eq!(short("gpu-1f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77"), "gpu-1f0c2d3e");
         assert_eq!(short("gpu-0"), "gpu-0");
         assert_eq!(short("mig-1g-5gb"), "mig-1g-5gb");

@@ -1,6 +1,6 @@
-//! `kubectl tessera explain`: why a pod or a claim waits, or where it is and that all is well.
+//! `kubectl tessera explain`: why a pod or a claim is pending, or the GPUs that it has.
 //!
-//! The reasons come from the controller's own planner over the same objects, and their words from
+//! The reasons come from the controller's own planner over the same objects, and the texts from
 //! the renderer of its events.
 
 mod claim;
@@ -8,15 +8,15 @@ mod outside;
 mod pod;
 mod render;
 
-pub use claim::{Ask, ClaimReport, RequestReport};
+pub use claim::{PodClaimReport, RequestReport, RequestSpec};
 pub use outside::Finding;
 pub use render::{claim_text, pod_text};
 
-use claim::Subject;
+use claim::ClaimContext;
 pub(crate) use outside::supply;
 pub(crate) use render::claim_lines;
 
-use k8s_openapi::api::core::v1::Event;
+use k8s_openapi::api::core::v1::{Event, Pod};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
@@ -25,42 +25,42 @@ use tessera_allocator::{Plan, Settings, plan};
 use tessera_api::names::{ClaimName, Namespace, PodName};
 use tessera_index::{ClaimState, Index, Work};
 
-use crate::cluster::told_at;
-use crate::devices::Given;
-use crate::snapshot::{Picture, Snapshot};
+use crate::cluster::event_time;
+use crate::devices::AllocatedDevice;
+use crate::snapshot::{IndexedSnapshot, Snapshot};
 
-/// What there is to look at.
-pub struct View<'v> {
+/// A snapshot with the plan that the controller would make of it.
+pub struct PlanView<'v> {
     /// The objects.
     pub(crate) snapshot: &'v Snapshot,
     pub(crate) index: &'v Index,
-    /// What the allocator sees.
+    /// The allocator's view of the cluster.
     pub(crate) cluster: Cluster,
-    /// The pods that the controller would plan now, and those that it cannot.
+    /// The pods that the controller would plan, and the blocked ones.
     pub(crate) work: Work,
-    /// What the controller would decide now.
+    /// The decisions that the controller would make.
     pub(crate) plan: Plan,
     pub(crate) settings: Settings,
-    /// The moment that ages are counted to.
+    /// The time to which ages are counted.
     pub(crate) now: Timestamp,
 }
 
-impl View<'_> {
-    /// What the controller would decide if these pods were the only ones that wait.
+impl PlanView<'_> {
+    /// Returns the plan if these pods were the only pending ones.
     pub(crate) fn plan_alone(&self, pods: &[PendingPod]) -> Plan {
         plan(&self.cluster, pods, Settings { patience: None, ..self.settings })
     }
 }
 
-impl<'v> View<'v> {
-    /// Plans as the controller would at this moment.
+impl<'v> PlanView<'v> {
+    /// Plans all pending pods of the snapshot as the controller would at the time `now`.
     pub fn new(
         snapshot: &'v Snapshot,
-        picture: &'v Picture,
+        indexed: &'v IndexedSnapshot,
         settings: Settings,
         now: Timestamp,
     ) -> Self {
-        let index = &picture.index;
+        let index = &indexed.index;
         let (cluster, work) = (index.snapshot(), index.work());
         let settings = Settings { now: now.as_second(), ..settings };
         let plan = plan(&cluster, &work.pending, settings);
@@ -68,164 +68,230 @@ impl<'v> View<'v> {
     }
 }
 
-/// How it is with a pod.
+/// The explanation of a pod.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodReport {
-    /// Its namespace.
+    /// The pod's namespace.
     pub namespace: String,
-    /// Its name.
+    /// The pod's name.
     pub pod: String,
-    /// In one word.
+    /// The pod's state, in one word.
     pub state: PodState,
-    /// In one sentence.
+    /// The answer, in one sentence.
     pub message: String,
-    /// Where it is bound, or would be placed now.
+    /// The node to which the pod is bound, or would be.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// Its claims, in pod order.
-    pub claims: Vec<ClaimReport>,
-    /// What else stands in the way or explains it.
+    /// The pod's claims, in pod order.
+    pub claims: Vec<PodClaimReport>,
+    /// Conditions outside of the plan that explain the state.
     pub findings: Vec<Finding>,
-    /// What Tessera's parts last told in events, one for each reason, the newest last.
+    /// Last event of Tessera for each reason, the newest last.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub events: Vec<Said>,
+    pub events: Vec<EventReport>,
+    /// Advice to the user.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hint: Option<String>,
 }
 
-/// How it is with a pod, in one word.
+/// The state of a pod with regard to its claims.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum PodState {
-    /// It asks for nothing through claims.
+    /// The pod uses no ResourceClaims.
     NoClaims,
-    /// It has ended.
-    Ended,
-    /// It is being deleted.
-    Deleting,
-    /// It is bound and has its devices.
+    /// The pod has succeeded or failed.
+    Completed,
+    /// The pod is being deleted.
+    Terminating,
+    /// The pod is bound, and its claims are allocated on its node.
     Bound,
-    /// It is bound, and one of its claims is not where it is.
-    Misplaced,
-    /// A scheduling gate holds it back.
-    Gated,
-    /// A claim of it is not there, or not its own.
-    Incomplete,
-    /// It cannot be planned before somebody changes something.
+    /// The pod is bound, and a claim is not allocated on its node.
+    NodeMismatch,
+    /// The pod has a scheduling gate.
+    SchedulingGated,
+    /// A claim of the pod does not exist, or belongs to another owner.
+    MissingClaim,
+    /// The pod cannot be planned before a user changes something.
     Blocked,
-    /// Nothing fits.
-    Waiting,
-    /// It fits, and the controller has not written it yet.
-    Placeable,
-    /// Its claims are allocated; kube-scheduler has to bind it.
-    ForScheduler,
-    /// It asks other drivers only.
-    Foreign,
+    /// No node has the devices.
+    Pending,
+    /// The pod fits, and the controller has not allocated its claims yet.
+    Schedulable,
+    /// The pod's claims are allocated, and kube-scheduler has not bound it yet.
+    PendingScheduling,
+    /// The pod uses claims of other drivers only.
+    NotManaged,
 }
 
 impl PodState {
-    /// Whether the pod has to wait for something.
-    pub fn waits(self) -> bool {
-        !matches!(self, Self::NoClaims | Self::Ended | Self::Deleting | Self::Bound)
+    /// Returns true if the pod is not bound and not finished.
+    pub fn is_pending(self) -> bool {
+        !matches!(self, Self::NoClaims | Self::Completed | Self::Terminating | Self::Bound)
     }
 }
 
-/// An event.
+/// An event of a Tessera component.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Said {
-    /// When it was last told.
+pub struct EventReport {
+    /// Time of the last occurrence.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub at: Option<Timestamp>,
-    /// Who told it.
+    /// The reporting component.
     pub by: String,
-    /// Its reason.
+    /// The reason.
     pub reason: String,
-    /// Its text.
+    /// The message.
     pub message: String,
+    /// True if the pod was bound after the event, which is no longer current.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub before_binding: bool,
 }
 
-/// How it is with a claim.
+/// The explanation of a ResourceClaim.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Report {
-    /// Its namespace.
+pub struct ClaimReport {
+    /// The claim's namespace.
     pub namespace: String,
-    /// Its name.
+    /// The claim's name.
     pub name: String,
-    /// In one sentence.
+    /// The answer, in one sentence.
     pub message: String,
-    /// Whether it waits for something.
-    pub waits: bool,
-    /// What it has; empty unless it is allocated.
-    pub devices: Vec<Given>,
-    /// The node that it is on.
+    /// True if the claim is not allocated and should be.
+    #[serde(rename = "waits")]
+    pub is_pending: bool,
+    /// Allocated devices; empty for a pending claim.
+    pub devices: Vec<AllocatedDevice>,
+    /// The node on which the claim is allocated.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// Who has reserved it, by resource and name.
+    /// Consumers in `status.reservedFor`, by resource and name.
     pub reserved_for: Vec<String>,
-    /// How it is with the pods that use it.
+    /// Explanations of the pods that use the claim.
     pub pods: Vec<PodReport>,
 }
 
-/// Why there is nothing to explain.
+/// Error returned when the object to explain does not exist.
 #[derive(Debug, thiserror::Error)]
 pub enum ExplainError {
-    /// There is no such pod.
-    #[error("no Pod `{name}` in namespace `{namespace}`{elsewhere}")]
+    /// The pod does not exist.
+    #[error("pod `{name}` not found in namespace `{namespace}`{elsewhere}")]
     NoPod {
         /// The namespace.
         namespace: Namespace,
         /// The pod.
         name: PodName,
-        /// Where there is one of that name.
+        /// Other namespaces with a pod of that name, as text.
         elsewhere: String,
     },
-    /// There is no such claim.
-    #[error("no ResourceClaim `{name}` in namespace `{namespace}`{elsewhere}")]
+    /// The claim does not exist.
+    #[error("ResourceClaim `{name}` not found in namespace `{namespace}`{elsewhere}")]
     NoClaim {
         /// The namespace.
         namespace: Namespace,
         /// The claim.
         name: ClaimName,
-        /// Where there is one of that name.
+        /// Other namespaces with a claim of that name, as text.
         elsewhere: String,
+    },
+    /// The pod has no such entry in `spec.resourceClaims`.
+    #[error("pod `{pod}` has no entry `{entry}` in spec.resourceClaims; its entries: {entries}")]
+    NoEntry {
+        /// The pod.
+        pod: PodName,
+        /// The entry.
+        entry: String,
+        /// The entries of the pod.
+        entries: String,
+    },
+    /// The claim of a pod's entry is not generated yet.
+    #[error(
+        "entry `{entry}` of pod `{pod}` has no ResourceClaim yet; see `kubectl tessera explain pod \
+         {pod}`"
+    )]
+    NotGenerated {
+        /// The pod.
+        pod: PodName,
+        /// The entry.
+        entry: String,
     },
 }
 
-/// Explains a pod. `events` are those about it, the newest last.
+/// Explains a pod. `events` are the events about it, the newest last.
 ///
 /// # Errors
-/// There is no such pod.
+/// [`ExplainError::NoPod`].
 pub fn pod(
-    view: &View<'_>,
+    view: &PlanView<'_>,
     namespace: &Namespace,
     name: &PodName,
     events: &[Event],
 ) -> Result<PodReport, ExplainError> {
-    let Some(uid) = view.index.pod_called(namespace, name) else {
-        let named = view
-            .snapshot
-            .pods
-            .iter()
-            .filter(|pod| pod.metadata.name.as_deref() == Some(name.as_str()));
-        let elsewhere = elsewhere(named.filter_map(|pod| pod.metadata.namespace.as_deref()));
-        return Err(ExplainError::NoPod {
-            namespace: namespace.clone(),
-            name: name.clone(),
-            elsewhere,
-        });
-    };
-    Ok(PodReport { events: said(events), ..pod::report(view, uid) })
+    let uid = find_pod(view, namespace, name)?;
+    let report = pod::report(view, uid);
+    let bound_at = Some(report.state)
+        .filter(|state| matches!(state, PodState::Bound | PodState::Completed))
+        .and_then(|_| binding_time(find_object(view, uid)?));
+    Ok(PodReport { events: latest_events(events, bound_at), ..report })
 }
 
-/// Explains a claim.
+fn find_pod<'v>(
+    view: &'v PlanView<'_>,
+    namespace: &Namespace,
+    name: &PodName,
+) -> Result<&'v PodUid, ExplainError> {
+    view.index.pod_called(namespace, name).ok_or_else(|| {
+        let pods = view.snapshot.pods.iter().map(|pod| &pod.metadata);
+        let named = pods.filter(|metadata| metadata.name.as_deref() == Some(name.as_str()));
+        let elsewhere = elsewhere(named.filter_map(|metadata| metadata.namespace.as_deref()));
+        ExplainError::NoPod { namespace: namespace.clone(), name: name.clone(), elsewhere }
+    })
+}
+
+pub(crate) fn find_object<'v>(view: &PlanView<'v>, uid: &PodUid) -> Option<&'v Pod> {
+    view.snapshot.pods.iter().find(|pod| pod.metadata.uid.as_deref() == Some(uid.as_str()))
+}
+
+/// Returns the time when kube-scheduler bound the pod.
+fn binding_time(pod: &Pod) -> Option<Timestamp> {
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    let bound = conditions.iter().find(|c| c.type_ == "PodScheduled" && c.status == "True")?;
+    bound.last_transition_time.as_ref().map(|time| time.0)
+}
+
+/// Returns the name of the ResourceClaim of an entry of a pod's `spec.resourceClaims`.
 ///
 /// # Errors
-/// There is no such claim.
+/// The pod or the entry does not exist, or its claim is not generated yet.
+pub fn claim_of_entry(
+    view: &PlanView<'_>,
+    namespace: &Namespace,
+    pod: &PodName,
+    entry: &str,
+) -> Result<ClaimName, ExplainError> {
+    let claims = view.index.claims_standing(find_pod(view, namespace, pod)?);
+    let (pod, entry) = (pod.clone(), entry.to_owned());
+    match claims.iter().find(|claim| claim.entry == entry) {
+        Some(claim) => claim.name.clone().ok_or(ExplainError::NotGenerated { pod, entry }),
+        None => {
+            let entries: Vec<&str> = claims.iter().map(|claim| claim.entry.as_str()).collect();
+            let entries = if entries.is_empty() { "none".to_owned() } else { entries.join(", ") };
+            Err(ExplainError::NoEntry { pod, entry, entries })
+        }
+    }
+}
+
+/// Explains a ResourceClaim and the pods that use it.
+///
+/// # Errors
+/// [`ExplainError::NoClaim`].
 pub fn claim(
-    view: &View<'_>,
+    view: &PlanView<'_>,
     namespace: &Namespace,
     name: &ClaimName,
-) -> Result<Report, ExplainError> {
+) -> Result<ClaimReport, ExplainError> {
     let all = || view.snapshot.resource_claims.iter();
     let named = || all().filter(|claim| claim.metadata.name.as_deref() == Some(name.as_str()));
     let found =
@@ -241,37 +307,45 @@ pub fn claim(
     };
     let pods: Vec<PodUid> = view.index.pods_with(uid).into_iter().collect();
     let pods: Vec<PodReport> = pods.iter().map(|pod| pod::report(view, pod)).collect();
-    let subject = Subject::of_claim(view, uid);
-    let (message, waits) = standing(object, &subject, &pods);
-    let given = match &subject.state {
-        ClaimState::Allocated(allocation) => allocation.results.iter().map(Given::from).collect(),
+    let context = ClaimContext::of_claim(view, uid);
+    let (message, is_pending) = answer(object, &context, &pods);
+    let devices = match &context.state {
+        ClaimState::Allocated(allocation) => {
+            allocation.results.iter().map(AllocatedDevice::from).collect()
+        }
         _ => Vec::new(),
     };
-    Ok(Report {
+    Ok(ClaimReport {
         namespace: namespace.to_string(),
         name: name.to_string(),
         message,
-        waits,
-        devices: given,
-        node: subject.node(),
+        is_pending,
+        devices,
+        node: context.node(),
         reserved_for: reserved_for(object),
         pods,
     })
 }
 
-fn standing(object: &ResourceClaim, subject: &Subject<'_>, pods: &[PodReport]) -> (String, bool) {
+/// Returns the answer about a claim, and true if the claim is pending.
+fn answer(
+    object: &ResourceClaim,
+    context: &ClaimContext<'_>,
+    pods: &[PodReport],
+) -> (String, bool) {
     if object.metadata.deletion_timestamp.is_some() {
-        return ("it is being deleted; that ends when nobody uses it any more".to_owned(), false);
+        return ("it is being deleted and disappears when no pod uses it".to_owned(), false);
     }
-    match &subject.state {
-        ClaimState::Allocated(_) => (subject.message(), false),
-        ClaimState::Foreign => (subject.message(), true),
+    match &context.state {
+        ClaimState::Allocated(_) => (context.message(), false),
+        ClaimState::Foreign => (context.message(), true),
         _ if pods.is_empty() => (
-            "no pod uses it: a claim is allocated when a pod that names it in spec.resourceClaims waits for a node"
+            "no pod uses it: a claim is allocated for a pending pod that names it in \
+             spec.resourceClaims"
                 .to_owned(),
             true,
         ),
-        _ => ("it is not allocated; see the pods that wait for it".to_owned(), true),
+        _ => ("it is not allocated; see its pods below".to_owned(), true),
     }
 }
 
@@ -284,25 +358,27 @@ fn elsewhere<'n>(namespaces: impl Iterator<Item = &'n str>) -> String {
     let namespaces: Vec<&str> = namespaces.collect();
     match namespaces.as_slice() {
         [] => String::new(),
-        some => format!("; there is one in {}: choose with -n NAMESPACE", some.join(", ")),
+        some => format!("; found in {}: choose one with -n NAMESPACE", some.join(", ")),
     }
 }
 
-/// The last event of each reason that one of our parts told.
-fn said(events: &[Event]) -> Vec<Said> {
-    let mut told: Vec<Said> = Vec::new();
+/// Returns the last event of Tessera's components for each reason, the newest last.
+fn latest_events(events: &[Event], bound_at: Option<Timestamp>) -> Vec<EventReport> {
+    let mut latest: Vec<EventReport> = Vec::new();
     for event in events {
         let component = event.reporting_component.as_deref().filter(|name| !name.is_empty());
         let by = component.or(event.source.as_ref().and_then(|source| source.component.as_deref()));
         let Some(by) = by.filter(|by| by.starts_with("tessera-")) else { continue };
-        let said = Said {
-            at: told_at(event),
+        let at = event_time(event);
+        let report = EventReport {
+            at,
             by: by.to_owned(),
             reason: event.reason.clone().unwrap_or_default(),
             message: event.message.clone().unwrap_or_default(),
+            before_binding: at.zip(bound_at).is_some_and(|(at, bound)| at <= bound),
         };
-        told.retain(|earlier| earlier.reason != said.reason);
-        told.push(said);
+        latest.retain(|earlier| earlier.reason != report.reason);
+        latest.push(report);
     }
-    told
+    latest
 }

@@ -1,24 +1,23 @@
-//! `kubectl tessera`: what GPUs there are and who holds them, why a pod waits, what would be placed
-//! where.
+//! `kubectl tessera`: GPU usage, pending pods, and placement simulation.
 //!
 //! ```text
 //!   kubeconfig --cluster--> Snapshot <--file-- FILE (kubectl tessera snapshot)
-//!                              |   what planning needs of each object, and no more
+//!                              |   the fields that planning reads
 //!                              v
-//!                       tessera_index::Index, tessera_allocator::plan        the controller's own
+//!                       tessera_index::Index, tessera_allocator::plan     as in the controller
 //!                              |
 //!        +---------------------+-----------------------+
 //!        v                     v                       v
-//!   tree::Tree        explain::Report        simulate::Simulation            data: -o json, -o yaml
+//!   tree::GpuTree     explain::PodReport    simulate::Simulation          data: -o json, -o yaml
 //!        |                     |                       |
-//!        '---------------- output -------------------- '                     text for people
+//!        '------------------ output ------------------ '                  text for people
 //! ```
 //!
-//! Nothing here writes to a cluster. Only `cluster` talks to one; all that is between a snapshot
-//! and text is pure.
+//! The plugin only lists objects. `cluster` is the only module with a client; everything between a
+//! snapshot and its text is pure.
 //!
-//! Exit codes: 0 all is well, 1 an error, 2 the pod or claim has to wait or does not fit
-//! ([`run::Exit`]).
+//! Exit codes: 0 success, 1 error, 2 the pod or claim is pending or does not fit
+//! ([`run::ExitStatus`]).
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! `kubectl-tessera`: see the library.
+//! `kubectl-tessera`, the plugin of kubectl: see the library.
 
 use std::process::ExitCode;
 

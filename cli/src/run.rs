@@ -1,4 +1,4 @@
-//! From the command line to the exit code.
+//! The program: from the command line to the exit code.
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -11,68 +11,78 @@ use tessera_allocator::Settings;
 use tessera_api::names::{ClaimName, Namespace, PodName};
 
 use crate::args::{
-    Args, Command, ConnectionArgs, ExplainArgs, Kind, PolicyName, SimulateArgs, SnapshotArgs,
-    SourceArgs, TreeArgs,
+    ConnectionArgs, ExplainArgs, ExplainSubject, PluginArgs, PluginCommand, PolicyName,
+    SimulateArgs, SnapshotArgs, SourceArgs, TreeArgs,
 };
 use crate::cluster::Cluster;
-use crate::explain::View;
-use crate::output::render;
-use crate::snapshot::Snapshot;
+use crate::explain::PlanView;
+use crate::output::{count, render};
+use crate::snapshot::{IndexedSnapshot, Snapshot, VERSION};
 use crate::{explain, simulate, tree};
 
-/// How the program ends.
+/// Exit status of a command without errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Exit {
-    /// All is well.
-    Well,
-    /// The pod or claim has to wait, or a pod does not fit.
-    Waits,
+pub enum ExitStatus {
+    /// Exit code 0.
+    Success,
+    /// Exit code 2: the pod or claim is pending, or a pod does not fit.
+    Pending,
 }
 
-/// Reads the command line and does what it says.
+/// Parses the command line and runs the command.
 pub async fn main() -> ExitCode {
-    let args = match Args::try_parse() {
+    let args = match PluginArgs::try_parse() {
         Ok(args) => args,
         Err(error) => {
-            // Help and version are no errors. clap's own code for errors, 2, means something else
-            // here.
+            // Help and version are no errors. clap's own code for errors, 2, means pending here.
             let code = if error.use_stderr() { 1 } else { 0 };
             let _ = error.print();
             return ExitCode::from(code);
         }
     };
     match run(args).await {
-        Ok((text, exit)) => match std::io::stdout().write_all(text.as_bytes()) {
-            // Whoever reads has seen enough.
+        Ok((text, status)) => match std::io::stdout().write_all(text.as_bytes()) {
+            // A closed pipe is no error: `head` closes it after the lines that it needs.
             Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => fail(&error.into()),
-            _ => ExitCode::from(if exit == Exit::Well { 0 } else { 2 }),
+            _ => ExitCode::from(if status == ExitStatus::Success { 0 } else { 2 }),
         },
         Err(error) => fail(&error),
     }
 }
 
 fn fail(error: &anyhow::Error) -> ExitCode {
-    eprintln!("error: {error:#}");
+    eprintln!("error: {}", error_text(error));
     ExitCode::from(1)
 }
 
-/// Does what the command line says. Gives what goes to the standard output.
-async fn run(args: Args) -> anyhow::Result<(String, Exit)> {
-    let Args { command, connection } = args;
+/// Returns an error with its causes, each once: the texts of some errors include their cause.
+fn error_text(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}
+
+/// Runs the command. Returns the text for the standard output.
+async fn run(args: PluginArgs) -> anyhow::Result<(String, ExitStatus)> {
+    let PluginArgs { command, connection } = args;
     match command {
-        Command::Tree(args) => show_tree(args, &connection).await,
-        Command::Explain(args) => explain(args, &connection).await,
-        Command::Simulate(args) => simulate(args, &connection).await,
-        Command::Snapshot(args) => save(args, &connection).await,
+        PluginCommand::Tree(args) => show_tree(args, &connection).await,
+        PluginCommand::Explain(args) => explain(args, &connection).await,
+        PluginCommand::Simulate(args) => simulate(args, &connection).await,
+        PluginCommand::Snapshot(args) => save(args, &connection).await,
     }
 }
 
-/// What is looked at.
+/// The objects that a command reads.
 struct Source {
     snapshot: Snapshot,
-    /// None where it is a file.
+    /// The connection; none for a file.
     cluster: Option<Cluster>,
-    /// The moment that it shows.
+    /// Time of the snapshot.
     now: Timestamp,
 }
 
@@ -88,50 +98,58 @@ impl Source {
         Ok(Self { snapshot, cluster: Some(cluster), now: Timestamp::now() })
     }
 
-    /// The namespace that is meant.
+    /// Returns the namespace of the command line, of the context, or `default`.
     fn namespace(&self, connection: &ConnectionArgs) -> anyhow::Result<Namespace> {
         let context = self.cluster.as_ref().map(Cluster::namespace);
         let name = connection.namespace.as_deref().or(context).unwrap_or("default");
-        Namespace::new(name).context("--namespace is no name of a namespace")
+        Namespace::new(name).with_context(|| format!("invalid namespace `{name}`"))
     }
 
-    /// The picture, with a word about objects that cannot be read.
-    fn picture(&self) -> crate::snapshot::Picture {
-        let picture = self.snapshot.picture();
-        for problem in &picture.unusable {
-            eprintln!("warning: left out: {problem}");
+    /// Builds the index, with a warning for each object that cannot be read.
+    fn indexed(&self) -> IndexedSnapshot {
+        let indexed = self.snapshot.indexed();
+        for error in &indexed.refused {
+            eprintln!("warning: object ignored: {error}");
         }
-        picture
+        indexed
     }
 }
 
-async fn show_tree(args: TreeArgs, connection: &ConnectionArgs) -> anyhow::Result<(String, Exit)> {
+async fn show_tree(
+    args: TreeArgs,
+    connection: &ConnectionArgs,
+) -> anyhow::Result<(String, ExitStatus)> {
     let source = Source::open(&args.source, connection).await?;
     let namespace =
         connection.namespace.as_ref().map(|_| source.namespace(connection)).transpose()?;
-    let filter = tree::Filter { nodes: args.nodes.iter().cloned().collect(), namespace };
-    let seen = tree::look(&source.picture().index, &filter);
-    let unknown = args.nodes.iter().find(|name| !seen.nodes.iter().any(|node| node.name == **name));
+    let filter = tree::TreeFilter { nodes: args.nodes.iter().cloned().collect(), namespace };
+    let gpus = tree::GpuTree::read(&source.indexed().index, &filter);
+    let unknown = args.nodes.iter().find(|name| !gpus.nodes.iter().any(|node| node.name == **name));
     if let Some(unknown) = unknown.filter(|_| filter.namespace.is_none()) {
         anyhow::bail!(
-            "node `{unknown}` publishes no GPUs through Tessera; `kubectl tessera tree` shows those that do"
+            "node `{unknown}` publishes no GPUs through Tessera (list nodes with `kubectl tessera \
+             tree`)"
         );
     }
     let headers = !args.output.no_headers;
-    let text = |seen: &tree::Tree| {
-        if args.claims { tree::claims(seen, headers) } else { tree::tree(seen, headers) }
+    let text = |gpus: &tree::GpuTree| {
+        if args.claims { tree::claims_text(gpus, headers) } else { tree::tree_text(gpus, headers) }
     };
-    Ok((render(&seen, args.output.output, text)?, Exit::Well))
+    Ok((render(&gpus, args.output.output, text)?, ExitStatus::Success))
 }
 
-async fn explain(args: ExplainArgs, connection: &ConnectionArgs) -> anyhow::Result<(String, Exit)> {
+async fn explain(
+    args: ExplainArgs,
+    connection: &ConnectionArgs,
+) -> anyhow::Result<(String, ExitStatus)> {
+    let subject = ExplainSubject::parse(&args.subject)?;
     let source = Source::open(&args.source, connection).await?;
     let namespace = source.namespace(connection)?;
-    let picture = source.picture();
-    let view = View::new(&source.snapshot, &picture, PolicyName::settings(None), source.now);
-    let (text, waits) = match args.kind {
-        Kind::Pod => {
-            let name = PodName::new(&args.name).context("NAME is no name of a Pod")?;
+    let indexed = source.indexed();
+    let view = PlanView::new(&source.snapshot, &indexed, PolicyName::settings(None), source.now);
+    let claim_name = match subject {
+        ExplainSubject::Pod(name) => {
+            let name = pod_name(&name)?;
             let events = match &source.cluster {
                 Some(cluster) => cluster.events(namespace.as_str(), "Pod", name.as_str()).await,
                 None => Vec::new(),
@@ -139,57 +157,88 @@ async fn explain(args: ExplainArgs, connection: &ConnectionArgs) -> anyhow::Resu
             let report = explain::pod(&view, &namespace, &name, &events)?;
             let text =
                 render(&report, args.output, |report| explain::pod_text(report, source.now))?;
-            (text, report.state.waits())
+            return Ok((text, status(report.state.is_pending())));
         }
-        Kind::Claim => {
-            let name = ClaimName::new(&args.name).context("NAME is no name of a ResourceClaim")?;
-            let report = explain::claim(&view, &namespace, &name)?;
-            let text =
-                render(&report, args.output, |report| explain::claim_text(report, source.now))?;
-            (text, report.waits)
+        ExplainSubject::Claim(name) => ClaimName::new(&name)
+            .with_context(|| format!("invalid name of a ResourceClaim `{name}`"))?,
+        ExplainSubject::PodClaim { pod, entry } => {
+            explain::claim_of_entry(&view, &namespace, &pod_name(&pod)?, &entry)?
         }
     };
-    Ok((text, if waits { Exit::Waits } else { Exit::Well }))
+    let report = explain::claim(&view, &namespace, &claim_name)?;
+    let text = render(&report, args.output, |report| explain::claim_text(report, source.now))?;
+    Ok((text, status(report.is_pending)))
+}
+
+fn pod_name(name: &str) -> anyhow::Result<PodName> {
+    PodName::new(name).with_context(|| format!("invalid name of a pod `{name}`"))
+}
+
+fn status(is_pending: bool) -> ExitStatus {
+    if is_pending { ExitStatus::Pending } else { ExitStatus::Success }
 }
 
 async fn simulate(
     args: SimulateArgs,
     connection: &ConnectionArgs,
-) -> anyhow::Result<(String, Exit)> {
+) -> anyhow::Result<(String, ExitStatus)> {
     let manifests = read_all(&args.files)?;
     let source = Source::open(&args.source, connection).await?;
     let namespace = source.namespace(connection)?;
     let settings = Settings { seed: args.seed, ..PolicyName::settings(args.policy) };
     let result = simulate::simulate(&source.snapshot, &manifests, &namespace, settings)
-        .with_context(|| format!("cannot use {}", names(&args.files)))?;
+        .with_context(|| format!("cannot simulate {}", names(&args.files)))?;
     let headers = !args.output.no_headers;
     let text = render(&result, args.output.output, |result| simulate::text(result, headers))?;
-    Ok((text, if result.lacks_room() { Exit::Waits } else { Exit::Well }))
+    Ok((text, status(!result.fits())))
 }
 
-async fn save(args: SnapshotArgs, connection: &ConnectionArgs) -> anyhow::Result<(String, Exit)> {
+async fn save(
+    args: SnapshotArgs,
+    connection: &ConnectionArgs,
+) -> anyhow::Result<(String, ExitStatus)> {
     let snapshot = Cluster::connect(&connection.target()).await?.read().await?;
     for not in &snapshot.not_read {
-        eprintln!("warning: {} are not in the snapshot: {}", not.resource, not.because);
+        eprintln!("warning: snapshot without {}: {}", not.resource, not.because);
     }
-    match &args.output {
-        Some(path) => snapshot.save(path)?,
+    let content = content(&snapshot);
+    let text = match &args.output {
+        Some(path) => {
+            snapshot.save(path)?;
+            let bytes = std::fs::metadata(path).map(|file| file.len()).unwrap_or_default();
+            let kib = bytes.div_ceil(1024);
+            eprintln!("saved {}: {content} ({kib} KiB, format {VERSION})", path.display());
+            String::new()
+        }
         None => {
             let mut text = Vec::new();
             snapshot.write_to(&mut text).context("cannot write the snapshot")?;
-            return Ok((String::from_utf8(text).context("JSON is UTF-8")?, Exit::Well));
+            eprintln!("snapshot: {content} (format {VERSION})");
+            String::from_utf8(text).context("JSON is UTF-8")?
         }
-    }
-    Ok((String::new(), Exit::Well))
+    };
+    Ok((text, ExitStatus::Success))
 }
 
-/// The documents of all files.
+/// Returns the numbers of objects in a snapshot as text.
+fn content(snapshot: &Snapshot) -> String {
+    let slices = &snapshot.resource_slices;
+    let gpus = slices.iter().map(|slice| slice.spec.devices.as_ref().map_or(0, Vec::len)).sum();
+    [
+        count(snapshot.nodes.len(), "node"),
+        count(gpus, "GPU"),
+        count(snapshot.resource_claims.len(), "ResourceClaim"),
+        count(snapshot.pods.len(), "pod"),
+    ]
+    .join(", ")
+}
+
+/// Returns the documents of all files.
 fn read_all(files: &[PathBuf]) -> anyhow::Result<String> {
     let mut all = String::new();
     for path in files {
         let text = read(path).with_context(|| format!("cannot read {}", path.display()))?;
-        // A separator between two files; at the end of one it is one too many, which is no
-        // document.
+        // A separator between two files. The last one adds an empty document, which is skipped.
         all.push_str(&text);
         all.push_str("\n---\n");
     }
@@ -207,4 +256,17 @@ fn read(path: &Path) -> std::io::Result<String> {
 
 fn names(files: &[PathBuf]) -> String {
     files.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prints_each_cause_once() {
+        let error = anyhow::anyhow!("file not found");
+        assert_eq!(error_text(&error.context("cannot read a")), "cannot read a: file not found");
+        let repeated = anyhow::anyhow!("no such file").context("cannot load: no such file");
+        assert_eq!(error_text(&repeated), "cannot load: no such file");
+    }
 }

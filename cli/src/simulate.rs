@@ -1,8 +1,8 @@
-//! `kubectl tessera simulate`: what would be placed where, if these objects were there too.
+//! `kubectl tessera simulate`: the placement of pods from manifests, as a dry run.
 //!
-//! The objects of the files are put beside those of the snapshot as Kubernetes would: claims are
-//! made from templates, workloads become pods. Then the controller's planner plans all pods that
-//! wait, theirs last among equals. Nothing is written anywhere.
+//! The objects of the files are added to those of the snapshot as Kubernetes would: claims are
+//! generated from templates, and workloads become pods. Then the controller's planner plans all
+//! pending pods; those of the files come last among equals. Nothing is written.
 
 mod expand;
 mod manifest;
@@ -12,69 +12,87 @@ pub use manifest::ManifestError;
 pub use render::text;
 
 use serde::Serialize;
-use tessera_allocator::Settings;
+use tessera_allocator::{Plan, Settings};
 use tessera_api::names::{Namespace, PodName};
 
-use crate::explain::{self, ClaimReport, ExplainError, PodReport, PodState, View};
+use crate::explain::{self, ExplainError, PlanView, PodClaimReport, PodReport, PodState};
 use crate::snapshot::Snapshot;
+use crate::tree::{CapacityUsage, GpuTree, TreeFilter};
 
-/// What would happen.
+/// The result of a simulation.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Simulation {
     /// The pods of the files, in their order.
     pub pods: Vec<SimulatedPod>,
-    /// Pods that wait in the cluster already: those of the same or higher priority are planned
-    /// before.
-    pub waiting_before: usize,
-    /// What the result should be read with.
+    /// Number of pods that are pending in the cluster. Those of the same or higher priority are
+    /// planned first.
+    #[serde(rename = "waitingBefore")]
+    pub pending_before: usize,
+    /// Usage of all GPUs after the planned allocations.
+    pub totals: SimulatedTotals,
+    /// Remarks about the files and the cluster.
     pub notes: Vec<String>,
 }
 
-/// What would happen to one pod.
+/// Usage of all GPUs after the planned allocations, those of pending pods of the cluster included.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SimulatedTotals {
+    /// Number of GPUs.
+    pub gpus: usize,
+    /// Number of GPUs without allocations.
+    pub free_gpus: usize,
+    /// Device memory.
+    pub memory: CapacityUsage,
+    /// Compute, in percent of one GPU.
+    pub cores: CapacityUsage,
+}
+
+/// The simulated result of one pod.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SimulatedPod {
-    /// Its namespace.
+    /// The pod's namespace.
     pub namespace: String,
-    /// Its name; pods of a Deployment or Job get another one in the cluster.
+    /// The pod's name. Pods of a Deployment or Job get another name in the cluster.
     pub pod: String,
-    /// In one word.
-    pub result: Outcome,
-    /// In one sentence.
+    /// The result, in one word.
+    pub result: SimulatedOutcome,
+    /// The result, in one sentence.
     pub message: String,
     /// The node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// Its claims.
-    pub claims: Vec<ClaimReport>,
+    /// The pod's claims.
+    pub claims: Vec<PodClaimReport>,
 }
 
-/// What would happen to one pod, in one word.
+/// The simulated result of one pod, in one word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub enum Outcome {
-    /// Its claims would be allocated, or are.
+pub enum SimulatedOutcome {
+    /// The pod's claims would be allocated, or are already.
     Fits,
-    /// It would have to wait.
+    /// The pod would be pending.
     DoesNotFit,
-    /// It asks nothing of Tessera.
-    NotConcerned,
-    /// A pod of that name is there already.
+    /// The pod uses no claims of Tessera.
+    NotApplicable,
+    /// The cluster has a pod of that name.
     Exists,
 }
 
 impl Simulation {
-    /// Whether a pod of the files would have to wait.
-    pub fn lacks_room(&self) -> bool {
-        self.pods.iter().any(|pod| pod.result == Outcome::DoesNotFit)
+    /// Returns true if no pod of the files would be pending.
+    pub fn fits(&self) -> bool {
+        self.pods.iter().all(|pod| pod.result != SimulatedOutcome::DoesNotFit)
     }
 }
 
-/// Plans the objects of `manifests` (YAML or JSON documents) on top of `snapshot`. Those without a
-/// namespace get `namespace`.
+/// Plans the objects of `manifests` (YAML or JSON documents) on top of `snapshot`. Objects without
+/// a namespace get `namespace`.
 ///
 /// # Errors
-/// A document is not an object that the API server would take.
+/// A document is not an object that the API server would accept.
 pub fn simulate(
     snapshot: &Snapshot,
     manifests: &str,
@@ -82,24 +100,41 @@ pub fn simulate(
     settings: Settings,
 ) -> Result<Simulation, ManifestError> {
     let added = manifest::read(manifests, namespace)?;
-    let before = snapshot.picture();
-    let waiting_before = before.index.work().pending.len();
+    let before = snapshot.indexed();
+    let pending_before = before.index.work().pending.len();
     let mut snapshot = snapshot.clone();
     let expanded = expand::into_snapshot(&mut snapshot, added);
-    let picture = snapshot.picture();
+    let indexed = snapshot.indexed();
     let mut notes = expanded.notes;
-    notes.extend(picture.unusable.iter().cloned());
-    let view = View::new(&snapshot, &picture, settings, snapshot.taken_at);
+    notes.extend(indexed.refused.iter().cloned());
+    let view = PlanView::new(&snapshot, &indexed, settings, snapshot.taken_at);
     notes.extend(explain::supply(&view).into_iter().map(|finding| finding.message));
     let pods = expanded
         .pods
         .iter()
-        .map(|(namespace, name, exists)| one(&view, namespace, name, *exists))
+        .map(|(namespace, name, exists)| simulated_pod(&view, namespace, name, *exists))
         .collect();
-    Ok(Simulation { pods, waiting_before, notes })
+    let totals = totals(&snapshot, &view.plan);
+    Ok(Simulation { pods, pending_before, totals, notes })
 }
 
-fn one(view: &View<'_>, namespace: &Namespace, name: &PodName, exists: bool) -> SimulatedPod {
+/// Returns the usage of all GPUs after the allocations of a plan.
+fn totals(snapshot: &Snapshot, plan: &Plan) -> SimulatedTotals {
+    let mut index = snapshot.indexed().index;
+    let allotments = plan.decisions.iter().flat_map(|decision| &decision.claims);
+    allotments.for_each(|allotment| index.assume(allotment));
+    let tree = GpuTree::read(&index, &TreeFilter::default());
+    let (memory, cores) = tree.usage();
+    let free_gpus = tree.gpus().filter(|gpu| gpu.is_free()).count();
+    SimulatedTotals { gpus: tree.gpus().count(), free_gpus, memory, cores }
+}
+
+fn simulated_pod(
+    view: &PlanView<'_>,
+    namespace: &Namespace,
+    name: &PodName,
+    exists: bool,
+) -> SimulatedPod {
     let simulated = |result, message, node, claims| SimulatedPod {
         namespace: namespace.to_string(),
         pod: name.to_string(),
@@ -110,27 +145,32 @@ fn one(view: &View<'_>, namespace: &Namespace, name: &PodName, exists: bool) -> 
     };
     if exists {
         let message = format!(
-            "it is in the cluster already; see `kubectl tessera explain pod {name} -n {namespace}`"
+            "the cluster has a pod of that name; see `kubectl tessera explain pod {name} -n \
+             {namespace}`"
         );
-        return simulated(Outcome::Exists, message, None, Vec::new());
+        return simulated(SimulatedOutcome::Exists, message, None, Vec::new());
     }
     match explain::pod(view, namespace, name, &[]) {
         Ok(PodReport { state, message, node, claims, .. }) => {
             let (result, message) = match state {
-                PodState::NoClaims | PodState::Foreign => (Outcome::NotConcerned, message),
-                PodState::Placeable => (Outcome::Fits, "it fits".to_owned()),
-                PodState::ForScheduler => {
-                    (Outcome::Fits, "its claims are allocated already".to_owned())
+                PodState::Schedulable => (SimulatedOutcome::Fits, "it fits".to_owned()),
+                PodState::PendingScheduling => {
+                    (SimulatedOutcome::Fits, "its claims are already allocated".to_owned())
                 }
-                PodState::Bound | PodState::Ended | PodState::Deleting => {
-                    (Outcome::NotConcerned, message)
-                }
-                _ => (Outcome::DoesNotFit, message),
+                PodState::NoClaims
+                | PodState::NotManaged
+                | PodState::Bound
+                | PodState::Completed
+                | PodState::Terminating => (SimulatedOutcome::NotApplicable, message),
+                _ => (SimulatedOutcome::DoesNotFit, message),
             };
             simulated(result, message, node, claims)
         }
-        Err(error @ (ExplainError::NoPod { .. } | ExplainError::NoClaim { .. })) => {
-            simulated(Outcome::DoesNotFit, error.to_string(), None, Vec::new())
-        }
+        Err(
+            error @ (ExplainError::NoPod { .. }
+            | ExplainError::NoClaim { .. }
+            | ExplainError::NoEntry { .. }
+            | ExplainError::NotGenerated { .. }),
+        ) => simulated(SimulatedOutcome::DoesNotFit, error.to_string(), None, Vec::new()),
     }
 }

@@ -1,8 +1,7 @@
-//! What is known of a cluster at one moment: read from the API server, or from a file that was
-//! saved before.
+//! The state of a cluster at one moment, read from the API server or from a saved file.
 //!
-//! Whatever is read passes an allow-list of fields, so that a live cluster and a file say the same,
-//! and a file holds nothing but what planning looks at. ADR 72 has the format.
+//! Each object is reduced to an allow-list of fields, so a live cluster and its file give the same
+//! results, and the file contains only fields that planning reads. ADR 72 documents the format.
 
 mod file;
 mod trim;
@@ -25,17 +24,17 @@ use serde::{Deserialize, Serialize};
 use tessera_index::Index;
 use tessera_runtime::error_chain::chain;
 
-/// The objects that planning depends on, each trimmed to what it looks at.
+/// The objects that planning depends on, each reduced to the fields that planning reads.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Snapshot {
-    /// When it was read, by the clock of the machine that read it.
+    /// Time of the snapshot, by the clock of the machine that took it.
     pub taken_at: Timestamp,
-    /// Version of the API server, as `v1.37.1`.
+    /// Version of the API server, such as `v1.37.1`.
     pub kubernetes: String,
-    /// Kinds that could not be read, each with what that means.
+    /// Kinds that could not be read, each with the reason.
     pub not_read: Vec<NotRead>,
-    /// ResourceSlices of our driver.
+    /// ResourceSlices of `gpu.tessera.dev`.
     pub resource_slices: Vec<ResourceSlice>,
     /// DeviceTaintRules.
     pub device_taint_rules: Vec<DeviceTaintRule>,
@@ -47,36 +46,36 @@ pub struct Snapshot {
     pub resource_claim_templates: Vec<ResourceClaimTemplate>,
     /// Nodes.
     pub nodes: Vec<Node>,
-    /// Pods, but for those that have ended and used no claims.
+    /// Pods, except completed pods without claims.
     pub pods: Vec<Pod>,
-    /// The controller's Lease; several where it runs in several namespaces.
+    /// Leases of the controller; several if it runs in several namespaces.
     pub leases: Vec<Lease>,
 }
 
-/// A kind that could not be read although a complete picture needs it.
+/// A kind that could not be read, so explanations may be incomplete.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NotRead {
-    /// The resource, as `leases.coordination.k8s.io`.
+    /// The resource, such as `leases.coordination.k8s.io`.
     pub resource: String,
-    /// Why not.
+    /// The reason.
     pub because: String,
 }
 
 /// A snapshot as the controller sees the cluster.
-pub struct Picture {
-    /// The controller's own index, fed with the snapshot.
+pub struct IndexedSnapshot {
+    /// The controller's index of the objects.
     pub index: Index,
-    /// Objects that the index could not use, in its words.
-    pub unusable: Vec<String>,
+    /// Errors about objects that the index refused.
+    pub refused: Vec<String>,
 }
 
 impl Snapshot {
-    /// Feeds the index.
-    pub fn picture(&self) -> Picture {
+    /// Builds the index of the objects.
+    pub fn indexed(&self) -> IndexedSnapshot {
         let mut index = Index::new();
-        let mut unusable = Vec::new();
+        let mut refused = Vec::new();
         let mut note = |result: Result<(), tessera_index::convert::ConvertError>| {
-            unusable.extend(result.err().map(|error| chain(&error)));
+            refused.extend(result.err().map(|error| chain(&error)));
         };
         self.device_taint_rules.iter().for_each(|rule| index.apply_taint_rule(rule));
         self.resource_slices.iter().for_each(|slice| note(index.apply_slice(slice)));
@@ -88,10 +87,10 @@ impl Snapshot {
         for pod in &self.pods {
             index.apply_pod(pod);
         }
-        Picture { index, unusable }
+        IndexedSnapshot { index, refused }
     }
 
-    /// Why the resource could not be read; none if it was.
+    /// Returns the reason why the resource could not be read; none if it was read.
     pub fn not_read(&self, resource: &str) -> Option<&str> {
         self.not_read.iter().find(|not| not.resource == resource).map(|not| not.because.as_str())
     }

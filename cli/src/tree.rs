@@ -1,8 +1,9 @@
-//! `kubectl tessera tree`: nodes, their GPUs, and who holds how much of each.
+//! `kubectl tessera tree`: nodes, their GPUs, and the allocations of each GPU.
 
 mod render;
 
-pub use render::{claims, tree};
+pub use render::{claims_text, tree_text};
+pub(crate) use render::{gib, percent};
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,22 +16,22 @@ use tessera_api::names::{DRIVER_NAME, Namespace, attribute, capacity};
 use tessera_api::quantity::Quantity;
 use tessera_index::{Holding, Index};
 
-use crate::devices::way;
+use crate::devices::sharing_mode;
 
-/// What to show.
+/// Selection of the nodes and allocations to show.
 #[derive(Debug, Clone, Default)]
-pub struct Filter {
-    /// These nodes only; empty = all that have GPUs.
+pub struct TreeFilter {
+    /// Names of the nodes; empty for all nodes with GPUs.
     pub nodes: BTreeSet<String>,
-    /// Shares of this namespace only, and the GPUs with such.
+    /// Namespace of the allocations; GPUs without one are omitted.
     pub namespace: Option<Namespace>,
 }
 
-/// Nodes, GPUs, shares.
+/// Nodes with their GPUs and allocations.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Tree {
-    /// By name.
+pub struct GpuTree {
+    /// The nodes, by name.
     pub nodes: Vec<NodeView>,
 }
 
@@ -38,16 +39,16 @@ pub struct Tree {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeView {
-    /// Its name, or the pool's where a pool belongs to no single node.
+    /// The node's name, or the pool's if the pool belongs to no single node.
     pub name: String,
-    /// What keeps pods from it: `NotReady`, `Cordoned`, `Missing`, `PoolIncomplete`; empty if
-    /// nothing does.
+    /// Conditions that keep pods off the node: `NotReady`, `Cordoned`, `Missing`,
+    /// `PoolIncomplete`.
     pub state: Vec<String>,
-    /// Sums over its GPUs.
-    pub memory: Amount,
-    /// Sums over its GPUs.
-    pub cores: Amount,
-    /// By NVML's index.
+    /// Device memory of all its GPUs.
+    pub memory: CapacityUsage,
+    /// Compute of all its GPUs, in percent of one GPU.
+    pub cores: CapacityUsage,
+    /// Its GPUs, by NVML index.
     pub gpus: Vec<GpuView>,
 }
 
@@ -57,87 +58,127 @@ pub struct NodeView {
 pub struct GpuView {
     /// The device's name.
     pub device: String,
-    /// NVML's index, for people.
+    /// The NVML index.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub index: Option<i64>,
-    /// The product.
+    /// The product name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub product: Option<String>,
     /// Device memory.
-    pub memory: Amount,
-    /// Percent of its compute.
-    pub cores: Amount,
-    /// Taints but the fence, as `key=value:effect`; `gpu.tessera.dev/unhealthy` tells a GPU that
-    /// failed.
+    pub memory: CapacityUsage,
+    /// Compute, in percent.
+    pub cores: CapacityUsage,
+    /// Taints except the managed taint, as `key=value:effect`. A failed GPU has
+    /// `gpu.tessera.dev/unhealthy`.
     pub taints: Vec<String>,
-    /// What else is wrong or worth knowing: `Unhealthy`, `NotManaged`, `NotPublished`,
-    /// `Oversubscribed`, `Overcommitted`.
+    /// Conditions: `Unhealthy`, `NotManaged`, `NotPublished`, `Oversubscribed`,
+    /// `Overcommitted`.
     pub state: Vec<String>,
-    /// Who holds what of it.
-    pub shares: Vec<Share>,
+    /// Allocations of the GPU.
+    pub shares: Vec<GpuShare>,
 }
 
-/// What one claim holds of a GPU.
+/// The part of a GPU that is allocated to one claim.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Share {
+pub struct GpuShare {
     /// The claim's namespace.
     pub namespace: String,
-    /// The claim.
+    /// The claim's name.
     pub claim: String,
-    /// Pods that are bound with it or wait to be.
+    /// Pods that use the claim, bound or pending.
     pub pods: Vec<String>,
-    /// The request it is for.
+    /// The request of the claim.
     pub request: String,
-    /// The whole GPU.
+    /// True if the GPU is allocated exclusively.
     pub whole: bool,
-    /// For administration: takes nothing from anybody.
+    /// True for admin access: the allocation consumes no capacity.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub admin: bool,
-    /// What keeps it from the others, where that is not the library in each process: `MPS`.
+    /// The mode of sharing if it is not the default, the interceptor: `MPS`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sharing: Option<&'static str>,
-    /// Device memory; all of it where it is the whole GPU.
+    /// Device memory; all of it for an exclusive allocation.
     pub memory: Quantity,
-    /// Percent of its compute.
+    /// Compute, in percent.
     pub cores: Quantity,
-    /// The claim was deleted under the pod that uses it.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub claim_gone: bool,
+    /// True if the claim was deleted while a pod uses it.
+    #[serde(rename = "claimGone", skip_serializing_if = "std::ops::Not::not")]
+    pub claim_deleted: bool,
 }
 
-/// How much there is of something.
+/// A capacity of a GPU or a node, with its allocated part.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Amount {
-    /// All of it.
+pub struct CapacityUsage {
+    /// The whole capacity.
     pub total: Quantity,
-    /// Given to claims.
-    pub taken: Quantity,
-    /// What is left.
+    /// The part that is allocated to claims.
+    #[serde(rename = "taken")]
+    pub allocated: Quantity,
+    /// The part that is free.
     pub free: Quantity,
 }
 
-impl Amount {
-    fn new(total: Quantity, taken: Quantity) -> Self {
-        let free = total.saturating_sub(taken);
-        Self { total, taken, free: if free.is_negative() { Quantity::ZERO } else { free } }
+impl CapacityUsage {
+    fn new(total: Quantity, allocated: Quantity) -> Self {
+        let free = total.saturating_sub(allocated);
+        Self { total, allocated, free: if free.is_negative() { Quantity::ZERO } else { free } }
     }
 
     fn add(&mut self, other: Self) {
         let sum = |a: Quantity, b: Quantity| a.checked_add(b).unwrap_or(a);
         self.total = sum(self.total, other.total);
-        self.taken = sum(self.taken, other.taken);
+        self.allocated = sum(self.allocated, other.allocated);
         self.free = sum(self.free, other.free);
     }
 }
 
-/// Shares by device.
+/// Allocations by device.
 type Shares<'i> =
     BTreeMap<&'i DeviceId, Vec<(&'i tessera_allocator::model::DeviceResult, Holding<'i>)>>;
 
-/// Looks at all there is.
-pub fn look(index: &Index, filter: &Filter) -> Tree {
+impl GpuTree {
+    /// Reads the selected nodes of an index.
+    pub fn read(index: &Index, filter: &TreeFilter) -> Self {
+        read(index, filter)
+    }
+
+    /// Returns all GPUs.
+    pub fn gpus(&self) -> impl Iterator<Item = &GpuView> {
+        self.nodes.iter().flat_map(|node| &node.gpus)
+    }
+
+    /// Returns the memory and the compute of all GPUs.
+    pub fn usage(&self) -> (CapacityUsage, CapacityUsage) {
+        usage(self.gpus())
+    }
+}
+
+/// Returns the memory and the compute of these GPUs.
+fn usage<'g>(gpus: impl Iterator<Item = &'g GpuView>) -> (CapacityUsage, CapacityUsage) {
+    let (mut memory, mut cores) = (CapacityUsage::default(), CapacityUsage::default());
+    for gpu in gpus {
+        memory.add(gpu.memory);
+        cores.add(gpu.cores);
+    }
+    (memory, cores)
+}
+
+impl GpuView {
+    /// Returns true if the GPU is healthy and nothing of it is allocated.
+    pub fn is_free(&self) -> bool {
+        self.is_unused() && !self.state.iter().any(|state| state == "Unhealthy")
+    }
+
+    fn is_unused(&self) -> bool {
+        self.memory.allocated.is_zero()
+            && self.cores.allocated.is_zero()
+            && self.shares.iter().all(|share| share.admin)
+    }
+}
+
+fn read(index: &Index, filter: &TreeFilter) -> GpuTree {
     let snapshot = index.snapshot();
     let mut shares: Shares<'_> = BTreeMap::new();
     for holding in index.holdings() {
@@ -146,7 +187,7 @@ pub fn look(index: &Index, filter: &Filter) -> Tree {
         }
     }
     let mut pools = pools(snapshot.slices.values());
-    // What is held of a pool that is published no more is still held.
+    // Devices of a pool that is no longer published are still allocated.
     for device in shares.keys() {
         pools.entry(device.pool.clone()).or_default();
     }
@@ -165,13 +206,13 @@ pub fn look(index: &Index, filter: &Filter) -> Tree {
         if gpus.is_empty() && (filter.namespace.is_some() || filter.nodes.is_empty()) {
             continue;
         }
-        nodes.push(view(name, node, pool, gpus));
+        nodes.push(node_view(name, node, pool, gpus));
     }
     nodes.sort_by(|a, b| a.name.cmp(&b.name));
-    Tree { nodes }
+    GpuTree { nodes }
 }
 
-/// A pool as last published.
+/// The last published generation of a pool.
 #[derive(Default)]
 struct Pool<'s> {
     /// The slices of the highest generation.
@@ -214,7 +255,7 @@ fn gpus(
     published: &Pool<'_>,
     usage: &tessera_allocator::model::Usage,
     shares: &Shares<'_>,
-    filter: &Filter,
+    filter: &TreeFilter,
 ) -> Vec<GpuView> {
     let id = |device: &Device| DeviceId { pool: pool.clone(), device: device.name.clone() };
     let mut gpus: Vec<GpuView> = Vec::new();
@@ -247,31 +288,31 @@ fn gpu(
     held: &[(&tessera_allocator::model::DeviceResult, Holding<'_>)],
 ) -> GpuView {
     let whole = |name: &str| device.capacity.get(name).map(|c| c.value).unwrap_or_default();
-    let is_whole = used.is_some_and(|used| used.exclusive > 0);
-    let taken = |name: &str| {
+    let is_exclusive = used.is_some_and(|used| used.exclusive > 0);
+    let allocated = |name: &str| {
         let sum = used.and_then(|used| used.consumed.get(name)).copied().unwrap_or_default();
-        if is_whole { whole(name) } else { sum }
+        if is_exclusive { whole(name) } else { sum }
     };
-    let amount = |name: &str| Amount::new(whole(name), taken(name));
+    let amount = |name: &str| CapacityUsage::new(whole(name), allocated(name));
     let share = |(result, holding): &(&tessera_allocator::model::DeviceResult, Holding<'_>)| {
         let of = |name: &str| {
             let consumed = result.consumed.get(name).copied().unwrap_or_default();
             if result.shared || result.admin { consumed } else { whole(name) }
         };
-        Share {
+        GpuShare {
             namespace: holding.namespace.to_string(),
             claim: holding.name.to_string(),
             pods: holding.pods.iter().map(ToString::to_string).collect(),
             request: result.request.to_string(),
             whole: !result.shared && !result.admin,
             admin: result.admin,
-            sharing: way(result),
+            sharing: sharing_mode(result),
             memory: of(capacity::MEMORY),
             cores: of(capacity::CORES),
-            claim_gone: holding.gone,
+            claim_deleted: holding.gone,
         }
     };
-    let mut shares: Vec<Share> = held.iter().map(share).collect();
+    let mut shares: Vec<GpuShare> = held.iter().map(share).collect();
     shares.sort_by(|a, b| {
         (&a.namespace, &a.claim, &a.request).cmp(&(&b.namespace, &b.claim, &b.request))
     });
@@ -305,30 +346,29 @@ fn taint(taint: &tessera_allocator::model::Taint) -> String {
 fn state(device: &Device, used: Option<&DeviceUse>) -> Vec<String> {
     let unhealthy =
         device.taints.iter().any(|taint| taint.key == tessera_api::names::UNHEALTHY_TAINT_KEY);
-    let exceeded = used.is_some_and(|used| used.exceeds(device));
+    let is_overcommitted = used.is_some_and(|used| used.exceeds(device));
     let all = [
         ("Unhealthy", unhealthy),
         ("NotManaged", device.foreign),
         ("Oversubscribed", device.oversubscribed),
-        ("Overcommitted", exceeded),
+        ("Overcommitted", is_overcommitted),
     ];
-    all.into_iter().filter(|(_, is_so)| *is_so).map(|(name, _)| name.to_owned()).collect()
+    all.into_iter().filter(|(_, applies)| *applies).map(|(name, _)| name.to_owned()).collect()
 }
 
-fn view(name: String, node: Option<&Node>, pool: &Pool<'_>, gpus: Vec<GpuView>) -> NodeView {
-    let is_nodes = pool.node().is_some() || pool.slices.is_empty();
+fn node_view(name: String, node: Option<&Node>, pool: &Pool<'_>, gpus: Vec<GpuView>) -> NodeView {
+    let is_of_node = pool.node().is_some() || pool.slices.is_empty();
     let all = [
-        ("Missing", is_nodes && node.is_none()),
+        ("Missing", is_of_node && node.is_none()),
         ("NotReady", node.is_some_and(|node| !node.ready)),
         ("Cordoned", node.is_some_and(|node| node.cordoned)),
         ("PoolIncomplete", !pool.slices.is_empty() && pool.is_incomplete()),
     ];
-    let (mut memory, mut cores) = (Amount::default(), Amount::default());
-    for gpu in &gpus {
-        memory.add(gpu.memory);
-        cores.add(gpu.cores);
-    }
-    let state =
-        all.into_iter().filter(|(_, is_so)| *is_so).map(|(state, _)| state.to_owned()).collect();
+    let (memory, cores) = usage(gpus.iter());
+    let state = all
+        .into_iter()
+        .filter(|(_, applies)| *applies)
+        .map(|(state, _)| state.to_owned())
+        .collect();
     NodeView { name, state, memory, cores, gpus }
 }

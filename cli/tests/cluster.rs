@@ -1,4 +1,4 @@
-//! The program against an API server: what it reads, and what it says when it may not.
+//! The program against an API server: lists, snapshots, and errors about permissions.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod stage;
@@ -20,11 +20,11 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use stage::{Stage, node, program, read, share, slice};
 use tempfile::TempDir;
-use tessera_cli::cluster::{Cluster, Target};
+use tessera_cli::cluster::{Cluster, ClusterTarget};
 use tessera_simcluster::api::{ApiError, Fault, KINDS, Kind};
 use tessera_simcluster::cluster::{ClusterOptions, SimCluster};
 
-/// An API server with the objects of a small cluster, without anybody who would change them.
+/// A fake API server with the objects of a small cluster, without controllers.
 struct Live {
     cluster: SimCluster,
     directory: TempDir,
@@ -82,18 +82,18 @@ impl Live {
         self.create::<Pod>(Some("team-a"), pod).await;
     }
 
-    /// Calls the program in a directory of the test's own.
+    /// Runs the program in a temporary directory.
     async fn call(&self, arguments: &[&str]) -> Output {
         call(self.cluster.kubeconfig(), self.directory.path(), arguments).await
     }
 
-    /// What it writes to the standard output as JSON.
+    /// Returns the standard output as JSON.
     async fn json(&self, arguments: &[&str]) -> Value {
         let output = self.call(&[arguments, &["-o", "json", "-n", "team-a"]].concat()).await;
         serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", errors(&output)))
     }
 
-    /// Lists of that resource are refused.
+    /// Refuses lists of that resource.
     fn refuse(&self, plural: &'static str, answer: fn(&Kind) -> ApiError) {
         let kind = KINDS.iter().find(|kind| kind.plural == plural).unwrap();
         self.cluster.api().set_fault_hook(Some(Arc::new(move |request| {
@@ -123,12 +123,17 @@ fn forbidden(kind: &Kind) -> ApiError {
 }
 
 #[tokio::test]
-async fn a_cluster_and_its_snapshot_say_the_same() {
+async fn cluster_and_its_snapshot_give_the_same_results() {
     let live = Live::new().await;
     live.claim("greedy-gpu", "500Gi").await;
     live.pod("greedy", "greedy-gpu").await;
     let saved = live.call(&["snapshot", "-o", "cluster.json.gz"]).await;
     assert!(saved.status.success(), "{}", errors(&saved));
+    let report = errors(&saved);
+    assert!(
+        report.contains("saved cluster.json.gz: 3 nodes, 5 GPUs, 1 ResourceClaim, 1 pod ("),
+        "{report}"
+    );
     std::fs::write(
         live.directory.path().join("pods.yaml"),
         "{apiVersion: v1, kind: Pod, metadata: {name: p}, spec: {containers: [],
@@ -154,7 +159,7 @@ async fn a_cluster_and_its_snapshot_say_the_same() {
 }
 
 #[tokio::test]
-async fn a_simulation_writes_nothing() {
+async fn simulation_writes_nothing() {
     let live = Live::new().await;
     std::fs::write(
         live.directory.path().join("pods.yaml"),
@@ -170,12 +175,13 @@ async fn a_simulation_writes_nothing() {
 }
 
 #[tokio::test]
-async fn more_objects_than_a_page_holds_are_all_read() {
+async fn reads_all_pages() {
     let live = Live::new().await;
     for number in 0..5 {
         live.claim(&format!("claim-{number}"), "1Mi").await;
     }
-    let target = Target { kubeconfig: Some(live.cluster.kubeconfig().to_owned()), context: None };
+    let target =
+        ClusterTarget { kubeconfig: Some(live.cluster.kubeconfig().to_owned()), context: None };
     let read = Cluster::connect(&target).await.unwrap().with_page(2).read().await.unwrap();
     let names = read.resource_claims.iter().filter_map(|claim| claim.metadata.name.as_deref());
     assert_eq!(names.collect::<Vec<_>>(), ["claim-0", "claim-1", "claim-2", "claim-3", "claim-4"]);
@@ -183,7 +189,7 @@ async fn more_objects_than_a_page_holds_are_all_read() {
 }
 
 #[tokio::test]
-async fn what_may_not_be_listed_is_named_with_the_role_that_allows_it() {
+async fn missing_permission_names_the_role() {
     let live = Live::new().await;
     live.refuse("pods", forbidden);
     let output = live.call(&["tree"]).await;
@@ -194,7 +200,7 @@ async fn what_may_not_be_listed_is_named_with_the_role_that_allows_it() {
 }
 
 #[tokio::test]
-async fn an_api_server_without_the_resources_of_dra_is_called_too_old() {
+async fn api_server_without_dra_is_too_old() {
     let live = Live::new().await;
     live.refuse("resourceslices", |_| ApiError::no_such_path());
     let output = live.call(&["tree"]).await;
@@ -210,14 +216,14 @@ async fn an_api_server_without_the_resources_of_dra_is_called_too_old() {
 }
 
 #[tokio::test]
-async fn without_the_right_to_see_leases_it_is_said_that_the_controller_is_unknown() {
+async fn controller_is_unknown_without_permission_for_leases() {
     let live = Live::new().await;
     live.claim("greedy-gpu", "500Gi").await;
     live.pod("greedy", "greedy-gpu").await;
     let absent = live.json(&["explain", "pod", "greedy"]).await;
     assert_eq!(absent["findings"][0]["code"], "ControllerAbsent");
     let lease = json!({"metadata": {"name": "tessera-controller"}, "spec": {
-        "holderIdentity": "somebody", "leaseDurationSeconds": 15, "renewTime": "2026-01-10T12:00:00.000000Z",
+        "holderIdentity": "controller-0", "leaseDurationSeconds": 15, "renewTime": "2026-01-10T12:00:00.000000Z",
     }});
     live.create::<Lease>(Some("team-a"), lease).await;
     let down = live.json(&["explain", "pod", "greedy"]).await;

@@ -1,4 +1,4 @@
-//! What `kubectl tessera explain` says.
+//! Explanations of pods and claims.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod stage;
@@ -10,11 +10,11 @@ use serde_json::json;
 use stage::{Stage, device, golden, read, share};
 use tessera_allocator::{Settings, plan};
 use tessera_api::names::{ClaimName, Namespace, PodName};
-use tessera_cli::explain::{self, PodReport, PodState, Report, View};
-use tessera_cli::output::{Format, render};
+use tessera_cli::explain::{self, ClaimReport, ExplainError, PlanView, PodReport, PodState};
+use tessera_cli::output::{OutputFormat, render};
 use tessera_messages as message;
 
-/// Every GPU of node-a and node-b is nearly full.
+/// A cluster in which every GPU of node-a and node-b is nearly full.
 fn full() -> Stage {
     let mut stage = Stage::new();
     for (pod, node, mark) in
@@ -26,8 +26,9 @@ fn full() -> Stage {
 }
 
 fn pod_with(stage: &Stage, name: &str, events: &[Event]) -> PodReport {
-    let picture = stage.snapshot.picture();
-    let view = View::new(&stage.snapshot, &picture, Settings::default(), stage.snapshot.taken_at);
+    let indexed = stage.snapshot.indexed();
+    let view =
+        PlanView::new(&stage.snapshot, &indexed, Settings::default(), stage.snapshot.taken_at);
     explain::pod(&view, &Namespace::new("team-a").unwrap(), &PodName::new(name).unwrap(), events)
         .unwrap()
 }
@@ -36,9 +37,10 @@ fn pod(stage: &Stage, name: &str) -> PodReport {
     pod_with(stage, name, &[])
 }
 
-fn claim(stage: &Stage, name: &str) -> Report {
-    let picture = stage.snapshot.picture();
-    let view = View::new(&stage.snapshot, &picture, Settings::default(), stage.snapshot.taken_at);
+fn claim(stage: &Stage, name: &str) -> ClaimReport {
+    let indexed = stage.snapshot.indexed();
+    let view =
+        PlanView::new(&stage.snapshot, &indexed, Settings::default(), stage.snapshot.taken_at);
     explain::claim(&view, &Namespace::new("team-a").unwrap(), &ClaimName::new(name).unwrap())
         .unwrap()
 }
@@ -52,19 +54,22 @@ fn codes(report: &PodReport) -> Vec<&str> {
 }
 
 #[test]
-fn a_pod_that_fits_nowhere_is_told_the_devices_by_reason_and_the_nodes_they_are_on() {
+fn pending_pod_is_explained_by_node_and_reason() {
     let mut stage = full();
     stage.node_is("node-b", |node| node.spec.get_or_insert_default().unschedulable = Some(true));
     stage.claim("trainer-gpu", share("19Gi", "25"));
     stage.pod("trainer", &["trainer-gpu"]);
     let report = pod(&stage, "trainer");
-    assert_eq!(report.state, PodState::Waiting);
-    golden("explain-waiting.txt", &text(&report));
-    golden("explain-waiting.json", &render(&report, Format::Json, |_| String::new()).unwrap());
+    assert_eq!(report.state, PodState::Pending);
+    golden("explain-pending.txt", &text(&report));
+    golden(
+        "explain-pending.json",
+        &render(&report, OutputFormat::Json, |_| String::new()).unwrap(),
+    );
 }
 
 #[test]
-fn a_claim_that_the_pods_status_does_not_name_is_found_out() {
+fn pod_status_without_a_claim_is_found() {
     let mut stage = Stage::new();
     stage.claim_of("trainer-gpu-x", json!([share("19Gi", "25")]), Some("trainer"));
     stage.made_for("trainer-gpu-x", "gpu");
@@ -74,41 +79,42 @@ fn a_claim_that_the_pods_status_does_not_name_is_found_out() {
     let created = stage.snapshot.pods.last().unwrap().metadata.creation_timestamp.clone().unwrap();
     let new = &mut stage.snapshot.pods.last_mut().unwrap().metadata;
     new.creation_timestamp = Some(Time(stage::NOW.parse().unwrap()));
-    assert_eq!(codes(&pod(&stage, "trainer")), [""; 0], "of any new pod that is so for a moment");
+    assert_eq!(codes(&pod(&stage, "trainer")), [""; 0], "normal for a new pod");
     stage.snapshot.pods.last_mut().unwrap().metadata.creation_timestamp = Some(created);
     stage.allocated("trainer-gpu-x", "node-a", &device("aa"), "19Gi", "25");
     let report = pod(&stage, "trainer");
     assert_eq!(
         (report.state, codes(&report)),
-        (PodState::ForScheduler, vec!["PodStatusMissingClaim"])
+        (PodState::PendingScheduling, vec!["PodStatusMissingClaim"])
     );
-    assert!(text(&report).contains("delete the pod to start over"), "{}", text(&report));
-    let waiting = stage.snapshot.pods.last_mut().unwrap();
-    waiting.status.get_or_insert_default().resource_claim_statuses =
+    let advice = &report.findings[0].message;
+    assert!(advice.contains("delete the pod to start over"), "{advice}");
+    let listed = stage.snapshot.pods.last_mut().unwrap();
+    listed.status.get_or_insert_default().resource_claim_statuses =
         Some(vec![read(json!({"name": "gpu", "resourceClaimName": "trainer-gpu-x"}))]);
     assert_eq!(codes(&pod(&stage, "trainer")), [""; 0]);
 }
 
 #[test]
-fn the_words_are_those_of_the_controllers_event() {
+fn message_is_that_of_the_event() {
     let mut stage = full();
     stage.claim("trainer-gpu", share("19Gi", "25"));
     stage.pod("trainer", &["trainer-gpu"]);
-    let index = stage.snapshot.picture().index;
+    let index = stage.snapshot.indexed().index;
     let now = stage::NOW.parse::<Timestamp>().unwrap().as_second();
-    let told =
+    let plan =
         plan(&index.snapshot(), &index.work().pending, Settings { now, ..Settings::default() });
-    let [refusal] = told.refusals.as_slice() else { panic!("one claim is refused") };
+    let [refusal] = plan.refusals.as_slice() else { panic!("one claim is refused") };
     let report = pod(&stage, "trainer");
     assert_eq!(
         report.claims[0].message,
-        message::note("trainer-gpu", &refusal.cause, told.kept_for(&refusal.pod))
+        message::note("trainer-gpu", &refusal.cause, plan.kept_for(&refusal.pod))
     );
     assert_eq!(report.claims[0].reason, message::reason(&refusal.cause));
 }
 
 #[test]
-fn of_several_requests_each_is_also_looked_at_by_itself() {
+fn several_requests_are_also_explained_one_by_one() {
     let mut stage = full();
     let mut large = share("79Gi", "0");
     large["name"] = "large".into();
@@ -125,22 +131,22 @@ fn of_several_requests_each_is_also_looked_at_by_itself() {
 }
 
 #[test]
-fn a_pod_that_fits_and_is_not_placed_points_at_the_controller_that_is_not_at_work() {
+fn schedulable_pod_shows_that_no_controller_runs() {
     let mut stage = Stage::new();
     stage.claim("trainer-gpu", share("19Gi", "25"));
     stage.pod("trainer", &["trainer-gpu"]);
     let report = pod(&stage, "trainer");
-    assert_eq!((report.state, codes(&report)), (PodState::Placeable, vec![]));
+    assert_eq!((report.state, codes(&report)), (PodState::Schedulable, vec![]));
     stage.lease("2026-01-10T11:50:00Z");
     golden("explain-controller-down.txt", &text(&pod(&stage, "trainer")));
     stage.snapshot.leases[0].spec.as_mut().unwrap().holder_identity = Some(String::new());
-    assert!(pod(&stage, "trainer").findings[0].message.contains("gave its Lease back"));
+    assert!(pod(&stage, "trainer").findings[0].message.contains("released its Lease"));
     stage.snapshot.leases.clear();
     assert_eq!(codes(&pod(&stage, "trainer")), ["ControllerAbsent"]);
 }
 
 #[test]
-fn a_lease_within_its_time_and_the_difference_of_two_clocks_is_held() {
+fn lease_expires_after_its_duration_and_clock_skew() {
     let mut stage = Stage::new();
     stage.claim("trainer-gpu", share("19Gi", "25"));
     stage.pod("trainer", &["trainer-gpu"]);
@@ -151,7 +157,7 @@ fn a_lease_within_its_time_and_the_difference_of_two_clocks_is_held() {
 }
 
 #[test]
-fn a_pod_that_would_fit_but_for_older_ones_is_told_that() {
+fn pod_behind_older_pods_is_explained() {
     let mut stage = full();
     stage.claim("first-gpu", share("8Gi", "0"));
     stage.pod("first", &["first-gpu"]);
@@ -163,16 +169,18 @@ fn a_pod_that_would_fit_but_for_older_ones_is_told_that() {
     stage.claim("last-gpu", share("8Gi", "0"));
     stage.pod("last", &["last-gpu"]);
     let report = pod(&stage, "last");
-    assert_eq!(report.state, PodState::Waiting);
+    assert_eq!(report.state, PodState::Pending);
     assert!(
-        report.message.contains("if it were not for 4 waiting pods that come before it"),
+        report
+            .message
+            .contains("but 4 pending pods of higher priority or older get the devices first"),
         "{}",
         report.message
     );
 }
 
 #[test]
-fn a_pod_that_waits_for_a_gpu_in_use_by_mps_is_told_so_and_the_one_that_has_it_too() {
+fn sharing_by_mps_is_shown_for_both_pods() {
     let mut stage = Stage::new();
     for (pod, node, mark) in
         [("a", "node-a", "aa"), ("b", "node-a", "ab"), ("c", "node-b", "ba"), ("d", "node-b", "bb")]
@@ -182,26 +190,29 @@ fn a_pod_that_waits_for_a_gpu_in_use_by_mps_is_told_so_and_the_one_that_has_it_t
     }
     stage.claim("trainer-gpu", share("30Gi", "0"));
     stage.pod("trainer", &["trainer-gpu"]);
-    let (waits, has) = (text(&pod(&stage, "trainer")), text(&pod(&stage, "a")));
-    assert!(waits.contains("allocated with sharing MPS"), "{waits}");
-    assert!(has.contains("has gpu: gpu-1f0c2daa: memory 19Gi, by MPS\n"), "{has}");
+    let (pending, bound) = (text(&pod(&stage, "trainer")), text(&pod(&stage, "a")));
+    assert!(pending.contains("allocated with sharing MPS"), "{pending}");
+    assert!(
+        bound.contains("Allocated gpu: gpu-1f0c2daa on node-a: memory 19Gi, sharing MPS\n"),
+        "{bound}"
+    );
 }
 
 #[test]
-fn a_bound_pod_is_shown_with_its_devices() {
+fn bound_pod_is_shown_with_its_devices() {
     let report = pod(&full(), "a");
     assert_eq!(report.state, PodState::Bound);
     golden("explain-bound.txt", &text(&report));
 }
 
 #[test]
-fn a_pod_that_is_bound_elsewhere_than_its_claim_is_told_in_the_words_of_the_event() {
+fn node_mismatch_has_the_message_of_the_event() {
     let mut stage = Stage::new();
     stage.tenant("trainer", "node-a", &device("aa"), "19Gi", "25");
     stage.snapshot.pods[0].spec.as_mut().unwrap().node_name = Some("node-b".to_owned());
     stage.snapshot.pods[0].status.as_mut().unwrap().phase = Some("Pending".to_owned());
     let report = pod(&stage, "trainer");
-    assert_eq!(report.state, PodState::Misplaced);
+    assert_eq!(report.state, PodState::NodeMismatch);
     assert_eq!(
         report.message,
         "the pod is bound to node node-b, but ResourceClaim trainer-gpu is allocated on node node-a; no pod uses it there, \
@@ -210,23 +221,23 @@ fn a_pod_that_is_bound_elsewhere_than_its_claim_is_told_in_the_words_of_the_even
 }
 
 #[test]
-fn a_scheduling_gate_is_named_with_what_would_be_without_it() {
+fn scheduling_gate_is_named_with_the_placement_without_it() {
     let mut stage = Stage::new();
     stage.claim("trainer-gpu", share("19Gi", "25"));
     let pod_object = stage.pod("trainer", &["trainer-gpu"]);
     pod_object.spec.as_mut().unwrap().scheduling_gates =
         Some(read(json!([{"name": "kueue.x-k8s.io/admission"}])));
     let report = pod(&stage, "trainer");
-    assert_eq!(report.state, PodState::Gated);
+    assert_eq!(report.state, PodState::SchedulingGated);
     assert_eq!(
         report.message,
-        "scheduling gate kueue.x-k8s.io/admission holds it back; it is planned once whoever set that has removed it; now it \
-         would fit on node node-a"
+        "it has scheduling gate kueue.x-k8s.io/admission and is planned when its owner removes the \
+         gate; it would fit on node node-a"
     );
 }
 
 #[test]
-fn a_class_that_does_not_exist_is_named() {
+fn unknown_class_is_named() {
     let mut stage = Stage::new();
     let mut request = share("19Gi", "25");
     request["exactly"]["deviceClassName"] = "h200.gpu.tessera.dev".into();
@@ -239,7 +250,7 @@ fn a_class_that_does_not_exist_is_named() {
 }
 
 #[test]
-fn a_claim_for_another_driver_is_called_kube_schedulers() {
+fn claim_of_another_driver_is_not_managed() {
     let mut stage = Stage::new();
     stage.claim(
         "nic",
@@ -247,12 +258,15 @@ fn a_claim_for_another_driver_is_called_kube_schedulers() {
     );
     stage.pod("trainer", &["nic"]);
     let report = pod(&stage, "trainer");
-    assert_eq!((report.state, report.claims[0].reason.as_str()), (PodState::Foreign, "Foreign"));
+    assert_eq!(
+        (report.state, report.claims[0].reason.as_str()),
+        (PodState::NotManaged, "NotManaged")
+    );
     assert!(claim(&stage, "nic").message.contains("kube-scheduler allocates it"));
 }
 
 #[test]
-fn a_claim_that_mixes_drivers_is_told_to_be_split() {
+fn claim_of_mixed_drivers_is_blocked() {
     let mut stage = Stage::new();
     let foreign = json!({"name": "nic", "exactly": {"deviceClassName": "foreign.example.com"}});
     stage.claim_of("mixed", json!([share("1Gi", "0"), foreign]), None);
@@ -266,13 +280,13 @@ fn a_claim_that_mixes_drivers_is_told_to_be_split() {
 }
 
 #[test]
-fn what_a_claim_lacks_is_said_whether_it_is_the_claim_or_its_template() {
+fn missing_claim_or_template_is_named() {
     let mut stage = Stage::new();
     let from = |template: &str| json!([{"name": "gpu", "resourceClaimTemplateName": template}]);
     stage.pod("late", &[]).spec.as_mut().unwrap().resource_claims = read(from("quarter"));
     assert_eq!(
         pod(&stage, "late").message,
-        "ResourceClaimTemplate quarter does not exist, so there is no claim yet"
+        "ResourceClaimTemplate quarter does not exist, so the claim is not generated"
     );
     stage.snapshot.resource_claim_templates = vec![read(json!({
         "metadata": {"namespace": "team-a", "name": "quarter"}, "spec": {"spec": {"devices": {}}},
@@ -280,14 +294,14 @@ fn what_a_claim_lacks_is_said_whether_it_is_the_claim_or_its_template() {
     assert!(
         pod(&stage, "late")
             .message
-            .contains("has not been made from ResourceClaimTemplate quarter yet")
+            .contains("is not generated from ResourceClaimTemplate quarter yet")
     );
     stage.pod("lost", &["nowhere"]);
     assert_eq!(pod(&stage, "lost").message, "ResourceClaim nowhere does not exist");
 }
 
 #[test]
-fn an_allocated_pod_waits_for_kube_scheduler_whose_words_are_repeated() {
+fn allocated_pod_shows_the_message_of_kube_scheduler() {
     let mut stage = Stage::new();
     stage.claim("trainer-gpu", share("19Gi", "25"));
     stage.allocated("trainer-gpu", "node-a", &device("aa"), "19Gi", "25");
@@ -296,28 +310,29 @@ fn an_allocated_pod_waits_for_kube_scheduler_whose_words_are_repeated() {
         {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes are available"},
     ]));
     let report = pod(&stage, "trainer");
-    assert_eq!(report.state, PodState::ForScheduler);
+    assert_eq!(report.state, PodState::PendingScheduling);
     assert_eq!(
         report.message,
-        "its claims are allocated on node node-a; kube-scheduler has to bind it; its last word: 0/3 nodes are available"
+        "its claims are allocated on node node-a, but kube-scheduler does not bind it: 0/3 nodes \
+         are available"
     );
 }
 
 #[test]
-fn a_pod_that_may_not_spill_is_told_what_to_say_where_memory_is_oversubscribed() {
+fn oversubscribed_gpu_shows_the_field_to_set() {
     let mut stage = Stage::empty();
     stage.claim("trainer-gpu", share("19Gi", "25"));
     stage.pod("trainer", &["trainer-gpu"]);
     stage.node("node-a", json!([stage::oversubscribed("aa")]));
-    let told = text(&pod(&stage, "trainer"));
+    let shown = text(&pod(&stage, "trainer"));
     assert!(
-        told.contains("oversubscribed (the claim must set memory.oversubscribe: true)"),
-        "{told}"
+        shown.contains("oversubscribed (the claim must set memory.oversubscribe: true)"),
+        "{shown}"
     );
 }
 
 #[test]
-fn a_cluster_without_devices_and_one_in_mode_stock_are_told_apart() {
+fn no_devices_and_stock_mode_are_distinguished() {
     let mut stage = Stage::empty();
     stage.claim("trainer-gpu", share("19Gi", "25"));
     stage.pod("trainer", &["trainer-gpu"]);
@@ -327,7 +342,7 @@ fn a_cluster_without_devices_and_one_in_mode_stock_are_told_apart() {
 }
 
 #[test]
-fn events_of_our_parts_are_repeated_the_last_of_each_reason() {
+fn last_event_of_each_reason_is_shown() {
     let mut stage = Stage::new();
     stage.claim("trainer-gpu", share("19Gi", "25"));
     stage.pod("trainer", &["trainer-gpu"]);
@@ -337,12 +352,17 @@ fn events_of_our_parts_are_repeated_the_last_of_each_reason() {
     };
     let events = [
         event("tessera-controller", "InsufficientDevices", "old news", "2026-01-10T11:00:00Z"),
-        event("default-scheduler", "FailedScheduling", "not ours", "2026-01-10T11:30:00Z"),
+        event(
+            "default-scheduler",
+            "FailedScheduling",
+            "of another component",
+            "2026-01-10T11:30:00Z",
+        ),
         event("tessera-controller", "InsufficientDevices", "news", "2026-01-10T11:58:00Z"),
     ];
     let report = pod_with(&stage, "trainer", &events);
-    let told: Vec<&str> = report.events.iter().map(|said| said.message.as_str()).collect();
-    assert_eq!(told, ["news"]);
+    let shown: Vec<&str> = report.events.iter().map(|event| event.message.as_str()).collect();
+    assert_eq!(shown, ["news"]);
     assert!(
         text(&report).ends_with("  2m ago, tessera-controller, InsufficientDevices: news\n"),
         "{}",
@@ -351,18 +371,18 @@ fn events_of_our_parts_are_repeated_the_last_of_each_reason() {
 }
 
 #[test]
-fn a_claim_is_explained_through_the_pods_that_use_it() {
+fn claim_is_explained_with_its_pods() {
     let mut stage = full();
     stage.claim("shared-gpu", share("19Gi", "25"));
     stage.pod("trainer", &["shared-gpu"]);
     stage.pod("second", &["shared-gpu"]);
     let report = claim(&stage, "shared-gpu");
-    assert!(report.waits);
+    assert!(report.is_pending);
     assert_eq!(
         report.pods.iter().map(|pod| pod.pod.as_str()).collect::<Vec<_>>(),
         ["second", "trainer"]
     );
-    assert!(report.pods.iter().all(|pod| pod.state == PodState::Waiting));
+    assert!(report.pods.iter().all(|pod| pod.state == PodState::Pending));
     let held = claim(&stage, "a-gpu");
     golden("explain-claim.txt", &explain::claim_text(&held, stage.snapshot.taken_at));
     stage.claim("idle", share("1Gi", "0"));
@@ -370,22 +390,23 @@ fn a_claim_is_explained_through_the_pods_that_use_it() {
 }
 
 #[test]
-fn a_pod_that_shares_a_claim_with_another_fits_where_that_one_does() {
+fn pods_with_one_claim_fit_on_one_node() {
     let mut stage = Stage::new();
     stage.claim("shared-gpu", share("19Gi", "25"));
     stage.pod("first", &["shared-gpu"]);
     stage.pod("second", &["shared-gpu"]);
     let (first, second) = (pod(&stage, "first"), pod(&stage, "second"));
-    assert_eq!((first.state, second.state), (PodState::Placeable, PodState::Placeable));
+    assert_eq!((first.state, second.state), (PodState::Schedulable, PodState::Schedulable));
     assert_eq!((first.node.as_deref(), second.node), (Some("node-a"), first.node.clone()));
 }
 
 #[test]
-fn a_name_in_another_namespace_is_pointed_to() {
+fn other_namespaces_with_the_name_are_listed() {
     let mut stage = Stage::new();
     stage.pod("trainer", &[]);
-    let picture = stage.snapshot.picture();
-    let view = View::new(&stage.snapshot, &picture, Settings::default(), stage.snapshot.taken_at);
+    let indexed = stage.snapshot.indexed();
+    let view =
+        PlanView::new(&stage.snapshot, &indexed, Settings::default(), stage.snapshot.taken_at);
     let error = explain::pod(
         &view,
         &Namespace::new("default").unwrap(),
@@ -394,6 +415,81 @@ fn a_name_in_another_namespace_is_pointed_to() {
     );
     assert_eq!(
         error.unwrap_err().to_string(),
-        "no Pod `trainer` in namespace `default`; there is one in team-a: choose with -n NAMESPACE"
+        "pod `trainer` not found in namespace `default`; found in team-a: choose one with -n \
+         NAMESPACE"
+    );
+}
+
+#[test]
+fn one_request_for_many_gpus_names_the_node_with_most() {
+    let mut stage = Stage::new();
+    stage.tenant("busy", "node-b", &device("ba"), "70Gi", "10");
+    let mut pair = share("80Gi", "100");
+    pair["exactly"]["count"] = 2.into();
+    stage.claim("pair-gpu", pair.clone());
+    stage.pod("pair", &["pair-gpu"]);
+    assert_eq!(pod(&stage, "pair").state, PodState::Schedulable);
+    stage.tenant("busy2", "node-a", &device("ab"), "1Gi", "0");
+    let report = pod(&stage, "pair");
+    assert!(
+        report.message.starts_with(
+            "2/5 GPUs available for claim pair-gpu: only 1 of 2 requested GPUs is available on \
+             node-a; the next GPU on node-a: insufficient memory (1Gi short)"
+        ),
+        "{}",
+        report.message
+    );
+    golden("explain-pair.txt", &text(&report));
+}
+
+#[test]
+fn events_before_the_binding_are_marked() {
+    let mut stage = full();
+    let event = |reason: &str, at: &str| -> Event {
+        read(json!({"metadata": {}, "involvedObject": {}, "reason": reason, "message": "text",
+                    "reportingComponent": "tessera-controller", "lastTimestamp": at}))
+    };
+    let events = [
+        event("InsufficientDevices", "2026-01-10T11:00:00Z"),
+        event("Overcommitted", "2026-01-10T11:58:00Z"),
+    ];
+    let bound = stage.snapshot.pods.iter_mut().find(|p| p.metadata.name.as_deref() == Some("a"));
+    bound.unwrap().status.as_mut().unwrap().conditions = read(json!([
+        {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-01-10T11:30:00Z"},
+    ]));
+    let report = pod_with(&stage, "a", &events);
+    let marks: Vec<bool> = report.events.iter().map(|event| event.before_binding).collect();
+    assert_eq!(marks, [true, false]);
+    assert!(
+        text(&report).ends_with(
+            "Recent events:\n  2m ago, tessera-controller, Overcommitted: text\n\n\
+             Earlier events, before the pod was bound:\n  \
+             60m ago, tessera-controller, InsufficientDevices: text\n"
+        ),
+        "{}",
+        text(&report)
+    );
+}
+
+#[test]
+fn claim_is_found_by_pod_and_entry() {
+    let mut stage = Stage::new();
+    stage.claim_of("trainer-gpu-x", json!([share("19Gi", "25")]), Some("trainer"));
+    stage.made_for("trainer-gpu-x", "gpu");
+    let entries = json!([
+        {"name": "gpu", "resourceClaimTemplateName": "t"},
+        {"name": "late", "resourceClaimTemplateName": "t"},
+    ]);
+    stage.pod("trainer", &[]).spec.as_mut().unwrap().resource_claims = read(entries);
+    let indexed = stage.snapshot.indexed();
+    let view =
+        PlanView::new(&stage.snapshot, &indexed, Settings::default(), stage.snapshot.taken_at);
+    let (namespace, pod) = (Namespace::new("team-a").unwrap(), PodName::new("trainer").unwrap());
+    let find = |entry| explain::claim_of_entry(&view, &namespace, &pod, entry);
+    assert_eq!(find("gpu").unwrap().as_str(), "trainer-gpu-x");
+    assert!(matches!(find("late"), Err(ExplainError::NotGenerated { .. })));
+    assert_eq!(
+        find("other").unwrap_err().to_string(),
+        "pod `trainer` has no entry `other` in spec.resourceClaims; its entries: gpu, late"
     );
 }

@@ -1,4 +1,4 @@
-//! The program as it is called: exit codes, and errors that say what to do.
+//! Exit codes and errors of the program.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod stage;
@@ -8,7 +8,7 @@ use std::process::{Command, Output, Stdio};
 use stage::{Stage, device, program, share};
 use tempfile::TempDir;
 
-/// A saved snapshot, and calls with it.
+/// A directory with a saved snapshot.
 struct Saved {
     directory: TempDir,
 }
@@ -29,7 +29,7 @@ impl Saved {
     }
 }
 
-/// Calls the program where there is no kubeconfig.
+/// Runs the program without a kubeconfig.
 fn call(directory: &std::path::Path, arguments: &[&str]) -> Output {
     let mut command = Command::new(program());
     command
@@ -50,13 +50,15 @@ fn errors(output: &Output) -> String {
 }
 
 #[test]
-fn what_waits_or_does_not_fit_ends_with_2_and_what_is_well_with_0() {
+fn exit_code_is_2_for_pending_and_0_for_success() {
     let saved = Saved::new();
     let from = ["--snapshot", "cluster.json.gz", "-n", "team-a"];
     let with = |arguments: &[&str]| saved.call(&[arguments, &from].concat());
     assert_eq!(code(&with(&["explain", "pod", "trainer"])), Some(0));
     assert_eq!(code(&with(&["explain", "pod", "greedy"])), Some(2));
     assert_eq!(code(&with(&["explain", "claim", "greedy-gpu"])), Some(2));
+    assert_eq!(code(&with(&["explain", "greedy/greedy-gpu"])), Some(2));
+    assert_eq!(code(&with(&["explain", "pod/trainer"])), Some(0));
     assert_eq!(code(&with(&["tree"])), Some(0));
     let pod = |memory: &str| {
         format!(
@@ -74,10 +76,10 @@ fn what_waits_or_does_not_fit_ends_with_2_and_what_is_well_with_0() {
 }
 
 #[test]
-fn errors_end_with_1_those_of_the_command_line_too() {
+fn exit_code_of_errors_is_1() {
     let saved = Saved::new();
     assert_eq!(
-        code(&saved.call(&["explain", "pod", "nobody", "--snapshot", "cluster.json.gz"])),
+        code(&saved.call(&["explain", "pod", "unknown", "--snapshot", "cluster.json.gz"])),
         Some(1)
     );
     assert_eq!(code(&saved.call(&["explain", "node", "x"])), Some(1));
@@ -87,19 +89,26 @@ fn errors_end_with_1_those_of_the_command_line_too() {
 }
 
 #[test]
-fn without_a_kubeconfig_the_ways_out_are_named() {
+fn missing_kubeconfig_is_reported_once_with_alternatives() {
     let saved = Saved::new();
     let output = saved.call(&["tree"]);
     assert_eq!(code(&output), Some(1));
-    for way in ["--kubeconfig FILE", "$KUBECONFIG", "--snapshot FILE"] {
-        assert!(errors(&output).contains(way), "{}", errors(&output));
-    }
+    let alternatives = "(use --kubeconfig, $KUBECONFIG or --snapshot)";
+    assert!(errors(&output).contains(alternatives), "{}", errors(&output));
+    let output = saved.call(&["tree", "--kubeconfig", "/nonexistent"]);
+    assert_eq!(
+        errors(&output),
+        format!(
+            "error: cannot load kubeconfig \"/nonexistent\": no such file or directory \
+             {alternatives}\n"
+        )
+    );
 }
 
 #[test]
-fn an_api_server_that_is_away_is_named() {
+fn unreachable_api_server_is_named() {
     let saved = Saved::new();
-    // A port that was free a moment ago, and that nobody listens on.
+    // A port without a listener.
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let kubeconfig = format!(
         "{{apiVersion: v1, kind: Config, current-context: c, contexts: [{{name: c, context: {{cluster: c, user: u}}}}],
@@ -112,7 +121,7 @@ fn an_api_server_that_is_away_is_named() {
 }
 
 #[test]
-fn help_teaches_each_command_with_examples() {
+fn help_has_examples_and_fits_the_line() {
     let saved = Saved::new();
     for command in ["tree", "explain", "simulate", "snapshot"] {
         let help = String::from_utf8(saved.call(&[command, "--help"]).stdout).unwrap();
@@ -120,11 +129,14 @@ fn help_teaches_each_command_with_examples() {
             help.contains(&format!("kubectl tessera {command}")) && help.contains("Examples:"),
             "{help}"
         );
+        // Hard-wrapped text would leave stumps: lines that end early within a sentence.
+        let long = help.lines().find(|line| line.chars().count() > 100);
+        assert_eq!(long, None, "{help}");
     }
 }
 
 #[test]
-fn a_node_that_shows_nothing_is_an_error() {
+fn unknown_node_is_an_error() {
     let saved = Saved::new();
     let output = saved.call(&["tree", "node-x", "--snapshot", "cluster.json.gz"]);
     assert_eq!(code(&output), Some(1));

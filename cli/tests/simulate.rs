@@ -1,4 +1,4 @@
-//! What `kubectl tessera simulate` says would happen.
+//! Simulated placement of pods.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod stage;
@@ -7,8 +7,8 @@ use serde_json::json;
 use stage::{Stage, device, golden, share};
 use tessera_api::names::Namespace;
 use tessera_cli::args::PolicyName;
-use tessera_cli::output::{Format, render};
-use tessera_cli::simulate::{self, ManifestError, Outcome, Simulation};
+use tessera_cli::output::{OutputFormat, render};
+use tessera_cli::simulate::{self, ManifestError, SimulatedOutcome, Simulation};
 
 const QUARTER: &str = "
 apiVersion: resource.k8s.io/v1
@@ -45,23 +45,23 @@ fn simulated(stage: &Stage, manifests: &str) -> Simulation {
     try_with(stage, manifests, None).unwrap()
 }
 
-fn outcomes(simulation: &Simulation) -> Vec<(&str, Outcome, Option<&str>)> {
+fn outcomes(simulation: &Simulation) -> Vec<(&str, SimulatedOutcome, Option<&str>)> {
     simulation.pods.iter().map(|pod| (pod.pod.as_str(), pod.result, pod.node.as_deref())).collect()
 }
 
 #[test]
-fn a_pod_gets_its_claim_from_the_template_beside_it_and_a_number_is_an_amount_too() {
+fn generates_claims_from_templates_of_the_files() {
     let result = simulated(&Stage::new(), &(QUARTER.to_owned() + TRAINER));
-    assert_eq!(outcomes(&result), [("trainer", Outcome::Fits, Some("node-a"))]);
+    assert_eq!(outcomes(&result), [("trainer", SimulatedOutcome::Fits, Some("node-a"))]);
     let claim = &result.pods[0].claims[0];
     assert_eq!(claim.claim.as_deref(), Some("trainer-gpu"));
     assert_eq!(claim.devices[0].amounts["cores"].to_string(), "25");
     assert_eq!(claim.devices[0].device, device("aa"));
-    assert!(result.notes.is_empty() && !result.lacks_room(), "{:?}", result.notes);
+    assert!(result.notes.is_empty() && result.fits(), "{:?}", result.notes);
 }
 
 #[test]
-fn replicas_are_placed_one_after_the_other_until_nothing_is_left() {
+fn replicas_with_the_same_result_share_a_line() {
     let mut stage = Stage::new();
     for (pod, node, mark) in [("a", "node-a", "aa"), ("b", "node-a", "ab"), ("c", "node-b", "ba")] {
         stage.tenant(pod, node, &device(mark), "70Gi", "10");
@@ -84,15 +84,16 @@ kind: Service
 metadata: {name: server}
 ";
     let result = simulated(&stage, &(QUARTER.to_owned() + deployment));
-    let fit: Vec<bool> = result.pods.iter().map(|pod| pod.result == Outcome::Fits).collect();
+    let fit: Vec<bool> =
+        result.pods.iter().map(|pod| pod.result == SimulatedOutcome::Fits).collect();
     assert_eq!(fit, [true, true, true, true, false, false]);
-    assert!(result.lacks_room());
+    assert!(!result.fits());
     golden("simulate.txt", &simulate::text(&result, true));
-    golden("simulate.json", &render(&result, Format::Json, |_| String::new()).unwrap());
+    golden("simulate.json", &render(&result, OutputFormat::Json, |_| String::new()).unwrap());
 }
 
 #[test]
-fn the_policy_decides_where() {
+fn policy_decides_the_node() {
     let mut stage = Stage::new();
     stage.tenant("busy", "node-b", &device("bb"), "10Gi", "0");
     let manifests = QUARTER.to_owned() + TRAINER;
@@ -106,7 +107,7 @@ fn the_policy_decides_where() {
 }
 
 #[test]
-fn pods_that_wait_in_the_cluster_come_first_and_a_priority_comes_before_them() {
+fn pending_pods_come_first_except_for_higher_priority() {
     let mut stage = Stage::new();
     for (name, mark) in [("x", "aa"), ("y", "ab"), ("z", "ba")] {
         stage.tenant(
@@ -121,35 +122,35 @@ fn pods_that_wait_in_the_cluster_come_first_and_a_priority_comes_before_them() {
     stage.pod("old", &["old-gpu"]);
     let result = simulated(&stage, &(QUARTER.to_owned() + TRAINER));
     assert_eq!(
-        (result.waiting_before, outcomes(&result)),
-        (1, vec![("trainer", Outcome::DoesNotFit, None)])
+        (result.pending_before, outcomes(&result)),
+        (1, vec![("trainer", SimulatedOutcome::DoesNotFit, None)])
     );
     let urgent = TRAINER.replace("spec:", "spec:\n  priority: 100");
     let result = simulated(&stage, &(QUARTER.to_owned() + &urgent));
-    assert_eq!(outcomes(&result), [("trainer", Outcome::Fits, Some("node-b"))]);
+    assert_eq!(outcomes(&result), [("trainer", SimulatedOutcome::Fits, Some("node-b"))]);
 }
 
 #[test]
-fn claims_and_templates_of_the_cluster_are_used_too() {
+fn uses_claims_and_templates_of_the_cluster() {
     let mut stage = Stage::new();
     stage.claim("held", share("19Gi", "0"));
     stage.allocated("held", "node-b", &device("bb"), "19Gi", "0");
     let pod = TRAINER.replace("resourceClaimTemplateName: quarter", "resourceClaimName: held");
     let result = simulated(&stage, &pod);
-    assert_eq!(outcomes(&result), [("trainer", Outcome::Fits, Some("node-b"))]);
+    assert_eq!(outcomes(&result), [("trainer", SimulatedOutcome::Fits, Some("node-b"))]);
     let result = simulated(&stage, TRAINER);
     assert_eq!(
         result.pods[0].message,
-        "ResourceClaimTemplate quarter does not exist, so there is no claim yet"
+        "ResourceClaimTemplate quarter does not exist, so the claim is not generated"
     );
 }
 
 #[test]
-fn a_node_that_is_not_there_yet_can_be_tried() {
+fn node_of_the_files_can_be_used() {
     let mut stage = Stage::empty();
     assert_eq!(
         outcomes(&simulated(&stage, &(QUARTER.to_owned() + TRAINER)))[0].1,
-        Outcome::DoesNotFit
+        SimulatedOutcome::DoesNotFit
     );
     stage.node("node-new", json!([]));
     let slice = stage.snapshot.resource_slices.pop().unwrap();
@@ -159,47 +160,50 @@ fn a_node_that_is_not_there_yet_can_be_tried() {
     let node = serde_json::to_value(stage.snapshot.nodes.pop().unwrap()).unwrap();
     let hardware = format!("{node}\n---\n{slice}\n---\n");
     let result = simulated(&stage, &(hardware + QUARTER + TRAINER));
-    assert_eq!(outcomes(&result), [("trainer", Outcome::Fits, Some("node-new"))]);
+    assert_eq!(outcomes(&result), [("trainer", SimulatedOutcome::Fits, Some("node-new"))]);
 }
 
 #[test]
-fn what_is_limited_is_requested_and_counts_on_the_node() {
+fn limits_are_default_requests() {
     let stage = Stage::new();
     let large = TRAINER.replace("resources: {", "resources: {limits: {cpu: 33}, ");
     let result = simulated(&stage, &(QUARTER.to_owned() + &large));
-    assert_eq!(outcomes(&result), [("trainer", Outcome::DoesNotFit, None)]);
+    assert_eq!(outcomes(&result), [("trainer", SimulatedOutcome::DoesNotFit, None)]);
     assert!(result.pods[0].claims[0].message.contains("on nodes with insufficient cpu"));
 }
 
 #[test]
-fn a_pod_that_exists_is_not_made_again() {
+fn existing_pod_is_not_added() {
     let mut stage = Stage::new();
     stage.tenant("trainer", "node-a", &device("aa"), "19Gi", "25");
     let result = simulated(&stage, &(QUARTER.to_owned() + TRAINER));
-    assert_eq!(outcomes(&result), [("trainer", Outcome::Exists, None)]);
+    assert_eq!(outcomes(&result), [("trainer", SimulatedOutcome::Exists, None)]);
 }
 
 #[test]
-fn a_pod_without_claims_is_no_concern_of_tesseras() {
+fn pod_without_claims_is_not_applicable() {
     let pod = "{apiVersion: v1, kind: Pod, metadata: {name: plain}, spec: {containers: [{name: c, image: i}]}}";
-    assert_eq!(outcomes(&simulated(&Stage::new(), pod)), [("plain", Outcome::NotConcerned, None)]);
+    assert_eq!(
+        outcomes(&simulated(&Stage::new(), pod)),
+        [("plain", SimulatedOutcome::NotApplicable, None)]
+    );
 }
 
 #[test]
-fn a_misspelt_field_is_told_and_so_is_a_priority_class() {
+fn notes_unknown_fields_and_priority_classes() {
     let pod = TRAINER.replace("resourceClaims:", "priorityClassName: gold\n  resourceClaim:");
     let result = simulated(&Stage::new(), &pod);
     assert_eq!(
         result.notes,
         [
-            "Pod trainer: there is no field spec.resourceClaim; it is ignored",
-            "Pod trainer: PriorityClass gold is not looked up; set spec.priority to plan it with one",
+            "Pod trainer: unknown field spec.resourceClaim is ignored",
+            "Pod trainer: PriorityClass gold is ignored; set spec.priority to simulate it",
         ]
     );
 }
 
 #[test]
-fn lists_are_opened_and_names_are_made_for_those_that_are_generated() {
+fn reads_lists_and_generates_names() {
     let list = "
 apiVersion: v1
 kind: List
@@ -215,24 +219,34 @@ items:
 }
 
 #[test]
-fn what_is_no_manifest_is_refused_with_what_to_do() {
+fn refuses_invalid_manifests() {
     let refused = |text: &str| try_with(&Stage::new(), text, None).unwrap_err().to_string();
     assert_eq!(
         refused("a: b"),
-        "document 1 has no `kind` or no `apiVersion`; is it a Kubernetes manifest?"
+        "document 1 is no Kubernetes manifest: it has no `kind` or no `apiVersion`"
     );
     assert_eq!(
         refused("{apiVersion: resource.k8s.io/v1beta1, kind: ResourceClaim, metadata: {name: c}}"),
-        "ResourceClaim `c` has apiVersion `resource.k8s.io/v1beta1`; write it as `resource.k8s.io/v1`"
+        "ResourceClaim `c` has apiVersion `resource.k8s.io/v1beta1`; convert it to `resource.k8s.io/v1`"
     );
     assert_eq!(
         refused("{apiVersion: v1, kind: Pod, metadata: {name: p}, spec: {containers: 3}}"),
-        "Pod `p` is not what the API server takes"
+        "Pod `p` is invalid"
     );
     assert_eq!(
         refused("{apiVersion: v1, kind: Pod, metadata: {name: P_}, spec: {containers: []}}"),
-        "Pod has an unusable `metadata.name`"
+        "Pod has an invalid `metadata.name`"
     );
     assert!(refused("").starts_with("nothing to simulate"));
-    assert_eq!(refused("a: [b"), "not YAML, and not JSON");
+    assert_eq!(refused("a: [b"), "neither YAML nor JSON");
+}
+
+#[test]
+fn cause_of_an_invalid_config_is_printed_once() {
+    let invalid = QUARTER.replace(
+        "    devices:\n",
+        "    devices:\n      config:\n      - opaque:\n          driver: gpu.tessera.dev\n          parameters: {apiVersion: gpu.tessera.dev/v1alpha1, kind: GpuConfig, placment: {}}\n",
+    );
+    let text = simulate::text(&simulated(&Stage::new(), &(invalid + TRAINER)), true);
+    assert_eq!(text.matches("placment").count(), 1, "{text}");
 }

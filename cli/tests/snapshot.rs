@@ -1,4 +1,4 @@
-//! What a snapshot file holds, and what it does not.
+//! Content and format of snapshot files.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod stage;
@@ -16,7 +16,7 @@ fn stage() -> Stage {
 }
 
 #[test]
-fn what_is_saved_is_read_back_the_same_compressed_or_not() {
+fn saved_snapshot_is_read_back() {
     let directory = TempDir::new().unwrap();
     let Stage { snapshot, .. } = stage();
     for name in ["cluster.json", "cluster.json.gz"] {
@@ -29,7 +29,7 @@ fn what_is_saved_is_read_back_the_same_compressed_or_not() {
 }
 
 #[test]
-fn the_file_is_as_documented_and_holds_nothing_that_planning_does_not_look_at() {
+fn file_contains_only_fields_for_planning() {
     let mut written = Vec::new();
     stage().snapshot.write_to(&mut written).unwrap();
     let text = String::from_utf8(written).unwrap();
@@ -41,14 +41,14 @@ fn the_file_is_as_documented_and_holds_nothing_that_planning_does_not_look_at() 
 }
 
 #[test]
-fn a_file_of_version_1_can_still_be_read() {
-    // When the format has a version 2, this file stays, and the test above gets another one.
+fn reads_files_of_version_1() {
+    // This file stays when the format has a version 2; the test above gets another one then.
     let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/snapshot-v1.json");
     assert_eq!(Snapshot::load(golden.as_ref()).unwrap(), stage().snapshot);
 }
 
 #[test]
-fn another_file_a_newer_one_and_a_damaged_one_are_told_apart() {
+fn refuses_foreign_newer_and_damaged_files() {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join("file");
     let load = |text: &str| {
@@ -68,5 +68,5 @@ fn another_file_a_newer_one_and_a_damaged_one_are_told_apart() {
     assert!(matches!(damaged, FileError::Damaged { .. }));
     let missing = Snapshot::load(&directory.path().join("none")).unwrap_err();
     assert!(matches!(missing, FileError::Read { .. }));
-    assert!(missing.to_string().contains("`kubectl tessera snapshot -o FILE` makes one"));
+    assert!(missing.to_string().contains("create one with `kubectl tessera snapshot -o FILE`"));
 }

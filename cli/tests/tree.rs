@@ -1,4 +1,4 @@
-//! What `kubectl tessera tree` shows.
+//! The tree of nodes, GPUs and allocations.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod stage;
@@ -6,10 +6,10 @@ mod stage;
 use serde_json::json;
 use stage::{Stage, device, golden};
 use tessera_api::names::Namespace;
-use tessera_cli::output::{Format, render};
-use tessera_cli::tree::{self, Filter, Tree};
+use tessera_cli::output::{OutputFormat, render};
+use tessera_cli::tree::{self, GpuTree, TreeFilter};
 
-/// Shares of several pods, a whole GPU, a cordoned node.
+/// A cluster with a shared GPU, a full GPU and a cordoned node.
 fn stage() -> Stage {
     let mut stage = Stage::new();
     stage.tenant("trainer", "node-a", &device("aa"), "19Gi", "25");
@@ -19,64 +19,65 @@ fn stage() -> Stage {
     stage
 }
 
-fn look(stage: &Stage, filter: &Filter) -> Tree {
-    tree::look(&stage.snapshot.picture().index, filter)
+fn read(stage: &Stage, filter: &TreeFilter) -> GpuTree {
+    GpuTree::read(&stage.snapshot.indexed().index, filter)
 }
 
 #[test]
-fn nodes_gpus_and_shares_are_shown_with_what_is_left_and_what_is_wrong() {
-    golden("tree.txt", &tree::tree(&look(&stage(), &Filter::default()), true));
+fn tree_shows_nodes_gpus_and_pods() {
+    golden("tree.txt", &tree::tree_text(&read(&stage(), &TreeFilter::default()), true));
 }
 
 #[test]
-fn each_share_has_a_line_where_claims_are_asked_for() {
-    golden("tree-claims.txt", &tree::claims(&look(&stage(), &Filter::default()), true));
+fn claims_have_one_line_per_allocation() {
+    golden("tree-claims.txt", &tree::claims_text(&read(&stage(), &TreeFilter::default()), true));
 }
 
 #[test]
-fn programs_get_the_same_as_json_and_yaml() {
-    let one = Filter { nodes: ["node-a".to_owned()].into(), ..Filter::default() };
-    let seen = look(&stage(), &one);
-    golden("tree.json", &render(&seen, Format::Json, |_| String::new()).unwrap());
-    let yaml = render(&seen, Format::Yaml, |_| String::new()).unwrap();
+fn json_and_yaml_agree() {
+    let one = TreeFilter { nodes: ["node-a".to_owned()].into(), ..TreeFilter::default() };
+    let tree = read(&stage(), &one);
+    golden("tree.json", &render(&tree, OutputFormat::Json, |_| String::new()).unwrap());
+    let yaml = render(&tree, OutputFormat::Yaml, |_| String::new()).unwrap();
     let read_back: serde_json::Value = serde_saphyr::from_str(&yaml).unwrap();
-    assert_eq!(read_back, serde_json::to_value(&seen).unwrap());
+    assert_eq!(read_back, serde_json::to_value(&tree).unwrap());
 }
 
 #[test]
-fn of_a_namespace_only_its_shares_are_shown_and_the_gpus_they_are_on() {
+fn namespace_filters_allocations_and_gpus() {
     let mut stage = stage();
     stage.tenant("other", "node-b", &device("bb"), "1Gi", "1");
     stage.snapshot.resource_claims.last_mut().unwrap().metadata.namespace =
         Some("team-b".to_owned());
     stage.snapshot.pods.last_mut().unwrap().metadata.namespace = Some("team-b".to_owned());
-    let team_b = Filter { namespace: Some(Namespace::new("team-b").unwrap()), ..Filter::default() };
-    let seen = look(&stage, &team_b);
+    let team_b =
+        TreeFilter { namespace: Some(Namespace::new("team-b").unwrap()), ..TreeFilter::default() };
+    let tree = read(&stage, &team_b);
     let devices: Vec<&str> =
-        seen.nodes.iter().flat_map(|n| &n.gpus).map(|gpu| gpu.device.as_str()).collect();
+        tree.nodes.iter().flat_map(|n| &n.gpus).map(|gpu| gpu.device.as_str()).collect();
     assert_eq!(devices, [device("bb")]);
     let claims: Vec<&str> =
-        seen.nodes[0].gpus[0].shares.iter().map(|share| share.claim.as_str()).collect();
+        tree.nodes[0].gpus[0].shares.iter().map(|share| share.claim.as_str()).collect();
     assert_eq!(claims, ["other-gpu"]);
 }
 
 #[test]
-fn a_gpu_that_is_held_and_not_published_any_more_stays_visible() {
+fn allocated_gpu_stays_visible_when_unpublished() {
     let mut stage = Stage::new();
     stage.tenant("trainer", "node-a", "gpu-that-was", "19Gi", "25");
-    let seen = look(&stage, &Filter::default());
-    let gone = seen.nodes[0].gpus.iter().find(|gpu| gpu.device == "gpu-that-was").unwrap();
+    let tree = read(&stage, &TreeFilter::default());
+    let gone = tree.nodes[0].gpus.iter().find(|gpu| gpu.device == "gpu-that-was").unwrap();
     assert_eq!(gone.state, ["NotPublished"]);
     assert_eq!(gone.shares[0].pods, ["trainer"]);
 }
 
 #[test]
-fn a_gpu_of_which_too_much_is_given_out_is_called_so_and_has_nothing_left() {
+fn overcommitted_gpu_has_nothing_free() {
     let mut stage = Stage::new();
     stage.tenant("a", "node-a", &device("aa"), "50Gi", "0");
     stage.tenant("b", "node-a", &device("aa"), "50Gi", "0");
-    let seen = look(&stage, &Filter::default());
-    let gpu = &seen.nodes[0].gpus[0];
+    let tree = read(&stage, &TreeFilter::default());
+    let gpu = &tree.nodes[0].gpus[0];
     assert_eq!(
         (gpu.state.as_slice(), gpu.memory.free.is_zero()),
         (&["Overcommitted".to_owned()][..], true)
@@ -84,44 +85,57 @@ fn a_gpu_of_which_too_much_is_given_out_is_called_so_and_has_nothing_left() {
 }
 
 #[test]
-fn a_gpu_that_publishes_more_memory_than_it_has_is_called_so() {
+fn oversubscribed_gpu_is_marked() {
     let mut stage = Stage::empty();
     stage.node("node-a", serde_json::json!([stage::oversubscribed("aa")]));
-    assert_eq!(look(&stage, &Filter::default()).nodes[0].gpus[0].state, ["Oversubscribed"]);
+    assert_eq!(read(&stage, &TreeFilter::default()).nodes[0].gpus[0].state, ["Oversubscribed"]);
 }
 
 #[test]
-fn a_share_by_mps_is_called_so() {
+fn share_by_mps_is_marked() {
     let mut stage = Stage::new();
     stage.tenant("trainer", "node-a", &device("aa"), "19Gi", "25");
     stage.shared_by("trainer-gpu", "MPS");
     stage.tenant("server", "node-a", &device("ab"), "40Gi", "0");
-    let seen = look(&stage, &Filter::default());
-    let sharing = seen.nodes[0].gpus.iter().flat_map(|gpu| &gpu.shares).map(|share| share.sharing);
+    let tree = read(&stage, &TreeFilter::default());
+    let sharing = tree.nodes[0].gpus.iter().flat_map(|gpu| &gpu.shares).map(|share| share.sharing);
     assert_eq!(sharing.collect::<Vec<_>>(), [Some("MPS"), None]);
-    let claims = tree::claims(&seen, true);
+    let claims = tree::claims_text(&tree, true);
     let states: Vec<&str> =
         claims.lines().skip(1).filter_map(|line| line.split_whitespace().last()).collect();
-    assert_eq!(states, ["0", "MPS"], "{claims}");
+    assert_eq!(states, ["0%", "MPS"], "{claims}");
 }
 
 #[test]
-fn a_slice_that_is_missing_a_node_that_is_gone_and_a_gpu_without_a_fence_are_told() {
+fn incomplete_pool_missing_node_and_unmanaged_gpu_are_marked() {
     let mut stage = Stage::new();
     stage.snapshot.resource_slices[0].spec.pool.resource_slice_count = 2;
     stage.snapshot.nodes.retain(|node| node.metadata.name.as_deref() != Some("node-b"));
     stage.snapshot.resource_slices[1].spec.devices.as_mut().unwrap()[0].taints = None;
-    let seen = look(&stage, &Filter::default());
-    assert_eq!(seen.nodes[0].state, ["PoolIncomplete"]);
-    assert_eq!(seen.nodes[1].state, ["Missing"]);
-    assert_eq!(seen.nodes[1].gpus[0].state, ["NotManaged"]);
+    let tree = read(&stage, &TreeFilter::default());
+    assert_eq!(tree.nodes[0].state, ["PoolIncomplete"]);
+    assert_eq!(tree.nodes[1].state, ["Missing"]);
+    assert_eq!(tree.nodes[1].gpus[0].state, ["NotManaged"]);
 }
 
 #[test]
-fn without_gpus_it_says_so() {
+fn empty_cluster_has_no_gpus() {
     let stage = Stage::empty();
-    assert_eq!(tree::tree(&look(&stage, &Filter::default()), true), "No GPUs found.\n");
+    assert_eq!(tree::tree_text(&read(&stage, &TreeFilter::default()), true), "No GPUs found.\n");
     let mut nothing = Stage::empty();
     nothing.node("node-a", json!([]));
-    assert_eq!(tree::claims(&look(&nothing, &Filter::default()), true), "No claims hold GPUs.\n");
+    assert_eq!(
+        tree::claims_text(&read(&nothing, &TreeFilter::default()), true),
+        "No claims with GPUs found.\n"
+    );
+}
+
+#[test]
+fn equal_free_gpus_share_one_line() {
+    let mut stage = Stage::empty();
+    stage.node("node-a", stage::h100s(8));
+    stage.tenant("trainer", "node-a", &device("02"), "19Gi", "25");
+    stage.exclusive("server", "node-a", &device("05"));
+    stage.node("node-b", stage::h100s(4));
+    golden("tree-groups.txt", &tree::tree_text(&read(&stage, &TreeFilter::default()), true));
 }

@@ -158,7 +158,10 @@ impl Explanation {
             _ if self.names_largest(node) => format!("the next GPU on {node}"),
             has => format!("closest is {node} with {has} of {wanted} GPUs; the next GPU there"),
         };
-        Some(format!("{there}: {}{short}", reason.0))
+        let reason = reason.0.to_string();
+        // The texts follow a number of devices, which there is none of here.
+        let reason = reason.strip_prefix("with ").unwrap_or(&reason);
+        Some(format!("{there}: {reason}{short}"))
     }
 
     /// Returns true if a clause reports how many GPUs are available on that node.

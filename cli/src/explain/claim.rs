@@ -1,4 +1,4 @@
-//! One claim: what it asks for, and why it waits or what it has.
+//! One claim of a pod: its requests, and the reasons why it is pending or its devices.
 
 use serde::Serialize;
 use tessera_allocator::model::{Alternative, Claim, Mode, NodeSelector, PendingPod, PodClaim};
@@ -8,77 +8,78 @@ use tessera_api::reason::Explanation;
 use tessera_index::{ClaimStanding, ClaimState, Scope};
 use tessera_messages as message;
 
-use super::View;
-use crate::devices::Given;
+use super::PlanView;
+use crate::devices::AllocatedDevice;
 
-/// How it is with one claim of a pod.
+/// The explanation of one claim of a pod.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct ClaimReport {
+pub struct PodClaimReport {
     /// The entry of the pod's `spec.resourceClaims`.
     pub entry: String,
-    /// The claim; none where it is not there yet.
+    /// Name of the ResourceClaim; none if it does not exist yet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub claim: Option<String>,
-    /// In one word: `Allocated`, `Placeable`, `Foreign`, `NotGenerated`, `Missing`, `Deleting`,
-    /// `NotThePods`, or the reason that events give.
+    /// The claim's state, in one word: `Allocated`, `Schedulable`, `NotManaged`, `NotGenerated`,
+    /// `Missing`, `Terminating`, `NotOwnedByPod`, `Pending`, or the reason of the event.
     pub reason: String,
-    /// In one sentence, that of the event where there is one.
+    /// The answer, in one sentence: the message of the event if there is one.
     pub message: String,
-    /// What it asks for.
-    pub asks: Vec<Ask>,
-    /// What it has, or would have.
+    /// The claim's requests.
+    #[serde(rename = "asks")]
+    pub specs: Vec<RequestSpec>,
+    /// Devices that are allocated, or would be.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub devices: Vec<Given>,
-    /// The devices counted by what kept them out.
+    pub devices: Vec<AllocatedDevice>,
+    /// Devices by the reason that excludes them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasons: Option<Explanation>,
-    /// Each of several requests by itself, where the claim fits nowhere.
+    /// Each of several requests by itself, for a claim that fits nowhere.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub requests: Vec<RequestReport>,
 }
 
-/// What a request asks for.
+/// A request of a claim as text.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Ask {
+pub struct RequestSpec {
     /// The request.
     pub request: String,
-    /// Its alternatives in words, as `1 x gpu.tessera.dev with memory 19Gi`.
+    /// Its alternatives, as `1 x gpu.tessera.dev with memory 19Gi`.
     pub alternatives: Vec<String>,
 }
 
-/// How it is with one request by itself, without the others and the claim's constraints.
+/// The explanation of one request, without the claim's other requests and constraints.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RequestReport {
     /// The request.
     pub request: String,
-    /// It would fit.
+    /// True if the request fits.
     pub fits: bool,
-    /// Otherwise the devices counted by what kept them out.
+    /// Devices by the reason that excludes them, for a request that does not fit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasons: Option<Explanation>,
-    /// Otherwise, where devices were not what it failed for.
+    /// The error of a request that cannot be planned.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }
 
-/// A claim with where it stands.
-pub(crate) struct Subject<'v> {
-    view: &'v View<'v>,
+/// A claim with its state.
+pub(crate) struct ClaimContext<'v> {
+    view: &'v PlanView<'v>,
     entry: String,
     name: Option<String>,
     uid: Option<ClaimUid>,
     pub(crate) state: ClaimState,
-    /// The template that it is to come from, and whether that is there.
+    /// Name of the template that generates the claim, and true if the template exists.
     template: Option<(String, bool)>,
 }
 
-impl<'v> Subject<'v> {
-    /// A claim of a pod.
+impl<'v> ClaimContext<'v> {
+    /// Returns the context of a claim of a pod.
     pub(crate) fn of_pod(
-        view: &'v View<'v>,
+        view: &'v PlanView<'v>,
         standing: ClaimStanding,
         template: Option<(String, bool)>,
     ) -> Self {
@@ -86,103 +87,114 @@ impl<'v> Subject<'v> {
         Self { view, entry, name: name.map(|name| name.to_string()), uid: claim, state, template }
     }
 
-    /// A claim by itself.
-    pub(crate) fn of_claim(view: &'v View<'v>, uid: &ClaimUid) -> Self {
+    /// Returns the context of a claim without a pod.
+    pub(crate) fn of_claim(view: &'v PlanView<'v>, uid: &ClaimUid) -> Self {
         let name = view.index.claim_called(uid).map(ToString::to_string);
         let state = view.index.claim_state(uid);
         Self { view, entry: String::new(), name, uid: Some(uid.clone()), state, template: None }
     }
 
-    /// The node that the claim is allocated on.
+    /// Returns the node on which the claim is allocated.
     pub(crate) fn node(&self) -> Option<String> {
         let ClaimState::Allocated(allocation) = &self.state else { return None };
         allocation.nodes.as_ref().and_then(NodeSelector::single_node).map(str::to_owned)
     }
 
-    /// What there is to say without planning.
+    /// Returns the answer that needs no plan.
     pub(crate) fn message(&self) -> String {
         let name = self.name.as_deref().unwrap_or_default();
         match &self.state {
             ClaimState::NotGenerated => match &self.template {
                 Some((template, false)) => {
-                    format!("ResourceClaimTemplate {template} does not exist, so there is no claim yet")
+                    format!(
+                        "ResourceClaimTemplate {template} does not exist, so the claim is not generated"
+                    )
                 }
                 Some((template, true)) => format!(
-                    "its claim has not been made from ResourceClaimTemplate {template} yet; kube-controller-manager does that"
+                    "its claim is not generated from ResourceClaimTemplate {template} yet; \
+                     kube-controller-manager does that"
                 ),
                 None => {
-                    "its claim has not been made from its template yet; kube-controller-manager does that"
+                    "its claim is not generated from its template yet; kube-controller-manager \
+                     does that"
                         .to_owned()
                 }
             },
             ClaimState::Missing => format!("ResourceClaim {name} does not exist"),
             ClaimState::Deleting => format!("ResourceClaim {name} is being deleted"),
             ClaimState::NotThePods => format!(
-                "ResourceClaim {name} has the name of this pod's claim and belongs to somebody else; delete it, or the pod"
+                "ResourceClaim {name} has the name of this pod's claim but another owner; delete the \
+                 claim or the pod"
             ),
             ClaimState::Allocated(_) => match self.node() {
                 Some(node) => format!("it is allocated on node {node}"),
                 None => "it is allocated".to_owned(),
             },
             ClaimState::Foreign => format!(
-                "it asks other drivers than {DRIVER_NAME}, so kube-scheduler allocates it; see `kubectl describe pod`"
+                "it requests devices of other drivers than {DRIVER_NAME}, so kube-scheduler allocates \
+                 it; see `kubectl describe pod`"
             ),
             ClaimState::Pending => "it is not allocated".to_owned(),
         }
     }
 
-    /// The word for what is known without planning.
-    fn word(&self) -> &'static str {
+    /// Returns the state that needs no plan, in one word.
+    fn state_word(&self) -> &'static str {
         match &self.state {
             ClaimState::NotGenerated => "NotGenerated",
             ClaimState::Missing => "Missing",
-            ClaimState::Deleting => "Deleting",
-            ClaimState::NotThePods => "NotThePods",
+            ClaimState::Deleting => "Terminating",
+            ClaimState::NotThePods => "NotOwnedByPod",
             ClaimState::Allocated(_) => "Allocated",
-            ClaimState::Foreign => "Foreign",
+            ClaimState::Foreign => "NotManaged",
             ClaimState::Pending => "Pending",
         }
     }
 
-    /// The report without anything planned.
-    pub(crate) fn report(&self) -> ClaimReport {
+    /// Returns the report that needs no plan.
+    pub(crate) fn report(&self) -> PodClaimReport {
         let devices = match &self.state {
             ClaimState::Allocated(allocation) => {
-                allocation.results.iter().map(Given::from).collect()
+                allocation.results.iter().map(AllocatedDevice::from).collect()
             }
             _ => Vec::new(),
         };
-        ClaimReport {
+        PodClaimReport {
             entry: self.entry.clone(),
             claim: self.name.clone(),
-            reason: self.word().to_owned(),
+            reason: self.state_word().to_owned(),
             message: self.message(),
-            asks: self
+            specs: self
                 .uid
                 .as_ref()
                 .and_then(|uid| self.view.index.asked(uid))
-                .map_or_else(Vec::new, |c| asks(c)),
+                .map_or_else(Vec::new, |c| request_specs(c)),
             devices,
             reasons: None,
             requests: Vec::new(),
         }
     }
 
-    /// The report of a claim that would get these devices.
-    pub(crate) fn placed(&self, allotment: &Allotment, node: &str) -> ClaimReport {
-        ClaimReport {
-            reason: "Placeable".to_owned(),
+    /// Returns the report of a claim that would get these devices.
+    pub(crate) fn placed(&self, allotment: &Allotment, node: &str) -> PodClaimReport {
+        PodClaimReport {
+            reason: "Schedulable".to_owned(),
             message: format!("it fits on node {node}"),
-            devices: allotment.results.iter().map(Given::from).collect(),
+            devices: allotment.results.iter().map(AllocatedDevice::from).collect(),
             ..self.report()
         }
     }
 
-    /// The report of a claim that is refused.
-    pub(crate) fn refused(&self, refusal: &Refusal, plan: &Plan, pod: &PendingPod) -> ClaimReport {
+    /// Returns the report of a claim that fits nowhere.
+    pub(crate) fn refused(
+        &self,
+        refusal: &Refusal,
+        plan: &Plan,
+        pod: &PendingPod,
+    ) -> PodClaimReport {
         let cause = &*refusal.cause;
         let name = self.name.as_deref().unwrap_or_default();
-        ClaimReport {
+        PodClaimReport {
             reason: message::reason(cause).to_owned(),
             message: message::note(name, cause, plan.kept_for(&refusal.pod)),
             reasons: explanation(cause),
@@ -194,8 +206,8 @@ impl<'v> Subject<'v> {
         }
     }
 
-    /// Each request of the claim as if it were the only one. Of a single request the claim's own
-    /// reasons say it all.
+    /// Explains each request of the claim as if it were the only one. Empty for a claim with one
+    /// request, which the claim's own reasons explain.
     fn each_request(&self, pod: &PendingPod) -> Vec<RequestReport> {
         let Some(claim) = self.uid.as_ref().and_then(|uid| self.view.index.asked(uid)) else {
             return Vec::new();
@@ -213,12 +225,12 @@ impl<'v> Subject<'v> {
             let plan = self.view.plan_alone(&[pod]);
             let cause = plan.refusals.first().map(|refusal| &*refusal.cause);
             let reasons = cause.and_then(explanation);
-            let told = cause.filter(|_| reasons.is_none());
+            let other = cause.filter(|_| reasons.is_none());
             RequestReport {
                 request: request.name.to_string(),
                 fits: cause.is_none(),
                 reasons,
-                message: told.map(|cause| {
+                message: other.map(|cause| {
                     message::note(self.name.as_deref().unwrap_or_default(), cause, None)
                 }),
             }
@@ -226,12 +238,12 @@ impl<'v> Subject<'v> {
         claim.requests.iter().map(alone).collect()
     }
 
-    /// Whose devices it asks for.
+    /// Returns the drivers that the claim requests devices of.
     pub(crate) fn scope(&self) -> Option<Scope> {
         self.view.index.scope(self.uid.as_ref()?)
     }
 
-    /// The claim's UID.
+    /// Returns the claim's UID.
     pub(crate) fn uid(&self) -> Option<&ClaimUid> {
         self.uid.as_ref()
     }
@@ -244,16 +256,20 @@ fn explanation(cause: &Cause) -> Option<Explanation> {
     }
 }
 
-fn asks(claim: &Claim) -> Vec<Ask> {
-    let ask = |request: &tessera_allocator::model::Request| Ask {
+fn request_specs(claim: &Claim) -> Vec<RequestSpec> {
+    let spec = |request: &tessera_allocator::model::Request| RequestSpec {
         request: request.name.to_string(),
-        alternatives: request.alternatives.iter().map(|a| words(a, &request.name)).collect(),
+        alternatives: request
+            .alternatives
+            .iter()
+            .map(|a| alternative_text(a, &request.name))
+            .collect(),
     };
-    claim.requests.iter().map(ask).collect()
+    claim.requests.iter().map(spec).collect()
 }
 
-/// An alternative in words.
-fn words(alternative: &Alternative, request: &RequestName) -> String {
+/// Returns an alternative as text: `1 x gpu.tessera.dev with memory 19Gi`.
+fn alternative_text(alternative: &Alternative, request: &RequestName) -> String {
     let number = match alternative.mode {
         Mode::Exact(count) => count.to_string(),
         Mode::All => "all".to_owned(),

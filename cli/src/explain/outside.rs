@@ -1,4 +1,4 @@
-//! Reasons that lie outside of the plan: nobody carries it out, or there is nothing to plan with.
+//! Findings outside of the plan: no controller carries it out, or there are no devices.
 
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
@@ -8,39 +8,39 @@ use tessera_allocator::model::PodUid;
 use tessera_api::names::{CONTROLLER_LEASE, DRIVER_NAME};
 use tessera_messages as message;
 
-use super::{PodState, View};
+use super::{PlanView, PodState};
 
 const NOT_MANAGED: &str = "NotManaged";
 
-/// client-go's default, should a Lease not say.
+/// Duration of a Lease without one: client-go's default.
 const LEASE_SECONDS: i32 = 15;
 
-/// The clocks of two machines may differ by so much before a Lease is called expired.
-const CLOCKS_APART: SignedDuration = SignedDuration::from_secs(15);
+/// Tolerated difference between the clocks of two machines.
+const MAX_CLOCK_SKEW: SignedDuration = SignedDuration::from_secs(15);
 
-/// By then the claims of a pod have been made and its status names them. The controller has looked
-/// twice by then.
-const A_WHILE: SignedDuration = SignedDuration::from_mins(2);
+/// Age of a pod at which its status should list all claims. The controller's audit has run twice by
+/// then.
+const NEW_POD_AGE: SignedDuration = SignedDuration::from_mins(2);
 
-/// Something that stands in the way, or that the rest should be read with.
+/// A condition outside of the plan that explains the state of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// In one word.
+    /// The condition, in one word.
     pub code: &'static str,
-    /// In a sentence, with what to do.
+    /// The condition and what to do, in one sentence.
     pub message: String,
 }
 
-/// What matters to a pod in that state.
+/// Returns the findings that are relevant to a pod in that state.
 pub(super) fn findings(
-    view: &View<'_>,
+    view: &PlanView<'_>,
     uid: &PodUid,
     pod: Option<&Pod>,
     state: PodState,
 ) -> Vec<Finding> {
-    let is_planned = matches!(state, PodState::Waiting | PodState::Placeable | PodState::Blocked);
+    let is_planned = matches!(state, PodState::Pending | PodState::Schedulable | PodState::Blocked);
     let mut findings: Vec<Finding> = unlisted(view, uid, pod).into_iter().collect();
-    if !is_planned && state != PodState::Misplaced {
+    if !is_planned && state != PodState::NodeMismatch {
         return findings;
     }
     findings.extend(supply(view));
@@ -50,65 +50,67 @@ pub(super) fn findings(
     findings
 }
 
-/// Whether kube-scheduler knows of all the claims of a pod that waits for it. For moments it does
-/// not know those of any new pod.
-fn unlisted(view: &View<'_>, uid: &PodUid, pod: Option<&Pod>) -> Option<Finding> {
+/// Returns a finding if the status of a pending pod does not list all of its claims. A new pod's
+/// status never does for a moment.
+fn unlisted(view: &PlanView<'_>, uid: &PodUid, pod: Option<&Pod>) -> Option<Finding> {
     let created = pod?.metadata.creation_timestamp.as_ref()?;
-    let is_new = view.now.duration_since(created.0) < A_WHILE;
+    let is_new = view.now.duration_since(created.0) < NEW_POD_AGE;
     let finding =
         || Finding { code: message::NOT_LISTED, message: message::NOT_LISTED_NOTE.to_owned() };
     (!is_new && view.index.is_unlisted(uid)).then(finding)
 }
 
-/// Whether there is anything that the controller could give.
-pub(crate) fn supply(view: &View<'_>) -> Vec<Finding> {
+/// Returns a finding if no device can be allocated by the controller.
+pub(crate) fn supply(view: &PlanView<'_>) -> Vec<Finding> {
     let devices = || view.cluster.slices.values().flat_map(|slice| &slice.devices);
     if devices().next().is_none() {
         let message = format!(
-            "no ResourceSlice of {DRIVER_NAME} has a device: does the DaemonSet tessera-driver run on the GPU nodes?"
+            "no ResourceSlice of {DRIVER_NAME} has a device; check that the DaemonSet tessera-driver \
+             runs on the GPU nodes"
         );
         return vec![Finding { code: message::NO_DEVICES_PUBLISHED, message }];
     }
     if devices().all(|device| device.foreign) {
-        let message = "no device carries the fence of the controller (mode: stock, or just changed to managed): kube-scheduler \
-                       allocates, and its words are in `kubectl describe pod`";
+        let message = "no device has the taint of managed mode (the chart has mode: stock, or was just \
+                       changed to managed), so kube-scheduler allocates; see `kubectl describe pod`";
         return vec![Finding { code: NOT_MANAGED, message: message.to_owned() }];
     }
     Vec::new()
 }
 
-/// Whether there is a controller at work, as far as Leases tell.
-fn controller(view: &View<'_>) -> Option<Finding> {
+/// Returns a finding unless a Lease shows a running controller.
+fn controller(view: &PlanView<'_>) -> Option<Finding> {
     let finding = |code, message| Some(Finding { code, message });
     if let Some(because) = view.snapshot.not_read("leases.coordination.k8s.io") {
-        let message = format!(
-            "whether the controller runs is not known: its Lease could not be read ({because})"
-        );
+        let message = format!("unknown if the controller runs: cannot list Leases ({because})");
         return finding("ControllerUnknown", message);
     }
     let leases = &view.snapshot.leases;
     if leases.is_empty() {
         let message = format!(
-            "the controller does not run: there is no Lease {CONTROLLER_LEASE} in any namespace (is the Helm chart installed?)"
+            "the controller does not run: no namespace has a Lease {CONTROLLER_LEASE}; check that the \
+             Helm chart is installed"
         );
         return finding("ControllerAbsent", message);
     }
-    if leases.iter().any(|lease| state(lease, view.now) == Tenure::Held) {
+    if leases.iter().any(|lease| lease_state(lease, view.now) == LeaseState::Held) {
         return None;
     }
     let lease = leases.iter().max_by_key(|lease| renewed(lease))?;
     let namespace = lease.metadata.namespace.as_deref().unwrap_or_default();
-    let message = match state(lease, view.now) {
-        Tenure::Released if renewed(lease).is_none() => format!(
-            "no controller is at work: none has held Lease {namespace}/{CONTROLLER_LEASE} yet; see `kubectl -n {namespace} get pods`"
+    let message = match lease_state(lease, view.now) {
+        LeaseState::Released if renewed(lease).is_none() => format!(
+            "no controller runs: Lease {namespace}/{CONTROLLER_LEASE} was never acquired; see \
+             `kubectl -n {namespace} get pods`"
         ),
-        Tenure::Released => format!(
-            "no controller is at work: the last one gave its Lease back; see `kubectl -n {namespace} get pods`"
+        LeaseState::Released => format!(
+            "no controller runs: the last one released its Lease; see `kubectl -n {namespace} get \
+             pods`"
         ),
         _ => format!(
-            "no controller is at work: Lease {namespace}/{CONTROLLER_LEASE} of {} was last renewed {} ago; see `kubectl -n \
+            "no controller runs: Lease {namespace}/{CONTROLLER_LEASE} of {} was last renewed {} ago; see `kubectl -n \
              {namespace} get pods`",
-            holder(lease).unwrap_or("nobody"),
+            holder(lease).unwrap_or("no holder"),
             renewed(lease).map_or_else(|| "never".to_owned(), |at| age(view.now, at))
         ),
     };
@@ -116,21 +118,21 @@ fn controller(view: &View<'_>) -> Option<Finding> {
 }
 
 #[derive(PartialEq, Eq)]
-enum Tenure {
+enum LeaseState {
     Held,
     Expired,
     Released,
 }
 
-fn state(lease: &Lease, now: Timestamp) -> Tenure {
-    let Some(renewed) = renewed(lease) else { return Tenure::Released };
+fn lease_state(lease: &Lease, now: Timestamp) -> LeaseState {
+    let Some(renewed) = renewed(lease) else { return LeaseState::Released };
     if holder(lease).is_none() {
-        return Tenure::Released;
+        return LeaseState::Released;
     }
     let seconds =
         lease.spec.as_ref().and_then(|spec| spec.lease_duration_seconds).unwrap_or(LEASE_SECONDS);
-    let until = SignedDuration::from_secs(i64::from(seconds)) + CLOCKS_APART;
-    if now.duration_since(renewed) > until { Tenure::Expired } else { Tenure::Held }
+    let until = SignedDuration::from_secs(i64::from(seconds)) + MAX_CLOCK_SKEW;
+    if now.duration_since(renewed) > until { LeaseState::Expired } else { LeaseState::Held }
 }
 
 fn holder(lease: &Lease) -> Option<&str> {
@@ -141,7 +143,7 @@ fn renewed(lease: &Lease) -> Option<Timestamp> {
     lease.spec.as_ref()?.renew_time.as_ref().map(|time| time.0)
 }
 
-/// How long ago, in the largest unit that is at least one, as kubectl prints ages.
+/// Returns the age of `at` in its largest unit, as kubectl prints ages.
 pub(crate) fn age(now: Timestamp, at: Timestamp) -> String {
     let seconds = now.duration_since(at).as_secs().max(0);
     match seconds {

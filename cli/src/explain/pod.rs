@@ -1,4 +1,4 @@
-//! One pod: from its claims to what it waits for.
+//! The explanation of one pod, derived from the state of its claims.
 
 use std::collections::BTreeMap;
 
@@ -6,129 +6,138 @@ use k8s_openapi::api::core::v1::Pod;
 use tessera_allocator::model::{PendingPod, PodUid};
 use tessera_allocator::{Cause, Decision, Kept, Plan, Refusal};
 use tessera_api::names::{ClaimUid, NodeName};
+use tessera_api::reason::Reason;
 use tessera_index::{Blocked, ClaimState, Stage};
 use tessera_messages as message;
 
-use super::claim::{ClaimReport, Subject};
-use super::{PodReport, PodState, View, outside};
+use super::claim::{ClaimContext, PodClaimReport};
+use super::{PlanView, PodReport, PodState, outside};
 use crate::output::count;
 
-/// The report of a known pod.
-pub(super) fn report(view: &View<'_>, uid: &PodUid) -> PodReport {
-    let pod = OnePod::new(view, uid);
-    let Outcome { state, message, node, claims } = pod.outcome();
+/// Returns the report of a pod of the index.
+pub(super) fn report(view: &PlanView<'_>, uid: &PodUid) -> PodReport {
+    let pod = PodContext::new(view, uid);
+    let PodAnswer { state, message, node, claims, hint } = pod.answer();
     let findings = outside::findings(view, uid, pod.object, state);
     let (namespace, name) =
         view.index.pod_name(uid).map_or_else(Default::default, |(namespace, name)| {
             (namespace.to_string(), name.to_string())
         });
-    PodReport { namespace, pod: name, state, message, node, claims, findings, events: Vec::new() }
+    // A finding names the cause, which has to be solved first.
+    let hint = hint.filter(|_| findings.is_empty());
+    let events = Vec::new();
+    PodReport { namespace, pod: name, state, message, node, claims, findings, events, hint }
 }
 
-/// What a report says of the pod itself.
-struct Outcome {
+/// The parts of a report that depend on the state of the pod.
+struct PodAnswer {
     state: PodState,
     message: String,
     node: Option<String>,
-    claims: Vec<ClaimReport>,
+    claims: Vec<PodClaimReport>,
+    hint: Option<String>,
 }
 
-struct OnePod<'v> {
-    view: &'v View<'v>,
+/// A pod with its claims.
+struct PodContext<'v> {
+    view: &'v PlanView<'v>,
     uid: &'v PodUid,
     object: Option<&'v Pod>,
-    claims: Vec<Subject<'v>>,
+    claims: Vec<ClaimContext<'v>>,
 }
 
-impl<'v> OnePod<'v> {
-    fn new(view: &'v View<'v>, uid: &'v PodUid) -> Self {
-        let object =
-            view.snapshot.pods.iter().find(|pod| pod.metadata.uid.as_deref() == Some(uid.as_str()));
+impl<'v> PodContext<'v> {
+    fn new(view: &'v PlanView<'v>, uid: &'v PodUid) -> Self {
+        let object = super::find_object(view, uid);
         let standing = view.index.claims_standing(uid);
         let claims = standing.into_iter().map(|standing| {
             let template = object.and_then(|pod| template(view, pod, &standing.entry));
-            Subject::of_pod(view, standing, template)
+            ClaimContext::of_pod(view, standing, template)
         });
         Self { view, uid, object, claims: claims.collect() }
     }
 
-    fn outcome(&self) -> Outcome {
-        let plain = |state, message: String, node| Outcome {
+    fn answer(&self) -> PodAnswer {
+        let plain = |state, message: &str| PodAnswer {
             state,
-            message,
-            node,
-            claims: self.plain_claims(),
+            message: message.to_owned(),
+            node: None,
+            claims: self.unplanned_claims(),
+            hint: None,
         };
         if self.claims.is_empty() {
-            let message =
-                "it uses no ResourceClaims, so Tessera has nothing to do with it".to_owned();
-            return plain(PodState::NoClaims, message, None);
+            return plain(PodState::NoClaims, "it uses no ResourceClaims");
         }
         match self.view.index.stage(self.uid) {
-            None | Some(Stage::Ended) => plain(PodState::Ended, "it has ended".to_owned(), None),
-            Some(Stage::Deleting) => {
-                plain(PodState::Deleting, "it is being deleted".to_owned(), None)
-            }
+            None | Some(Stage::Ended) => plain(PodState::Completed, "it has succeeded or failed"),
+            Some(Stage::Deleting) => plain(PodState::Terminating, "it is being deleted"),
             Some(Stage::Bound(node)) => self.bound(&node),
             Some(Stage::Gated) => self.gated(),
-            Some(Stage::Waiting) => self.waiting(),
+            Some(Stage::Waiting) => self.unbound(),
         }
     }
 
-    fn plain_claims(&self) -> Vec<ClaimReport> {
-        self.claims.iter().map(Subject::report).collect()
+    fn unplanned_claims(&self) -> Vec<PodClaimReport> {
+        self.claims.iter().map(ClaimContext::report).collect()
     }
 
-    fn bound(&self, node: &NodeName) -> Outcome {
+    fn bound(&self, node: &NodeName) -> PodAnswer {
         let misplaced = self.view.index.misplaced().into_iter().find(|one| one.pod == *self.uid);
         let (state, message) = match misplaced {
             Some(misplaced) => {
                 let claim = self.view.index.claim_called(&misplaced.claim).map(ToString::to_string);
-                (PodState::Misplaced, message::misplaced(&claim.unwrap_or_default(), &misplaced))
+                (PodState::NodeMismatch, message::misplaced(&claim.unwrap_or_default(), &misplaced))
             }
             None => (
                 PodState::Bound,
                 format!("it is bound to node {node}, and its claims are allocated"),
             ),
         };
-        Outcome { state, message, node: Some(node.to_string()), claims: self.plain_claims() }
+        PodAnswer {
+            state,
+            message,
+            node: Some(node.to_string()),
+            claims: self.unplanned_claims(),
+            hint: None,
+        }
     }
 
-    /// What would be if the gates were gone.
-    fn gated(&self) -> Outcome {
+    /// Returns the answer for a gated pod, with the placement that it would get without gates.
+    fn gated(&self) -> PodAnswer {
         let gates = self
             .object
             .and_then(|pod| pod.spec.as_ref())
             .and_then(|spec| spec.scheduling_gates.as_ref());
         let gates: Vec<&str> = gates.into_iter().flatten().map(|gate| gate.name.as_str()).collect();
-        let held = format!(
-            "scheduling gate {} holds it back; it is planned once whoever set that has removed it",
+        let gated = format!(
+            "it has scheduling gate {} and is planned when its owner removes the gate",
             gates.join(", ")
         );
-        let outcome = self.waiting();
-        let outlook = match outcome.state {
-            PodState::Placeable => {
-                format!("; now it would fit on node {}", outcome.node.clone().unwrap_or_default())
+        let answer = self.unbound();
+        let forecast = match answer.state {
+            PodState::Schedulable => {
+                format!("; it would fit on node {}", answer.node.clone().unwrap_or_default())
             }
-            PodState::Waiting => "; now it would fit nowhere".to_owned(),
+            PodState::Pending => "; it would fit nowhere".to_owned(),
             _ => String::new(),
         };
-        Outcome { state: PodState::Gated, message: held + &outlook, ..outcome }
+        PodAnswer { state: PodState::SchedulingGated, message: gated + &forecast, ..answer }
     }
 
-    fn waiting(&self) -> Outcome {
-        if let Some(lack) = self.claims.iter().find(|claim| is_lack(&claim.state)) {
-            let (message, claims) = (lack.message(), self.plain_claims());
-            return Outcome { state: PodState::Incomplete, message, node: None, claims };
+    fn unbound(&self) -> PodAnswer {
+        if let Some(missing) = self.claims.iter().find(|claim| is_missing(&claim.state)) {
+            let (message, claims) = (missing.message(), self.unplanned_claims());
+            let state = PodState::MissingClaim;
+            return PodAnswer { state, message, node: None, claims, hint: None };
         }
         match self.view.index.pending(self.uid) {
             Err(blocked) => self.blocked(&blocked),
             Ok(Some(pending)) => self.planned(&pending),
-            Ok(None) => self.for_others(),
+            Ok(None) => self.allocated(),
         }
     }
 
-    fn blocked(&self, blocked: &Blocked) -> Outcome {
+    fn blocked(&self, blocked: &Blocked) -> PodAnswer {
         let name = self
             .view
             .index
@@ -136,19 +145,25 @@ impl<'v> OnePod<'v> {
             .map(ToString::to_string)
             .unwrap_or_default();
         let (reason, message) = message::obstacle(&name, blocked.obstacle);
-        let report = |subject: &Subject<'_>| {
-            let report = subject.report();
-            if subject.uid() != Some(&blocked.claim) {
+        let report = |claim: &ClaimContext<'_>| {
+            let report = claim.report();
+            if claim.uid() != Some(&blocked.claim) {
                 return report;
             }
-            ClaimReport { reason: reason.to_owned(), message: message.clone(), ..report }
+            PodClaimReport { reason: reason.to_owned(), message: message.clone(), ..report }
         };
         let claims = self.claims.iter().map(report).collect();
-        Outcome { state: PodState::Blocked, message: message.clone(), node: None, claims }
+        PodAnswer {
+            state: PodState::Blocked,
+            message: message.clone(),
+            node: None,
+            claims,
+            hint: None,
+        }
     }
 
-    /// The pod has claims for the controller to allocate.
-    fn planned(&self, pending: &PendingPod) -> Outcome {
+    /// Returns the answer for a pod with claims that the controller has to allocate.
+    fn planned(&self, pending: &PendingPod) -> PodAnswer {
         let is_queued = self.view.work.pending.iter().any(|queued| queued.uid == pending.uid);
         let alone = || self.view.plan_alone(std::slice::from_ref(pending));
         let by_itself;
@@ -161,50 +176,63 @@ impl<'v> OnePod<'v> {
         let refusals: Vec<&Refusal> =
             plan.refusals.iter().filter(|refusal| refusal.pod == *self.uid).collect();
         if refusals.is_empty() {
-            return self.placeable(plan);
+            return self.schedulable(plan);
         }
         let of = |claim: &ClaimUid| refusals.iter().find(|refusal| refusal.claim == *claim);
-        let report = |subject: &Subject<'_>| match subject.uid().and_then(of) {
-            Some(refusal) => subject.refused(refusal, plan, pending),
-            None => subject.report(),
+        let report = |claim: &ClaimContext<'_>| match claim.uid().and_then(of) {
+            Some(refusal) => claim.refused(refusal, plan, pending),
+            None => claim.report(),
         };
-        let claims: Vec<ClaimReport> = self.claims.iter().map(report).collect();
-        // Where nobody gets anything or has a node kept free, nobody was in the way.
-        let in_the_way = is_queued && !(plan.decisions.is_empty() && plan.kept.is_none());
-        let message = match in_the_way.then(alone).iter().flat_map(|plan| &plan.decisions).next() {
+        let claims: Vec<PodClaimReport> = self.claims.iter().map(report).collect();
+        // Without decisions and reservations no other pod takes devices before this one.
+        let competes = is_queued && !(plan.decisions.is_empty() && plan.kept.is_none());
+        let before = self.pods_before(pending);
+        let message = match competes.then(alone).iter().flat_map(|plan| &plan.decisions).next() {
             Some(decision) => format!(
-                "it would fit on node {}, if it were not for {} that come before it: of higher priority, or older",
+                "it would fit on node {}, but {} of higher priority or older {} the devices first",
                 decision.node,
-                count(self.before(pending), "waiting pod")
+                count(before, "pending pod"),
+                if before == 1 { "gets" } else { "get" }
             ),
             None => self.refusal(&refusals, plan.kept_for(self.uid)),
         };
-        Outcome { state: PodState::Waiting, message, node: None, claims }
+        PodAnswer {
+            state: PodState::Pending,
+            message,
+            node: None,
+            claims,
+            hint: Some(hint(&refusals, plan.kept_for(self.uid))),
+        }
     }
 
-    /// Refusals in one sentence.
+    /// Returns the refusals of the pod's claims in one sentence.
     fn refusal(&self, refusals: &[&Refusal], kept: Option<&Kept>) -> String {
         let name = |refusal: &&Refusal| {
             self.view.index.claim_called(&refusal.claim).map(ToString::to_string)
         };
-        let broken = refusals.iter().find(|refusal| !matches!(*refusal.cause, Cause::NoFit(_)));
-        if let Some(broken) = broken {
-            return message::note(&name(broken).unwrap_or_default(), &broken.cause, None);
+        let invalid = refusals.iter().find(|refusal| !matches!(*refusal.cause, Cause::NoFit(_)));
+        if let Some(invalid) = invalid {
+            return message::note(&name(invalid).unwrap_or_default(), &invalid.cause, None);
         }
         let names: Vec<String> = refusals.iter().filter_map(name).collect();
-        let claims = if names.len() == 1 { "claim" } else { "claims" };
-        let outlook =
+        let reserved =
             kept.map(|kept| format!("; {}", message::kept_free(kept))).unwrap_or_default();
-        format!("no node has devices for {claims} {}{outlook}", names.join(", "))
+        let answer = match refusals {
+            [Refusal { cause, .. }] if let Cause::NoFit(explanation) = &**cause => {
+                explanation.summary(&format!("claim {}", names.join(", ")))
+            }
+            _ => format!("no node has the GPUs of claims {}", names.join(", ")),
+        };
+        answer + &reserved
     }
 
-    /// How many waiting pods are planned before this one.
-    fn before(&self, pending: &PendingPod) -> usize {
+    /// Returns the number of pending pods that are planned before this one.
+    fn pods_before(&self, pending: &PendingPod) -> usize {
         let turn = |pod: &PendingPod| (std::cmp::Reverse(pod.priority), pod.created);
         self.view.work.pending.iter().filter(|other| turn(other) < turn(pending)).count()
     }
 
-    fn placeable(&self, plan: &Plan) -> Outcome {
+    fn schedulable(&self, plan: &Plan) -> PodAnswer {
         let allotments: BTreeMap<&ClaimUid, (&Decision, usize)> = plan
             .decisions
             .iter()
@@ -214,48 +242,86 @@ impl<'v> OnePod<'v> {
             .collect();
         let mut node = None;
         let mut report =
-            |subject: &Subject<'_>| match subject.uid().and_then(|uid| allotments.get(uid)) {
+            |claim: &ClaimContext<'_>| match claim.uid().and_then(|uid| allotments.get(uid)) {
                 Some((decision, i)) => {
                     node.get_or_insert_with(|| decision.node.to_string());
-                    subject.placed(&decision.claims[*i], decision.node.as_str())
+                    claim.placed(&decision.claims[*i], decision.node.as_str())
                 }
-                None => subject.report(),
+                None => claim.report(),
             };
         let claims = self.claims.iter().map(&mut report).collect();
         let place = node.as_deref().map(|node| format!(" on node {node}")).unwrap_or_default();
         let message = format!("it fits{place}; the controller has not allocated its claims yet");
-        Outcome { state: PodState::Placeable, message, node, claims }
+        PodAnswer { state: PodState::Schedulable, message, node, claims, hint: None }
     }
 
-    /// There is nothing for the controller to decide.
-    fn for_others(&self) -> Outcome {
-        let ours = self.claims.iter().filter(|claim| {
+    /// Returns the answer for a pod without claims that the controller has to allocate.
+    fn allocated(&self) -> PodAnswer {
+        let managed = self.claims.iter().filter(|claim| {
             matches!(claim.state, ClaimState::Allocated(_))
                 && claim.scope() != Some(tessera_index::Scope::Foreign)
         });
-        let node = ours.clone().find_map(Subject::node);
-        if ours.count() == 0 {
+        let node = managed.clone().find_map(ClaimContext::node);
+        if managed.count() == 0 {
             let message =
-                "its claims ask other drivers, so kube-scheduler allocates them".to_owned();
-            return Outcome {
-                state: PodState::Foreign,
+                "its claims request devices of other drivers, so kube-scheduler allocates them"
+                    .to_owned();
+            return PodAnswer {
+                state: PodState::NotManaged,
                 message,
                 node: None,
-                claims: self.plain_claims(),
+                claims: self.unplanned_claims(),
+                hint: None,
             };
         }
         let place = node.as_deref().map(|node| format!(" on node {node}")).unwrap_or_default();
-        let said = match self.view.index.unschedulable_message(self.uid) {
-            Some(message) => format!("; its last word: {message}"),
-            None => String::new(),
+        let message = match self.view.index.unschedulable_message(self.uid) {
+            Some(refused) => format!(
+                "its claims are allocated{place}, but kube-scheduler does not bind it: {refused}"
+            ),
+            None => {
+                format!("its claims are allocated{place}; kube-scheduler has not bound it yet")
+            }
         };
-        let message =
-            format!("its claims are allocated{place}; kube-scheduler has to bind it{said}");
-        Outcome { state: PodState::ForScheduler, message, node, claims: self.plain_claims() }
+        PodAnswer {
+            state: PodState::PendingScheduling,
+            message,
+            node,
+            claims: self.unplanned_claims(),
+            hint: None,
+        }
     }
 }
 
-fn is_lack(state: &ClaimState) -> bool {
+/// Returns advice for the user of a pending pod.
+fn hint(refusals: &[&Refusal], kept: Option<&Kept>) -> String {
+    let invalid = "correct the claim or its template, and create the pod again".to_owned();
+    let explanations = refusals.iter().map(|refusal| match &*refusal.cause {
+        Cause::NoFit(explanation) => Some(explanation),
+        _ => None,
+    });
+    let Some(explanations) = explanations.collect::<Option<Vec<_>>>() else { return invalid };
+    let has = |test: fn(&Reason) -> bool| {
+        explanations.iter().any(|e| e.tallies().any(|(reason, _)| test(reason)))
+    };
+    if has(Reason::is_held_by_others) {
+        let wait = "wait until other pods release GPUs; `kubectl tessera tree` shows them";
+        return match kept {
+            Some(_) => wait.to_owned(),
+            None => format!("{wait}. A pod that stays pending gets a node reservation"),
+        };
+    }
+    if has(|reason| matches!(reason, Reason::Tainted { .. } | Reason::Node(_))) {
+        return "make the nodes or GPUs usable again, or tolerate their taints".to_owned();
+    }
+    if has(Reason::is_available) {
+        return "request fewer GPUs, or GPUs in another combination".to_owned();
+    }
+    "no GPU of the cluster can satisfy the claim; change its request and create the pod again"
+        .to_owned()
+}
+
+fn is_missing(state: &ClaimState) -> bool {
     matches!(
         state,
         ClaimState::NotGenerated
@@ -265,9 +331,8 @@ fn is_lack(state: &ClaimState) -> bool {
     )
 }
 
-/// The template of an entry, and whether it is there. Taken to be there where templates could not
-/// be read.
-fn template(view: &View<'_>, pod: &Pod, entry: &str) -> Option<(String, bool)> {
+/// Returns the template of an entry, and true if it exists or templates could not be read.
+fn template(view: &PlanView<'_>, pod: &Pod, entry: &str) -> Option<(String, bool)> {
     let entries = pod.spec.as_ref()?.resource_claims.as_ref()?;
     let name =
         entries.iter().find(|one| one.name == entry)?.resource_claim_template_name.as_ref()?;

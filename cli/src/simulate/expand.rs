@@ -1,5 +1,4 @@
-//! Objects of manifests beside those of a snapshot: what Kubernetes' own controllers would make of
-//! them.
+//! Adds objects of manifests to a snapshot, as the controllers of Kubernetes would.
 
 use k8s_openapi::api::core::v1::{
     Container, Pod, PodResourceClaimStatus, PodSpec, ResourceRequirements,
@@ -12,16 +11,15 @@ use tessera_api::names::{Namespace, PodName};
 use super::manifest::{Manifests, Object, Workload};
 use crate::snapshot::{self, Snapshot};
 
-/// What has come into the snapshot.
+/// The pods that were added to the snapshot.
 pub(super) struct Expanded {
-    /// The pods of the manifests, in their order, and whether the cluster had one of that name
-    /// already.
+    /// The pods of the manifests, in their order; true if the cluster has one of that name.
     pub(super) pods: Vec<(Namespace, PodName, bool)>,
     pub(super) notes: Vec<String>,
 }
 
-/// Puts the objects into the snapshot. Classes, templates, nodes, slices and taint rules replace
-/// those of the same name; claims and pods that are there already stay as they are.
+/// Adds the objects to the snapshot. Classes, templates, nodes, slices and taint rules replace
+/// those of the same name; existing claims and pods are kept.
 pub(super) fn into_snapshot(snapshot: &mut Snapshot, manifests: Manifests) -> Expanded {
     let mut pods = Vec::new();
     let mut notes = manifests.notes;
@@ -57,12 +55,12 @@ pub(super) fn into_snapshot(snapshot: &mut Snapshot, manifests: Manifests) -> Ex
             }
         }
     }
-    let mut adding = Adding { created: youngest(snapshot), snapshot, notes, pods: Vec::new() };
-    pods.into_iter().for_each(|pod| adding.pod(pod));
-    Expanded { pods: adding.pods, notes: adding.notes }
+    let mut added = AddedPods { created: newest(snapshot), snapshot, notes, pods: Vec::new() };
+    pods.into_iter().for_each(|pod| added.add(pod));
+    Expanded { pods: added.pods, notes: added.notes }
 }
 
-/// The pods that a workload makes, named after it with a number.
+/// Returns the pods of a workload, with its name and a number.
 fn replicas(workload: Workload) -> impl Iterator<Item = Pod> {
     let Workload { namespace, name, replicas, template } = workload;
     (0..replicas).map(move |number| Pod {
@@ -82,8 +80,7 @@ fn replace<K>(objects: &mut Vec<K>, object: K, metadata: impl Fn(&K) -> &ObjectM
     objects.push(object);
 }
 
-/// Adds a claim as the API server would make it, unless there is one of that name. Gives a note if
-/// there is.
+/// Adds a claim as the API server would. Returns a note if a claim of that name exists.
 fn add_claim(snapshot: &mut Snapshot, claim: ResourceClaim) -> Option<String> {
     let ObjectMeta { namespace, name, .. } = &claim.metadata;
     let is_it = |known: &ResourceClaim| {
@@ -96,7 +93,7 @@ fn add_claim(snapshot: &mut Snapshot, claim: ResourceClaim) -> Option<String> {
             name.as_deref().unwrap_or_default()
         );
         return Some(format!(
-            "ResourceClaim {name} is in the cluster already and is used as it is there"
+            "ResourceClaim {name} exists in the cluster; the existing one is used"
         ));
     }
     let uid = format!("simulated-claim-{}", snapshot.resource_claims.len());
@@ -109,28 +106,28 @@ fn add_claim(snapshot: &mut Snapshot, claim: ResourceClaim) -> Option<String> {
     None
 }
 
-/// The moment after which the pods of the manifests are made.
-fn youngest(snapshot: &Snapshot) -> Timestamp {
+/// Returns the time after which the pods of the manifests are created.
+fn newest(snapshot: &Snapshot) -> Timestamp {
     let created = snapshot.pods.iter().filter_map(|pod| pod.metadata.creation_timestamp.as_ref());
     created.map(|time| time.0).max().unwrap_or_default().max(snapshot.taken_at)
 }
 
-/// Adds pods one after the other.
-struct Adding<'s> {
+/// Adds pods to a snapshot, each one second after the other.
+struct AddedPods<'s> {
     snapshot: &'s mut Snapshot,
     created: Timestamp,
     notes: Vec<String>,
     pods: Vec<(Namespace, PodName, bool)>,
 }
 
-impl Adding<'_> {
-    fn pod(&mut self, pod: Pod) {
+impl AddedPods<'_> {
+    fn add(&mut self, pod: Pod) {
         let (namespace, name) =
             (pod.metadata.namespace.unwrap_or_default(), pod.metadata.name.unwrap_or_default());
         let (Ok(in_namespace), Ok(called)) = (Namespace::new(&namespace), PodName::new(&name))
         else {
             self.notes.push(format!(
-                "Pod {namespace}/{name} has a name that the API server refuses; it is left out"
+                "Pod {namespace}/{name} is skipped: the API server refuses its name"
             ));
             return;
         };
@@ -145,11 +142,11 @@ impl Adding<'_> {
             return;
         }
         let uid = format!("simulated-pod-{}", self.snapshot.pods.len());
-        // One after the other, as kubectl makes them: age decides among equals.
+        // kubectl creates them in this order: age decides among equals.
         self.created =
             self.created.checked_add(SignedDuration::from_secs(1)).unwrap_or(self.created);
         let mut spec = pod.spec.unwrap_or_default();
-        self.prioritise(&mut spec, &name);
+        self.resolve_priority(&mut spec, &name);
         default_requests(&mut spec);
         let statuses = self.claims_from_templates(&spec, &namespace, &name, &uid);
         let pod = Pod {
@@ -170,8 +167,8 @@ impl Adding<'_> {
         self.snapshot.pods.extend(snapshot::trimmed_pod(pod));
     }
 
-    /// Admission resolves the class; only Kubernetes' own two are known here.
-    fn prioritise(&mut self, spec: &mut PodSpec, pod: &str) {
+    /// Resolves the priority class, as admission does. Only the two built-in classes are known.
+    fn resolve_priority(&mut self, spec: &mut PodSpec, pod: &str) {
         if spec.priority.is_some() {
             return;
         }
@@ -181,7 +178,7 @@ impl Adding<'_> {
             Some("system-node-critical") => Some(2_000_001_000),
             Some(class) => {
                 let note = format!(
-                    "Pod {pod}: PriorityClass {class} is not looked up; set spec.priority to plan it with one"
+                    "Pod {pod}: PriorityClass {class} is ignored; set spec.priority to simulate it"
                 );
                 self.notes.push(note);
                 None
@@ -189,7 +186,7 @@ impl Adding<'_> {
         };
     }
 
-    /// Makes the pod's claims, as kube-controller-manager does. A template that is not there makes
+    /// Generates the pod's claims, as kube-controller-manager does. A missing template generates
     /// none.
     fn claims_from_templates(
         &mut self,
@@ -239,7 +236,7 @@ impl Adding<'_> {
     }
 }
 
-/// What is not requested is requested as far as it is limited: the API server's default.
+/// Sets missing requests to the limits, the API server's default.
 fn default_requests(spec: &mut PodSpec) {
     let containers = spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten());
     containers.for_each(|container: &mut Container| {

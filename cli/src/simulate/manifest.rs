@@ -1,4 +1,4 @@
-//! Manifests: YAML or JSON documents, as kubectl takes them.
+//! Manifests: YAML or JSON documents in the form that kubectl accepts.
 
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet, StatefulSet};
 use k8s_openapi::api::batch::v1::Job;
@@ -25,7 +25,7 @@ pub(super) enum Object {
     Workload(Box<Workload>),
 }
 
-/// What makes pods.
+/// An object that creates pods.
 #[derive(Debug, Clone)]
 pub(super) struct Workload {
     pub(super) namespace: Option<String>,
@@ -34,73 +34,71 @@ pub(super) struct Workload {
     pub(super) template: PodTemplateSpec,
 }
 
-/// What manifests hold.
+/// The objects of manifests.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Manifests {
     pub(super) objects: Vec<Object>,
     pub(super) notes: Vec<String>,
 }
 
-/// Why manifests cannot be used.
+/// Error returned when manifests cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ManifestError {
-    /// Not YAML.
-    #[error("not YAML, and not JSON")]
+    /// The text is not YAML.
+    #[error("neither YAML nor JSON")]
     Yaml(#[from] Box<serde_saphyr::Error>),
-    /// A document without a kind.
-    #[error("document {document} has no `kind` or no `apiVersion`; is it a Kubernetes manifest?")]
+    /// A document has no kind.
+    #[error("document {document} is no Kubernetes manifest: it has no `kind` or no `apiVersion`")]
     NoKind {
-        /// Which one, from 1.
+        /// Number of the document, from 1.
         document: usize,
     },
-    /// A version that is not read.
-    #[error("{kind} `{name}` has apiVersion `{found}`; write it as `{expected}`")]
+    /// The version is not supported.
+    #[error("{kind} `{name}` has apiVersion `{found}`; convert it to `{expected}`")]
     Version {
-        /// The kind.
+        /// Kind of the object.
         kind: String,
-        /// Its name.
+        /// Name of the object.
         name: String,
-        /// What it has.
+        /// Version of the object.
         found: String,
-        /// What is read.
+        /// Supported version.
         expected: &'static str,
     },
-    /// A field has another type.
-    #[error("{kind} `{name}` is not what the API server takes")]
+    /// A field has the wrong type.
+    #[error("{kind} `{name}` is invalid")]
     Object {
-        /// The kind.
+        /// Kind of the object.
         kind: String,
-        /// Its name.
+        /// Name of the object.
         name: String,
-        /// Where.
+        /// The cause, with the field.
         source: serde_json::Error,
     },
-    /// A name that is none.
-    #[error("{kind} has an unusable `{field}`")]
+    /// A name is invalid.
+    #[error("{kind} has an invalid `{field}`")]
     Name {
-        /// The kind.
+        /// Kind of the object.
         kind: &'static str,
         /// The field.
         field: &'static str,
-        /// What is wrong.
+        /// The cause.
         source: NameError,
     },
-    /// There is no pod in it.
-    #[error(
-        "nothing to simulate: there is no Pod, Deployment, StatefulSet, ReplicaSet or Job in it"
-    )]
+    /// No object creates pods.
+    #[error("nothing to simulate: found no Pod, Deployment, StatefulSet, ReplicaSet or Job")]
     NoPods,
 }
 
-/// Reads all documents. Objects of a namespace that name none are put into `namespace`.
+/// Reads all documents. Objects without a namespace get `namespace`.
 pub(super) fn read(text: &str, namespace: &Namespace) -> Result<Manifests, ManifestError> {
     let documents: Vec<Value> = serde_saphyr::from_multiple(text).map_err(Box::new)?;
     let mut manifests = Manifests::default();
     for (number, document) in documents.into_iter().enumerate() {
         manifests.document(document, number + 1, namespace)?;
     }
-    let makes_pods = |object: &Object| matches!(object, Object::Pod(_) | Object::Workload(_));
-    if !manifests.objects.iter().any(makes_pods) {
+    let creates_pods = |object: &Object| matches!(object, Object::Pod(_) | Object::Workload(_));
+    if !manifests.objects.iter().any(creates_pods) {
         return Err(ManifestError::NoPods);
     }
     Ok(manifests)
@@ -147,25 +145,25 @@ struct Reader<'r> {
 impl Reader<'_> {
     fn object(&mut self, namespace: &Namespace) -> Result<Option<Object>, ManifestError> {
         const RESOURCE: &str = "resource.k8s.io/v1";
-        let placed = |metadata: &mut ObjectMeta| {
+        let set_namespace = |metadata: &mut ObjectMeta| {
             metadata.namespace.get_or_insert_with(|| namespace.to_string());
         };
         Ok(Some(match self.kind {
             "Pod" => {
                 let mut pod: Pod = self.typed("v1")?;
-                placed(&mut pod.metadata);
+                set_namespace(&mut pod.metadata);
                 named(&mut pod.metadata, "Pod", |name| PodName::new(name).map(drop))?;
                 Object::Pod(Box::new(pod))
             }
             "ResourceClaim" => {
                 let mut claim: ResourceClaim = self.typed(RESOURCE)?;
-                placed(&mut claim.metadata);
+                set_namespace(&mut claim.metadata);
                 named(&mut claim.metadata, "ResourceClaim", |name| ClaimName::new(name).map(drop))?;
                 Object::Claim(Box::new(claim))
             }
             "ResourceClaimTemplate" => {
                 let mut template: ResourceClaimTemplate = self.typed(RESOURCE)?;
-                placed(&mut template.metadata);
+                set_namespace(&mut template.metadata);
                 Object::Template(Box::new(template))
             }
             "DeviceClass" => Object::Class(Box::new(self.typed(RESOURCE)?)),
@@ -179,7 +177,7 @@ impl Reader<'_> {
             }
             kind => {
                 self.notes.push(format!(
-                    "{kind} {} is left out: pods are not made of it here",
+                    "{kind} {} is skipped: simulate creates no pods from this kind",
                     name_of(&self.value)
                 ));
                 return Ok(None);
@@ -205,10 +203,10 @@ impl Reader<'_> {
             _ => {
                 let Job { metadata, spec, .. } = self.typed("batch/v1")?;
                 let spec = spec.unwrap_or_default();
-                let at_once = spec.parallelism.unwrap_or(1);
+                let parallelism = spec.parallelism.unwrap_or(1);
                 (
                     metadata,
-                    Some(spec.completions.map_or(at_once, |all| all.min(at_once))),
+                    Some(spec.completions.map_or(parallelism, |all| all.min(parallelism))),
                     spec.template,
                 )
             }
@@ -223,7 +221,7 @@ impl Reader<'_> {
         })
     }
 
-    /// The object as its type, with a note for each field that the type does not have.
+    /// Returns the typed object, with a note for each unknown field.
     fn typed<T: DeserializeOwned + Serialize>(
         &mut self,
         expected: &'static str,
@@ -244,9 +242,7 @@ impl Reader<'_> {
         let mut unknown = Vec::new();
         unknown_fields(&self.value, &kept, String::new(), &mut unknown);
         self.notes.extend(
-            unknown
-                .iter()
-                .map(|field| format!("{kind} {name}: there is no field {field}; it is ignored")),
+            unknown.iter().map(|field| format!("{kind} {name}: unknown field {field} is ignored")),
         );
         Ok(typed)
     }
@@ -257,7 +253,7 @@ fn name_of(value: &Value) -> String {
     name.and_then(Value::as_str).unwrap_or_default().to_owned()
 }
 
-/// Checks the name; one that is to be generated gets a stand-in for its random end.
+/// Checks the name. A generated name gets `0` in place of its random suffix.
 fn named(
     metadata: &mut ObjectMeta,
     kind: &'static str,
@@ -272,7 +268,7 @@ fn named(
     Namespace::new(namespace).map(drop).map_err(failed("metadata.namespace"))
 }
 
-/// The API server takes numbers for quantities, and people write `cores: 25`.
+/// Converts numbers to quantities, as the API server does: users write `cores: 25`.
 fn quote_amounts(value: &mut Value) {
     const MAPS_OF_AMOUNTS: [&str; 5] =
         ["requests", "limits", "overhead", "allocatable", "capacity"];
@@ -294,7 +290,7 @@ fn quote_amounts(value: &mut Value) {
     }
 }
 
-/// Paths that are in `given` and not in `kept`.
+/// Collects the paths that are in `given` and not in `kept`.
 fn unknown_fields(given: &Value, kept: &Value, path: String, unknown: &mut Vec<String>) {
     match (given, kept) {
         (Value::Object(given), Value::Object(kept)) => {
@@ -302,7 +298,7 @@ fn unknown_fields(given: &Value, kept: &Value, path: String, unknown: &mut Vec<S
                 let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
                 match kept.get(key) {
                     Some(kept) => unknown_fields(value, kept, path, unknown),
-                    // Empty lists and maps may be dropped on the way.
+                    // Serialization may drop empty lists and maps.
                     None if is_empty(value) => {}
                     None => unknown.push(path),
                 }

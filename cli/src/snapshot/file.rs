@@ -1,5 +1,4 @@
-//! The file that a snapshot is saved in: one JSON document, compressed where its name ends in
-//! `.gz`.
+//! The file of a snapshot: one JSON document, compressed if its name ends in `.gz`.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Write};
@@ -12,14 +11,14 @@ use serde::{Deserialize, Serialize};
 
 use super::Snapshot;
 
-/// What the document says it is.
+/// The document's `kind`.
 const KIND: &str = "TesseraSnapshot";
 
-/// Version of the format. It grows when an older program would misread a newer file; fields that
-/// older programs may do without are added without it.
+/// Version of the format. It is incremented when an older program would misread a newer file, and
+/// not for fields that older programs may ignore.
 pub const VERSION: u32 = 1;
 
-/// Beginning of a compressed file (RFC 1952), whatever its name.
+/// First bytes of a compressed file (RFC 1952). Files are recognized by content, not by name.
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
 /// The document.
@@ -31,7 +30,7 @@ struct Document<S> {
     snapshot: S,
 }
 
-/// What every version has.
+/// The fields that every version has.
 #[derive(Deserialize)]
 struct Header {
     #[serde(default)]
@@ -40,51 +39,50 @@ struct Header {
     version: u32,
 }
 
-/// Why a file was not written or not read.
+/// Error returned when a file cannot be written or read.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// It cannot be written.
+    /// The file cannot be written.
     #[error("cannot write snapshot `{path}`")]
     Write {
         /// The file.
         path: PathBuf,
-        /// What the file system says.
+        /// The cause.
         source: io::Error,
     },
-    /// It cannot be read.
-    #[error("cannot read snapshot `{path}`; `kubectl tessera snapshot -o FILE` makes one")]
+    /// The file cannot be read.
+    #[error("cannot read snapshot `{path}` (create one with `kubectl tessera snapshot -o FILE`)")]
     Read {
         /// The file.
         path: PathBuf,
-        /// What the file system says.
+        /// The cause.
         source: io::Error,
     },
-    /// It is something else.
-    #[error(
-        "`{path}` is no snapshot of this program; `kubectl tessera snapshot -o FILE` makes one"
-    )]
+    /// The file is not a snapshot.
+    #[error("`{path}` is not a snapshot (create one with `kubectl tessera snapshot -o FILE`)")]
     Foreign {
         /// The file.
         path: PathBuf,
-        /// What does not look like one.
+        /// The cause, if the file is not a JSON document.
         source: Option<serde_json::Error>,
     },
-    /// It was written by a newer program.
+    /// The file was written by a newer program.
     #[error(
-        "snapshot `{path}` has format {found}, and this program reads up to {VERSION}: update kubectl-tessera"
+        "snapshot `{path}` has format {found}, this program reads formats up to {VERSION}: update \
+         kubectl-tessera"
     )]
     Newer {
         /// The file.
         path: PathBuf,
-        /// Its version.
+        /// The version of the file.
         found: u32,
     },
-    /// Its head is right and the rest is not.
+    /// The header is valid, and the rest is not.
     #[error("snapshot `{path}` is damaged")]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// Where.
+        /// The cause.
         source: serde_json::Error,
     },
 }
@@ -93,7 +91,7 @@ impl Snapshot {
     /// Writes the snapshot as JSON.
     ///
     /// # Errors
-    /// `to` does not take it.
+    /// Writing to `to` fails.
     pub fn write_to(&self, to: impl Write) -> io::Result<()> {
         let document = Document { kind: KIND.to_owned(), version: VERSION, snapshot: self };
         let mut to = to;
@@ -121,7 +119,7 @@ impl Snapshot {
     /// Reads a file, compressed or not.
     ///
     /// # Errors
-    /// Every [`FileError`] but that of writing.
+    /// Every [`FileError`] except [`FileError::Write`].
     pub fn load(path: &Path) -> Result<Self, FileError> {
         let bytes =
             read(path).map_err(|source| FileError::Read { path: path.to_owned(), source })?;

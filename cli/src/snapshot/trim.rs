@@ -1,6 +1,6 @@
-//! What planning looks at, of each kind. Everything else is left out: what a pod runs and with
-//! which environment, most annotations, addresses and images of nodes, configurations for other
-//! drivers.
+//! Reduction of each kind to the fields that planning reads. Left out are images, commands and
+//! environment of pods, most annotations, addresses and images of nodes, and configurations for
+//! other drivers.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use k8s_openapi::api::resource::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use tessera_api::names::{DRIVER_NAME, POD_CLAIM_NAME_ANNOTATION, TOPOLOGY_ANNOTATION};
 
-/// Names and times.
+/// Keeps names and times.
 fn metadata(from: ObjectMeta) -> ObjectMeta {
     ObjectMeta {
         name: from.name,
@@ -30,13 +30,13 @@ fn metadata(from: ObjectMeta) -> ObjectMeta {
     }
 }
 
-/// Of all annotations that one.
+/// Keeps one annotation.
 fn annotation(metadata: &ObjectMeta, name: &str) -> Option<BTreeMap<String, String>> {
     let value = metadata.annotations.as_ref()?.get(name)?;
     Some(BTreeMap::from([(name.to_owned(), value.clone())]))
 }
 
-/// A ResourceSlice: all of its spec, and the link matrix.
+/// Keeps the spec and the link matrix of a ResourceSlice.
 #[must_use]
 pub fn trimmed_slice(slice: ResourceSlice) -> ResourceSlice {
     let annotations = annotation(&slice.metadata, TOPOLOGY_ANNOTATION);
@@ -46,7 +46,7 @@ pub fn trimmed_slice(slice: ResourceSlice) -> ResourceSlice {
     }
 }
 
-/// A DeviceTaintRule: all of its spec.
+/// Keeps the spec of a DeviceTaintRule.
 #[must_use]
 pub fn trimmed_rule(rule: DeviceTaintRule) -> DeviceTaintRule {
     DeviceTaintRule {
@@ -56,19 +56,18 @@ pub fn trimmed_rule(rule: DeviceTaintRule) -> DeviceTaintRule {
     }
 }
 
-/// A DeviceClass: its selectors, and its configurations for our driver.
+/// Keeps the selectors of a DeviceClass, and its configurations for `gpu.tessera.dev`.
 #[must_use]
 pub fn trimmed_class(class: DeviceClass) -> DeviceClass {
     let spec = class.spec.map(|spec| DeviceClassSpec {
         selectors: spec.selectors,
-        config: ours(spec.config, |config| &config.opaque),
+        config: own_configs(spec.config, |config| &config.opaque),
         extended_resource_name: spec.extended_resource_name,
     });
     DeviceClass { metadata: metadata(class.metadata), spec }
 }
 
-/// A ResourceClaim: who owns it, which of a pod's entries it was made for, what it asks for, what
-/// it got and who has reserved it.
+/// Keeps owners, pod entry, requests, allocation and reservations of a ResourceClaim.
 #[must_use]
 pub fn trimmed_claim(claim: ResourceClaim) -> ResourceClaim {
     let annotations = annotation(&claim.metadata, POD_CLAIM_NAME_ANNOTATION);
@@ -89,7 +88,7 @@ pub fn trimmed_claim(claim: ResourceClaim) -> ResourceClaim {
     }
 }
 
-/// A ResourceClaimTemplate: what its claims ask for.
+/// Keeps the requests of a ResourceClaimTemplate.
 #[must_use]
 pub fn trimmed_template(template: ResourceClaimTemplate) -> ResourceClaimTemplate {
     let spec = template
@@ -104,7 +103,7 @@ fn owner(from: OwnerReference) -> OwnerReference {
 
 fn claim_spec(spec: ResourceClaimSpec) -> ResourceClaimSpec {
     let devices = spec.devices.map(|devices| DeviceClaim {
-        config: ours(devices.config, |config| &config.opaque),
+        config: own_configs(devices.config, |config| &config.opaque),
         constraints: devices.constraints,
         requests: devices.requests,
     });
@@ -113,24 +112,24 @@ fn claim_spec(spec: ResourceClaimSpec) -> ResourceClaimSpec {
 
 fn allocation(from: AllocationResult) -> AllocationResult {
     let devices = from.devices.map(|devices| DeviceAllocationResult {
-        config: ours(devices.config, |config| &config.opaque),
+        config: own_configs(devices.config, |config| &config.opaque),
         results: devices.results,
     });
     AllocationResult { devices, ..from }
 }
 
-/// The configurations for our driver.
-fn ours<C>(
+/// Keeps the configurations for `gpu.tessera.dev`.
+fn own_configs<C>(
     configs: Option<Vec<C>>,
     opaque: impl Fn(&C) -> &Option<OpaqueDeviceConfiguration>,
 ) -> Option<Vec<C>> {
-    let is_ours =
+    let is_own =
         |config: &C| opaque(config).as_ref().is_some_and(|opaque| opaque.driver == DRIVER_NAME);
-    let ours: Vec<C> = configs?.into_iter().filter(is_ours).collect();
-    (!ours.is_empty()).then_some(ours)
+    let own: Vec<C> = configs?.into_iter().filter(is_own).collect();
+    (!own.is_empty()).then_some(own)
 }
 
-/// A Node: labels, taints, cordon, readiness and what it hands out.
+/// Keeps labels, taints, cordon, readiness and allocatable resources of a Node.
 #[must_use]
 pub fn trimmed_node(node: Node) -> Node {
     let labels = node.metadata.labels.clone();
@@ -152,8 +151,8 @@ pub fn trimmed_node(node: Node) -> Node {
     Node { metadata: ObjectMeta { labels, ..metadata(node.metadata) }, spec, status }
 }
 
-/// A Pod: where it is or may go, what it requests, which claims it uses. None for one that has
-/// ended and used no claims.
+/// Keeps node, scheduling constraints, requests and claims of a Pod. None for a completed pod
+/// without claims.
 #[must_use]
 pub fn trimmed_pod(pod: Pod) -> Option<Pod> {
     let spec = pod.spec?;
@@ -227,7 +226,7 @@ fn pod_status(status: PodStatus) -> PodStatus {
     }
 }
 
-/// A Lease: who holds it and for how long.
+/// Keeps holder, duration and times of a Lease.
 #[must_use]
 pub fn trimmed_lease(lease: Lease) -> Lease {
     let spec = lease.spec.map(|spec| LeaseSpec {

@@ -1,6 +1,5 @@
-//! A cluster in words, for the tests of what is shown of it; and files that hold what is to be
-//! shown.
-#![allow(dead_code, reason = "each test uses what it needs of this")]
+//! Clusters for tests, and golden files of the output.
+#![allow(dead_code, reason = "each test uses a part of this module")]
 
 use std::path::{Path, PathBuf};
 
@@ -9,17 +8,17 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tessera_cli::snapshot::{self, Snapshot};
 
-/// The moment that every cluster here shows.
+/// Time of every snapshot.
 pub(crate) const NOW: &str = "2026-01-10T12:00:00Z";
 
-/// A cluster that is made object by object.
+/// A cluster that is built object by object.
 pub(crate) struct Stage {
     pub(crate) snapshot: Snapshot,
     made: u32,
 }
 
 impl Stage {
-    /// Classes, and a controller at work; no nodes.
+    /// Returns a cluster with classes and a running controller, without nodes.
     pub(crate) fn empty() -> Self {
         let snapshot = Snapshot {
             taken_at: NOW.parse::<Timestamp>().unwrap(),
@@ -34,7 +33,7 @@ impl Stage {
         stage
     }
 
-    /// Two nodes with two H100 each, a third with an A30 that failed.
+    /// Returns a cluster of two nodes with two H100 each, and a third with a failed A30.
     pub(crate) fn new() -> Self {
         let mut stage = Self::empty();
         stage.node("node-a", json!([h100(0, "aa"), h100(1, "ab")]));
@@ -77,7 +76,7 @@ impl Stage {
         self.snapshot.resource_slices.push(snapshot::trimmed_slice(read(slice(name, devices))));
     }
 
-    /// Changes the last node.
+    /// Changes a node.
     pub(crate) fn node_is(
         &mut self,
         name: &str,
@@ -88,12 +87,12 @@ impl Stage {
         change(node.unwrap());
     }
 
-    /// A claim of the user's own with one request.
+    /// Adds a claim with one request.
     pub(crate) fn claim(&mut self, name: &str, request: Value) {
         self.claim_of(name, json!([request]), None);
     }
 
-    /// A claim with those requests; owned by the pod, if one is named.
+    /// Adds a claim with those requests, owned by the pod if one is named.
     pub(crate) fn claim_of(&mut self, name: &str, requests: Value, pod: Option<&str>) {
         let made = self.stamp();
         let mut claim = json!({
@@ -108,7 +107,7 @@ impl Stage {
         self.snapshot.resource_claims.push(snapshot::trimmed_claim(read(claim)));
     }
 
-    /// The claim is marked as made for that entry of its pod.
+    /// Marks the claim as generated for that entry of its pod.
     pub(crate) fn made_for(&mut self, claim: &str, entry: &str) {
         let claims = &mut self.snapshot.resource_claims;
         let at =
@@ -120,7 +119,7 @@ impl Stage {
         claims.push(snapshot::trimmed_claim(made));
     }
 
-    /// The claim has that share of a device.
+    /// Allocates a share of a device to the claim.
     pub(crate) fn allocated(
         &mut self,
         claim: &str,
@@ -145,7 +144,7 @@ impl Stage {
         *claim = read(object);
     }
 
-    /// The claim's allocation says how its device is shared.
+    /// Sets the mode of sharing of the claim's allocation.
     pub(crate) fn shared_by(&mut self, claim: &str, sharing: &str) {
         let claims = &mut self.snapshot.resource_claims;
         let claim =
@@ -158,7 +157,7 @@ impl Stage {
         *claim = read(object);
     }
 
-    /// A pod that waits, with the claims of those names.
+    /// Adds a pending pod with the claims of those names.
     pub(crate) fn pod(
         &mut self,
         name: &str,
@@ -179,14 +178,26 @@ impl Stage {
         self.snapshot.pods.last_mut().unwrap()
     }
 
-    /// A pod that runs on a node.
+    /// Adds a pod that runs on a node.
     pub(crate) fn running(&mut self, name: &str, claims: &[&str], node: &str) {
         let pod = self.pod(name, claims);
         pod.spec.as_mut().unwrap().node_name = Some(node.to_owned());
         pod.status.as_mut().unwrap().phase = Some("Running".to_owned());
     }
 
-    /// A running pod with a share of a device.
+    /// Adds a running pod with an exclusive device.
+    pub(crate) fn exclusive(&mut self, name: &str, node: &str, device: &str) {
+        self.tenant(name, node, device, "0", "0");
+        let claim = self.snapshot.resource_claims.last_mut().unwrap();
+        let mut object = serde_json::to_value(&*claim).unwrap();
+        let result = object["status"]["allocation"]["devices"]["results"][0].as_object_mut();
+        let result = result.unwrap();
+        result.remove("shareID");
+        result.remove("consumedCapacity");
+        *claim = read(object);
+    }
+
+    /// Adds a running pod with a share of a device.
     pub(crate) fn tenant(
         &mut self,
         name: &str,
@@ -202,7 +213,7 @@ impl Stage {
     }
 }
 
-/// A share of any GPU.
+/// Returns a request for a share of any GPU.
 pub(crate) fn share(memory: &str, cores: &str) -> Value {
     json!({"name": "gpu", "exactly": {
         "deviceClassName": "gpu.tessera.dev", "capacity": {"requests": {"memory": memory, "cores": cores}},
@@ -211,16 +222,21 @@ pub(crate) fn share(memory: &str, cores: &str) -> Value {
 
 const H100: &str = "device.attributes['gpu.tessera.dev'].productName.matches('(^|[^A-Za-z0-9])H100([^A-Za-z0-9]|$)')";
 
-/// The name of a device.
+/// Returns the name of a device.
 pub(crate) fn device(mark: &str) -> String {
     format!("gpu-1f0c2d{mark}-9a41-7c3b-8e55-0d6f2b1a4c77")
+}
+
+/// Returns H100s with the indices from 0.
+pub(crate) fn h100s(number: i64) -> Value {
+    (0..number).map(|index| h100(index, &format!("{index:02}"))).collect()
 }
 
 fn h100(index: i64, mark: &str) -> Value {
     gpu(index, mark, "NVIDIA H100 80GB HBM3", "81920Mi")
 }
 
-/// An H100 that publishes twice its memory.
+/// Returns an H100 that publishes twice its memory.
 pub(crate) fn oversubscribed(mark: &str) -> Value {
     let mut gpu = gpu(0, mark, "NVIDIA H100 80GB HBM3", "163840Mi");
     gpu["attributes"]["physicalMemory"] = json!({"string": "81920Mi"});
@@ -239,7 +255,7 @@ fn gpu(index: i64, mark: &str, product: &str, memory: &str) -> Value {
     })
 }
 
-/// A node that is ready.
+/// Returns a ready node.
 pub(crate) fn node(name: &str) -> Value {
     json!({
         "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}, "annotations": {"secret": "hunter2"}},
@@ -249,7 +265,7 @@ pub(crate) fn node(name: &str) -> Value {
     })
 }
 
-/// The slice of a node.
+/// Returns the ResourceSlice of a node.
 pub(crate) fn slice(node: &str, devices: Value) -> Value {
     json!({
         "metadata": {"name": format!("{node}-slice"), "annotations": {"secret": "hunter2"}},
@@ -262,7 +278,7 @@ pub(crate) fn read<T: DeserializeOwned>(object: Value) -> T {
     serde_json::from_value(object).unwrap()
 }
 
-/// Compares with a file of `tests/golden`; with `UPDATE=1` in the environment the file is written.
+/// Compares a text with a file of `tests/golden`. `UPDATE=1` in the environment writes the file.
 #[track_caller]
 pub(crate) fn golden(name: &str, text: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
@@ -270,10 +286,10 @@ pub(crate) fn golden(name: &str, text: &str) {
         std::fs::write(&path, text).unwrap();
     }
     let expected = std::fs::read_to_string(&path).unwrap_or_default();
-    assert_eq!(text, expected, "differs from {}; if that is meant: UPDATE=1", path.display());
+    assert_eq!(text, expected, "differs from {}; to update it set UPDATE=1", path.display());
 }
 
-/// The program under test.
+/// Returns the path of the program under test.
 pub(crate) fn program() -> PathBuf {
     PathBuf::from(env!("CARGO_BIN_EXE_kubectl-tessera"))
 }
