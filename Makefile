@@ -111,7 +111,7 @@ miri: ## Run the tests of the interceptor's layouts and limiter by Miri, smaller
 	  --package tessera-intercept-abi --package tessera-intercept-limiter --lib
 
 .PHONY: bench-gpu
-bench-gpu: ## Try the interceptor on this machine's first NVIDIA GPU, for docs/measurements/gpu.md (a C compiler; minutes)
+bench-gpu: ## Try the interceptor on this machine's first NVIDIA GPU, for docs/benchmarks/gpu.md (a C compiler; minutes)
 	@$(CARGO) bench --locked --quiet --package tessera-intercept --bench gpu
 
 .PHONY: bench-allocator

@@ -12,7 +12,7 @@
 //! request cannot use. Three terms are added: the waste of what is left of a GPU, at the prices of
 //! the shares that still fit into it; GPUs that the node's CPU does not suffice for at the mean of
 //! the mix; and GPUs that it does not suffice for even with the requests that need least.
-//! [`Potential`] has the formula; `docs/measurements/placement.md` has what it is worth.
+//! [`Potential`] has the formula; `docs/benchmarks/placement.md` has what it is worth.
 //!
 //! Requests name the GPU types that they accept. Those for which there was no room count more, so
 //! GPUs stay usable for what is short: free ones side by side, or those of a rare type.

@@ -2,7 +2,7 @@
 //! saved before.
 //!
 //! Whatever is read passes an allow-list of fields, so that a live cluster and a file say the same,
-//! and a file holds nothing but what planning looks at. ADR 72 has the format.
+//! and a file holds nothing but what planning looks at. docs/reference/kubectl-plugin.md has the format.
 
 mod file;
 mod trim;

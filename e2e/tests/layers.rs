@@ -1,4 +1,4 @@
-//! Holds the workspace to the table of docs/architecture.md: who may depend on whom.
+//! Holds the workspace to the table of docs/design/architecture.md: who may depend on whom.
 
 #![allow(clippy::unwrap_used, reason = "a test; what is missing is a failure")]
 
@@ -22,7 +22,7 @@ fn repository() -> PathBuf {
 
 /// The rows of the document's table that begin with a crate of ours.
 fn allowed() -> BTreeMap<String, Dependencies> {
-    let document = std::fs::read_to_string(repository().join("docs/architecture.md")).unwrap();
+    let document = std::fs::read_to_string(repository().join("docs/design/architecture.md")).unwrap();
     let words = |cell: &str| cell.split_whitespace().map(str::to_owned).collect();
     let rows = document.lines().filter(|line| line.starts_with("| tessera-"));
     rows.map(|row| {

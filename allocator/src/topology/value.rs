@@ -25,7 +25,7 @@ pub(super) const POINT_BITS: u32 = 16;
 pub(super) const FLOOR: (u64, u64) = (4, 5);
 
 /// The estimate: this part of the score of what is left. Of the parts from 1/20 to 1/2, one that
-/// loses little on every known machine (docs/measurements/topology.md).
+/// loses little on every known machine (docs/benchmarks/topology.md).
 pub(super) const ESTIMATE: (u64, u64) = (2, 7);
 
 #[derive(Debug)]

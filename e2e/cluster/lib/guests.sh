@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 #
 # What is not ours and runs in containers all the same: programs of every kind, with the loader and the C library of each,
-# at /guests of an image; and the ways to the driver that docs/intercept-bypasses.md lists.
+# at /guests of an image; and the ways to the driver that docs/reference/intercept-bypasses.md lists.
 
 # A program of the interceptor's tests: ways of making it are options of a compiler.
 guests_compile() { # layer, name of the program, compiler, source, options...

@@ -1,4 +1,4 @@
-//! Prints how well caps are held: the tables of `docs/measurements/limiter.md`.
+//! Prints how well caps are held: the tables of `docs/benchmarks/limiter.md`.
 //!
 //! ```text
 //! cargo run --release -p tessera-intercept-simulation --bin limiter-errors
