@@ -30,7 +30,7 @@ demo: build ## Show the whole of Tessera on this machine: no root, no GPU, no Ku
 test: build ## Run every test that needs neither root nor a cluster
 	$(CARGO) test --locked $(fault_points) --test fault_points $(if $(SHOW_SKIPPED),-- --show-output)
 	$(CARGO) test --locked --workspace --exclude tessera-e2e $(if $(SHOW_SKIPPED),-- --show-output)
-	$(CARGO) test --locked --package tessera-e2e --lib --test layers --test faults
+	$(CARGO) test --locked --package tessera-e2e --lib --test layers --test docs --test faults
 	$(CARGO) test --locked --package tessera-e2e --test simcluster --test chaos
 
 # On the stand-ins; trials of faults and clocks are in a program of their own.

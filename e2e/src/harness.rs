@@ -75,6 +75,7 @@ fn scenario_trials() -> anyhow::Result<Vec<Trial>> {
 /// A scenario file cannot be read or is no scenario.
 pub fn everything(more: Vec<Trial>) -> anyhow::Result<Vec<Trial>> {
     let mut trials = scenario_trials()?;
+    trials.extend(crate::examples::trials()?);
     trials.extend(trials::all());
     trials.extend(more);
     trials.extend(trials::last());

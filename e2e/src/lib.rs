@@ -13,6 +13,7 @@
 //! log stream tells, with a deadline, and says what it saw last when that passes.
 #![forbid(unsafe_code)]
 
+pub mod examples;
 pub mod expectation;
 pub mod harness;
 pub mod helm;

@@ -22,7 +22,8 @@ fn repository() -> PathBuf {
 
 /// The rows of the document's table that begin with a crate of ours.
 fn allowed() -> BTreeMap<String, Dependencies> {
-    let document = std::fs::read_to_string(repository().join("docs/design/architecture.md")).unwrap();
+    let document =
+        std::fs::read_to_string(repository().join("docs/design/architecture.md")).unwrap();
     let words = |cell: &str| cell.split_whitespace().map(str::to_owned).collect();
     let rows = document.lines().filter(|line| line.starts_with("| tessera-"));
     rows.map(|row| {

@@ -23,8 +23,8 @@ struct Mode {
 const IN_IMAGES: &str = "/usr/lib/x86_64-linux-gnu/libcuda.so.1";
 const BEHIND_PROXY: &str = "/usr/local/lib/tessera/driver/libcuda.so.1";
 
-/// As docs/reference/intercept-bypasses.md has it. That preloaded it does not hold some shows that each is a
-/// way.
+/// As docs/reference/intercept-bypasses.md has it. That preloaded it does not hold some shows that
+/// each is a way.
 const MODES: [Mode; 3] = [
     Mode {
         name: "preload",

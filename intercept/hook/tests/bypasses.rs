@@ -12,7 +12,8 @@ use std::process::Command;
 use container::{Container, GIB, Mode, Node, can_contain, libraries, lines_of, program};
 use serde_json::Value;
 
-const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/intercept-bypasses.md");
+const DOCUMENT: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/intercept-bypasses.md");
 
 const HEAD: &str = "# Ways to the driver, and which of them the interceptor holds
 
