@@ -68,14 +68,23 @@ e2e-kind: ## The same tests on kind (Docker): TEST=...
 	e2e/cluster/kind.sh $(TEST)
 
 .PHONY: lint
-lint: ## Formatting, clippy, documentation, dependencies, shell scripts, the chart
+lint: ## Formatting, words, clippy, documentation, dependencies, shell scripts, the chart
 	$(CARGO) fmt --all --check
+	$(CARGO) run --locked --quiet --package tessera-lint
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	$(CARGO) clippy --locked $(fault_points) --all-targets -- -D warnings
 	$(CARGO) clippy --locked --package tessera-intercept --features hami -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --quiet
 	$(CARGO) deny --locked check --hide-inclusion-graph bans licenses sources
 	e2e/cluster/lint.sh
+
+.PHONY: reference
+reference: ## Write the generated pages of docs/reference anew
+	$(CARGO) run --locked --quiet --package tessera-reference
+
+.PHONY: format
+format: ## Format code, and wrap comments at 100 columns (nightly Rust)
+	$(CARGO) +nightly fmt --all -- --config wrap_comments=true,comment_width=100
 
 .PHONY: bench
 bench: ## Print the figures: kubelet calls, start, memory (with the machine they were taken on)

@@ -1,18 +1,20 @@
-//! `GpuConfig`, the opaque parameters by which a DeviceClass or a claim says how its GPUs are
-//! chosen and shared.
+//! `GpuConfig`: opaque parameters of a DeviceClass or a claim that select how its GPUs are chosen
+//! and shared.
 //!
 //! ```text
-//! class configs, claim configs --decode (strict)--> GpuConfig --merge, per field--> GpuConfig --supported--> EffectiveConfig
+//! class configs, claim configs --decode (strict)--> GpuConfig --merge, per field--> GpuConfig
+//!     --supported, consistent, defaults--> EffectiveConfig
 //! ```
 //!
 //! Decoding is strict: an unknown field, value, version or kind is an error that names the field
-//! and what is allowed there. A value that is known and that this version does not enforce yet is
-//! refused as well, with the words "not supported in this version": nothing is ever accepted and
-//! ignored. Nor is a value that another one excludes.
+//! and the allowed values. A value that this version does not enforce is refused as well ("not
+//! supported in this version"), and so are values that exclude each other: nothing is accepted and
+//! then ignored.
 
 mod collect;
 mod decode;
 mod error;
+mod fields;
 mod values;
 
 #[cfg(test)]
@@ -23,6 +25,7 @@ pub use collect::{
     merged_config,
 };
 pub use error::ConfigError;
+pub use fields::{ConfigField, FIELDS};
 pub use values::{
     ComputePolicy, ComputePriority, Percent, PlacementPolicy, Sharing, TopologyMode, TopologyScope,
 };
@@ -32,78 +35,78 @@ pub const API_VERSION: &str = "gpu.tessera.dev/v1alpha1";
 /// `kind` of the parameters.
 pub const KIND: &str = "GpuConfig";
 
-/// The parameters as written: what is not set is `None`. All defaults: no field set.
+/// The parameters as written; a field that is not set is `None`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct GpuConfig {
-    /// Where the GPUs are taken.
+    /// `placement`: preference among nodes and GPUs that fit.
     pub placement: Placement,
-    /// `topology`: how the GPUs of one request belong together. A claim's list replaces the
-    /// class's as a whole.
+    /// `topology`: connections between the GPUs of one request. A claim's list replaces that of
+    /// its class.
     pub topology: Option<Vec<TopologyTerm>>,
-    /// How memory is shared.
+    /// `memory`: amount and oversubscription.
     pub memory: Memory,
-    /// How compute is shared.
+    /// `compute`: enforcement and priority.
     pub compute: Compute,
-    /// `sharing`: what enforces the shares.
+    /// `sharing`: the mechanism that enforces the shares.
     pub sharing: Option<Sharing>,
 }
 
 /// `placement`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Placement {
-    /// `placement.node`: which node.
+    /// `placement.node`: preference among nodes.
     pub node: Option<PlacementPolicy>,
-    /// `placement.device`: which GPU on it.
+    /// `placement.device`: preference among the GPUs of the node.
     pub device: Option<PlacementPolicy>,
 }
 
 /// One entry of `topology`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TopologyTerm {
-    /// `scope`: what the GPUs are to share.
+    /// `scope`: the connection.
     pub scope: TopologyScope,
-    /// `mode`: whether they must.
+    /// `mode`: preferred or required.
     pub mode: TopologyMode,
 }
 
 /// `memory`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Memory {
-    /// `memory.percent`: share of each chosen GPU's memory as it is published, in place of
+    /// `memory.percent`: percent of each chosen GPU's published memory, instead of
     /// `capacity.requests.memory`.
     pub percent: Option<Percent>,
-    /// `memory.oversubscribe`: whether plain memory may spill to the host; only then does the
-    /// claim get GPUs whose memory is oversubscribed.
+    /// `memory.oversubscribe`: allows memory to spill to the host. Only such claims get GPUs whose
+    /// memory is oversubscribed.
     pub oversubscribe: Option<bool>,
 }
 
 /// `compute`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Compute {
-    /// `compute.policy`: when the share of compute is a cap.
+    /// `compute.policy`: enforcement of `cores`.
     pub policy: Option<ComputePolicy>,
-    /// `compute.priority`: who yields first.
+    /// `compute.priority`: order in which claims get idle compute.
     pub priority: Option<ComputePriority>,
 }
 
-/// The parameters that hold for one request: merged, checked to be supported, defaults filled in.
+/// The parameters in effect for one request: merged, validated, with defaults.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct EffectiveConfig {
-    /// Which node.
+    /// Preference among nodes.
     pub node: PlacementPolicy,
-    /// Which GPU on it.
+    /// Preference among the GPUs of the node.
     pub device: PlacementPolicy,
-    /// How the GPUs belong together; empty = in any way.
+    /// Connections between the GPUs; empty if any will do.
     pub topology: Vec<TopologyTerm>,
-    /// Share of each chosen GPU's memory, instead of an amount.
+    /// Percent of each chosen GPU's memory, instead of an amount.
     pub memory_percent: Option<Percent>,
-    /// Whether memory may spill to the host.
+    /// True if memory may spill to the host.
     pub oversubscribe: bool,
-    /// When the share of compute is a cap.
+    /// Enforcement of `cores`.
     pub compute_policy: ComputePolicy,
-    /// Who yields first.
+    /// Order in which claims get idle compute.
     pub compute_priority: ComputePriority,
-    /// What enforces the shares.
+    /// Mechanism that enforces the shares.
     pub sharing: Sharing,
 }
 
@@ -117,12 +120,12 @@ impl GpuConfig {
     /// Decodes opaque parameters, strictly.
     ///
     /// # Errors
-    /// The first thing found that is not as it must be, with its field path.
+    /// The first wrong field, with its path.
     pub fn decode(parameters: &serde_json::Value) -> Result<Self, ConfigError> {
         decode::decode(parameters)
     }
 
-    /// The parameters with each field that `over` sets replaced by what it sets there.
+    /// Returns these parameters with each field that `over` sets taken from `over`.
     #[must_use]
     pub fn overridden_by(&self, over: &Self) -> Self {
         Self {
@@ -146,7 +149,7 @@ impl GpuConfig {
     /// Checks that this version enforces every value that is set.
     ///
     /// # Errors
-    /// [`ConfigError::NotSupported`] for the first value that it does not.
+    /// [`ConfigError::NotSupported`] for the first value that it does not enforce.
     pub fn supported(&self) -> Result<(), ConfigError> {
         match self.sharing {
             Some(sharing @ Sharing::TimeSlicing) => Err(not_supported("sharing", sharing)),
@@ -154,8 +157,8 @@ impl GpuConfig {
         }
     }
 
-    /// Checks that its values can hold together: MPS has no cap that gives way, two priorities, and
-    /// knows nothing of memory beyond the GPU.
+    /// Checks that the values do not exclude each other: MPS has fixed caps only, two priorities,
+    /// and no memory beyond the GPU.
     ///
     /// # Errors
     /// [`ConfigError::Excluded`] for the first value that another one excludes.
@@ -179,7 +182,7 @@ impl GpuConfig {
         }
     }
 
-    /// The parameters as they take effect.
+    /// Returns the parameters with defaults filled in.
     ///
     /// # Errors
     /// As [`supported`](Self::supported) and [`consistent`](Self::consistent).
@@ -189,8 +192,8 @@ impl GpuConfig {
         Ok(self.filled_in())
     }
 
-    /// The first field that is set and that only our controller can act on, with what to do where
-    /// kube-scheduler allocates.
+    /// Returns the first field that is set and needs tessera-controller, with the alternative where
+    /// kube-scheduler allocates; `None` if no such field is set.
     #[must_use]
     pub fn needs_controller(&self) -> Option<(&'static str, &'static str)> {
         const LEAVE_OUT: &str = "leave it out; the order of devices in the slices (driver.deviceOrder) is the only policy there";
@@ -205,7 +208,7 @@ impl GpuConfig {
         if let Some((field, _)) = fields.into_iter().find(|(_, set)| *set) {
             return Some((field, LEAVE_OUT));
         }
-        // kube-scheduler would put it beside claims that are shared in another way.
+        // kube-scheduler would allocate it beside claims with another kind of sharing.
         (self.sharing == Some(Sharing::Mps)).then_some(("sharing", "leave it out"))
     }
 

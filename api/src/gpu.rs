@@ -1,7 +1,7 @@
-//! What GPUs a node has.
+//! GPUs of a node.
 //!
-//! An [`Inventory`] is what the hardware said at one moment, already sorted out: GPUs that are
-//! published, GPUs that are not and why, and the links between those that are.
+//! An [`Inventory`] is the hardware at one moment: GPUs that are published, GPUs that are not with
+//! the reason, and the links between the published ones.
 //! [`slice::build`](crate::slice::build) turns it into ResourceSlices.
 
 mod clique;
@@ -47,13 +47,13 @@ pub struct Gpu {
     pub pcie_root: Option<String>,
     /// The NUMA node; `None` where the machine has no such notion (sysfs says -1).
     pub numa_node: Option<i32>,
-    /// Whether MIG mode is on. Such a GPU cannot be shared by us and is not published.
+    /// True if MIG mode is on. Such a GPU is not published: Tessera cannot share it.
     pub mig_enabled: bool,
-    /// Whether it can be given to anybody new.
+    /// Health: unhealthy GPUs get no new claims.
     pub health: Health,
 }
 
-/// Whether a GPU works.
+/// Health of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Default, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Health {
@@ -82,14 +82,14 @@ impl Gpu {
         self.memory_bytes >> 20
     }
 
-    /// Whether managed memory may be more than it has: since Pascal (CUDA C++ Programming Guide,
-    /// "Unified Memory Programming").
+    /// Returns true if managed memory may exceed the GPU's: since Pascal (CUDA C++ Programming
+    /// Guide, "Unified Memory Programming").
     pub fn memory_can_spill(&self) -> bool {
         const PASCAL: u32 = 6;
         self.cuda_compute_capability.major >= PASCAL
     }
 
-    /// Whether nothing is known against it.
+    /// Returns true if no health check failed.
     pub fn is_healthy(&self) -> bool {
         self.health == Health::Healthy
     }

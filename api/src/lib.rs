@@ -1,5 +1,5 @@
-//! What is said between the parts of Tessera: names, quantities, GPUs, configuration, slices,
-//! reasons.
+//! Types shared by the programs of Tessera: names, quantities, GPUs, configuration, slices,
+//! reasons, events, metrics.
 //!
 //! ```text
 //!  gpu::Inventory --slice::build--> ResourceSlice --slice::Topology--> the index's snapshot
@@ -7,15 +7,17 @@
 //!  allocator --reason::Explanation--> text of events, the command line, metrics
 //! ```
 //!
-//! Everything here is pure: no I/O, no clock, no client. Whoever calls brings the objects. Text
-//! from outside is parsed once, into the types of [`names`] and [`quantity`]; behind that edge no
-//! part of Tessera handles a bare string id.
+//! Everything here is pure: no I/O, no clock, no client. Callers pass the objects. Text from
+//! outside is parsed once, into the types of [`names`] and [`quantity`]; no other code handles a
+//! bare string as an identifier.
 
 #![forbid(unsafe_code)]
 
 pub mod config;
+pub mod events;
 pub mod gpu;
 pub mod labels;
+pub mod metrics;
 pub mod names;
 pub mod quantity;
 pub mod reason;

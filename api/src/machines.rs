@@ -44,7 +44,7 @@ pub(crate) fn gpu(index: u32) -> Gpu {
     }
 }
 
-/// That many H100 without links.
+/// Returns `count` H100 without links.
 pub(crate) fn unlinked(count: u32) -> Inventory {
     Inventory::new((0..count).map(gpu).collect(), Vec::new(), Vec::new())
 }

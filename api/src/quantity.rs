@@ -88,7 +88,7 @@ impl Quantity {
         self.format
     }
 
-    /// The same amount in another notation.
+    /// Returns the amount in another notation.
     #[must_use]
     pub const fn in_format(self, format: Format) -> Self {
         Self { nano: self.nano, format }
@@ -130,17 +130,17 @@ impl Quantity {
         u64::try_from(self.nano.div_euclid(NANO * MIB)).ok()
     }
 
-    /// Whether the amount is nothing.
+    /// Returns true if the amount is zero.
     pub const fn is_zero(&self) -> bool {
         self.nano == 0
     }
 
-    /// Whether the amount is below zero.
+    /// Returns true if the amount is below zero.
     pub const fn is_negative(&self) -> bool {
         self.nano < 0
     }
 
-    /// Whether the amount has no fraction.
+    /// Returns true if the amount has no fraction.
     pub const fn is_integer(&self) -> bool {
         self.nano % NANO == 0
     }

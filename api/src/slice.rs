@@ -2,8 +2,8 @@
 //! slice.
 //!
 //! ```text
-//! Inventory + SliceOptions --build--> desired slices --same_pool?--> published slices (the driver writes what differs)
-//!                                          annotation --Topology::of_slices--> links, for the index
+//! Inventory + SliceOptions --build--> desired slices --same_pool?--> published slices
+//!                                    annotation --Topology::of_slices--> links, for the index
 //! ```
 
 mod build;

@@ -1,4 +1,4 @@
-//! Which configs hold for a request, and what they come to.
+//! Selection and merging of the configs of one request.
 
 use k8s_openapi::api::resource::v1::{
     DeviceAllocationConfiguration, DeviceClaimConfiguration, DeviceClassConfiguration,
@@ -8,7 +8,7 @@ use k8s_openapi::api::resource::v1::{
 use super::{ConfigError, EffectiveConfig, GpuConfig};
 use crate::names::{DRIVER_NAME, RequestName};
 
-/// Who wrote a config.
+/// Author of a config.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ConfigSource {
     /// A DeviceClass: `FromClass`.
@@ -30,13 +30,13 @@ impl ConfigSource {
 /// One config that may hold for a request, whatever object it stands in.
 #[derive(Debug, Clone, Copy)]
 pub struct ConfigEntry<'c> {
-    /// Who wrote it.
+    /// Its author.
     pub source: ConfigSource,
-    /// Its position in the list it stands in, for messages.
+    /// Its position in its list, for messages.
     pub index: usize,
     /// The requests it is meant for; empty = all.
     pub requests: &'c [String],
-    /// What it says.
+    /// Its parameters.
     pub opaque: Option<&'c OpaqueDeviceConfiguration>,
 }
 
@@ -75,13 +75,14 @@ impl<'c> ConfigEntry<'c> {
         Self { source: ConfigSource::Claim, index, requests, opaque: config.opaque.as_ref() }
     }
 
-    /// Whether it is for our driver. Others' configs are none of our business, however malformed.
+    /// Returns true if it is for Tessera's driver. Configs of other drivers are ignored, even if
+    /// malformed.
     pub fn is_ours(&self) -> bool {
         self.opaque.is_some_and(|opaque| opaque.driver == DRIVER_NAME)
     }
 
-    /// Whether it is meant for that request: it lists none, or the request, or the parent of a
-    /// subrequest.
+    /// Returns true if it applies to `request`: it lists no request, or this one, or the parent of
+    /// this subrequest.
     pub fn is_for(&self, request: &RequestName) -> bool {
         self.requests.is_empty() || self.requests.iter().any(|entry| request.is_named_by(entry))
     }
@@ -144,7 +145,7 @@ pub fn effective_config(
     allocated_config(configs, request)?.effective()
 }
 
-/// The same as written, without defaults.
+/// Returns the merged parameters as written, without defaults.
 ///
 /// # Errors
 /// As [`effective_config`].

@@ -1,7 +1,7 @@
-//! What can be wrong with a `GpuConfig`.
+//! Errors of a `GpuConfig`.
 
-/// Why parameters are refused. Each variant names the field by its path, such as `placement.node`;
-/// once it is known which of several configs it was, the path begins there (`config[2]:
+/// Error returned for refused parameters. Each variant names the field by its path, such as
+/// `placement.node`, after the place of the config if there are several (`config[2]:
 /// placement.node`).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
@@ -30,26 +30,26 @@ pub enum ConfigError {
         path: String,
         /// The value as JSON, shortened.
         value: String,
-        /// What it must be.
+        /// The expected type.
         expected: &'static str,
     },
-    /// A field without which the rest means nothing.
+    /// A required field is missing.
     #[error("{path}: missing; it must be {expected}")]
     Missing {
         /// The field.
         path: String,
-        /// What it must be.
+        /// The expected value.
         expected: String,
     },
-    /// Said twice.
+    /// A value is listed twice.
     #[error("{path}: {value} is listed twice; remove one")]
     Duplicate {
         /// The field.
         path: String,
-        /// What is there twice.
+        /// The repeated value.
         value: String,
     },
-    /// A value that this version knows and does not enforce.
+    /// This version does not enforce the value.
     #[error("{path}: {value} is not supported in this version")]
     NotSupported {
         /// The field.
@@ -57,8 +57,8 @@ pub enum ConfigError {
         /// The value.
         value: String,
     },
-    /// A value that cannot be together with another one.
-    #[error("{path}: {value} cannot be together with {by}; use {instead}")]
+    /// The value is excluded by another one.
+    #[error("{path}: {value} cannot be combined with {by}; use {instead}")]
     Excluded {
         /// The field.
         path: String,
@@ -66,7 +66,7 @@ pub enum ConfigError {
         value: String,
         /// The other one, with its field.
         by: &'static str,
-        /// What can be.
+        /// Allowed alternatives.
         instead: &'static str,
     },
 }
@@ -85,7 +85,7 @@ impl ConfigError {
         }
     }
 
-    /// The same error, with the place of the config in front of the path.
+    /// Returns the error with `place`, the place of the config, before the path.
     #[must_use]
     pub fn at(mut self, place: &str) -> Self {
         let (Self::UnknownField { path, .. }

@@ -213,7 +213,7 @@ fn a_request_without_configs_keeps_gpus_usable_and_is_not_capped() {
 }
 
 #[test]
-fn a_claim_overrides_its_class_field_by_field_wherever_it_stands_in_the_list() {
+fn claim_overrides_its_class_field_by_field_at_any_position() {
     let configs = [
         from("FromClaim", &[], json!({"placement": {"node": "Spread"}})),
         from(
@@ -242,7 +242,7 @@ fn a_class_lets_memory_spill_and_a_claim_may_decline() {
 }
 
 #[test]
-fn what_mps_cannot_do_is_refused_also_where_class_and_claim_say_it_together() {
+fn values_that_mps_excludes_are_refused_across_class_and_claim() {
     let class = from("FromClass", &[], json!({"sharing": "MPS", "compute": {"policy": "Fixed"}}));
     let with = |fields: Value| {
         let configs = [class.clone(), from("FromClaim", &[], fields)];
@@ -251,15 +251,15 @@ fn what_mps_cannot_do_is_refused_also_where_class_and_claim_say_it_together() {
     for (fields, message) in [
         (
             json!({"compute": {"policy": "Balance"}}),
-            "compute.policy: Balance cannot be together with sharing: MPS; use Fixed or None",
+            "compute.policy: Balance cannot be combined with sharing: MPS; use Fixed or None",
         ),
         (
             json!({"compute": {"priority": "High"}}),
-            "compute.priority: High cannot be together with sharing: MPS; use Normal or Low",
+            "compute.priority: High cannot be combined with sharing: MPS; use Normal or Low",
         ),
         (
             json!({"memory": {"oversubscribe": true}}),
-            "memory.oversubscribe: true cannot be together with sharing: MPS; use false",
+            "memory.oversubscribe: true cannot be combined with sharing: MPS; use false",
         ),
     ] {
         assert_eq!(with(fields), Err(message.to_owned()));
@@ -341,7 +341,7 @@ fn a_hundred_shares_of_one_percent_fit_together() {
     let one = Percent::new(1).expect("1 is a percentage");
     assert_eq!(one.of_mib(81559), 815);
     assert_eq!(Percent::new(100).map(|all| all.of_mib(81559)), Some(81559));
-    assert_eq!(one.of_mib(3), 1, "nobody gets nothing");
+    assert_eq!(one.of_mib(3), 1, "the smallest share is 1 MiB");
 }
 
 /// JSON that is often nearly a config.

@@ -2,23 +2,30 @@
 
 use std::fmt;
 
-/// Defines a field's values: an enum, its words, and how a word is read.
+/// Defines the values of a field: an enum with the word and the documentation of each value.
 macro_rules! words {
-    ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $word:literal),+ $(,)? }) => {
+    ($(#[$doc:meta])* $name:ident { $($(#[doc = $meaning:literal])+ $variant:ident = $word:literal),+ $(,)? }) => {
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum $name {
-            $($(#[$variant_doc])* $variant),+
+            $($(#[doc = $meaning])+ $variant),+
         }
 
         impl $name {
-            /// All values, as the documentation lists them.
+            /// All values, in the order of the documentation.
             pub const ALL: &'static [Self] = &[$(Self::$variant),+];
 
-            /// The value as it is written.
+            /// Returns the value as it is written in a manifest.
             pub const fn word(self) -> &'static str {
                 match self {
                     $(Self::$variant => $word),+
+                }
+            }
+
+            /// Returns the documentation of the value.
+            pub const fn meaning(self) -> &'static str {
+                match self {
+                    $(Self::$variant => concat!($($meaning),+)),+
                 }
             }
         }
@@ -32,73 +39,73 @@ macro_rules! words {
 }
 
 words! {
-    /// `placement.node`, `placement.device`: which of the places that fit is taken.
+    /// `placement.node` and `placement.device`: preference among the nodes or GPUs that fit.
     PlacementPolicy {
-        /// The one that leaves the rest most useful for the claims to come.
+        /// Minimizes the capacity that becomes unusable for the requests that are expected.
         LeastFragmentation = "LeastFragmentation",
-        /// The fullest: keep whole ones free.
+        /// Prefers the fullest, so that whole GPUs and nodes stay free.
         Binpack = "Binpack",
-        /// The emptiest: share as little as possible.
+        /// Prefers the emptiest.
         Spread = "Spread",
-        /// Any.
+        /// Chooses at random.
         Random = "Random",
     }
 }
 
 words! {
-    /// `topology[].scope`: what the GPUs of a request are to have in common.
+    /// `topology[].scope`: the connection that the GPUs of one request have in common.
     TopologyScope {
-        /// All joined by NVLink.
+        /// Each GPU is connected to each other one by NVLink.
         NvLink = "NVLink",
-        /// One PCIe root.
+        /// All GPUs are below one PCIe root complex.
         Pcie = "PCIe",
-        /// One NUMA node.
+        /// All GPUs are on one NUMA node.
         Numa = "NUMA",
     }
 }
 
 words! {
-    /// `topology[].mode`.
+    /// `topology[].mode`: strictness of the term.
     TopologyMode {
-        /// As far as possible.
+        /// GPUs with the connection are preferred.
         Prefer = "Prefer",
-        /// Or the claim waits.
+        /// Without such GPUs the claim is pending.
         Require = "Require",
     }
 }
 
 words! {
-    /// `compute.policy`: when a claim's `cores` are a cap.
+    /// `compute.policy`: enforcement of a claim's `cores`.
     ComputePolicy {
-        /// Always.
+        /// `cores` is a hard cap at all times.
         Fixed = "Fixed",
-        /// While others need the GPU.
+        /// `cores` is guaranteed; compute that other claims leave idle may be used as well.
         Balance = "Balance",
-        /// Never.
+        /// `cores` is reserved for placement only and not enforced.
         None = "None",
     }
 }
 
 words! {
-    /// `compute.priority`: who yields first.
+    /// `compute.priority`: order in which claims of one GPU get its idle compute.
     ComputePriority {
-        /// Last.
+        /// Before the others.
         High = "High",
-        /// As everybody.
+        /// After `High`.
         Normal = "Normal",
-        /// First.
+        /// After `High` and `Normal`.
         Low = "Low",
     }
 }
 
 words! {
-    /// `sharing`: what enforces the shares.
+    /// `sharing`: the mechanism that enforces the shares.
     Sharing {
-        /// Tessera's library inside the container.
+        /// Tessera's interceptor in the container.
         Intercept = "Intercept",
-        /// The GPU's own time slices; memory is not limited. Not in this version.
+        /// Time slices of the GPU, without a limit of memory. Not supported in this version.
         TimeSlicing = "TimeSlicing",
-        /// NVIDIA's multi-process service, with Tessera's library beside it for memory.
+        /// NVIDIA's Multi-Process Service, and the interceptor for memory.
         Mps = "MPS",
     }
 }
@@ -108,18 +115,18 @@ words! {
 pub struct Percent(u8);
 
 impl Percent {
-    /// The share; `None` outside 1 to 100.
+    /// Returns the share; `None` outside 1 to 100.
     pub const fn new(percent: u64) -> Option<Self> {
         if percent >= 1 && percent <= 100 { Some(Self(percent as u8)) } else { None }
     }
 
-    /// As a number, 1 to 100.
+    /// Returns the percentage, 1 to 100.
     pub const fn get(self) -> u8 {
         self.0
     }
 
-    /// That share of an amount of memory, in whole MiB: rounded down, so that shares that add up to
-    /// 100 always fit together, but at least one.
+    /// Returns that share of `mib` in MiB: rounded down, so that shares that add up to 100 always
+    /// fit together, and at least 1.
     pub const fn of_mib(self, mib: u64) -> u64 {
         let share = (mib as u128 * self.0 as u128 / 100) as u64;
         if share == 0 { 1 } else { share }

@@ -44,7 +44,7 @@ pub fn nvlink_cliques<'g>(
     }
 }
 
-/// Which GPUs, by position, are joined.
+/// Links between GPUs, by position.
 struct Graph {
     neighbours: Vec<BTreeSet<usize>>,
 }

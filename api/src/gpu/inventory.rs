@@ -6,7 +6,7 @@ use std::fmt;
 use super::{Gpu, Link};
 use crate::names::{GpuUuid, PciBusId};
 
-/// What a node has. Made by [`Inventory::new`], which keeps the promises given at the fields.
+/// The GPUs of a node. [`Inventory::new`] ensures the guarantees of the fields.
 #[derive(Debug, Clone, PartialEq, Eq, Default, serde::Serialize)]
 pub struct Inventory {
     /// GPUs that are published: by index, each UUID once, all publishable.
@@ -26,11 +26,11 @@ pub struct Unpublished {
     pub index: Option<u32>,
     /// Its PCI address, where that could be read.
     pub pci_bus_id: Option<PciBusId>,
-    /// Why.
+    /// The reason.
     pub reason: UnpublishedReason,
 }
 
-/// Why a GPU is not published.
+/// Reason for which a GPU is not published.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum UnpublishedReason {
@@ -44,27 +44,27 @@ pub enum UnpublishedReason {
     Unreadable {
         /// The call that failed, such as `nvmlDeviceGetMemoryInfo`.
         call: String,
-        /// How NVML named the failure.
+        /// NVML's error.
         error: String,
     },
     /// It says to have less than 2 MiB, the least that the capacity's request policy can express.
     NoMemory,
     /// Another GPU says to be the same one.
     DuplicateUuid,
-    /// Somebody else hands it out too.
+    /// Another allocator allocates it too.
     OtherAllocator {
-        /// Who, and how that was seen.
+        /// The allocator, and how it was detected.
         allocator: String,
     },
     /// Containers that get it could not use it: the NVIDIA driver's files have no libcuda.
     NoCudaLibrary {
-        /// Where it was looked for.
+        /// Directory in which libcuda was searched.
         driver_root: String,
     },
 }
 
 impl UnpublishedReason {
-    /// Whether somebody should know: not for what the operator has chosen.
+    /// Returns true if an operator has to act: not for states that the operator has chosen.
     pub fn is_trouble(&self) -> bool {
         !matches!(self, Self::MigEnabled | Self::Excluded)
     }
@@ -157,7 +157,7 @@ impl Inventory {
         self.gpus.iter().find(|gpu| gpu.uuid == *uuid)
     }
 
-    /// How many GPUs are unpublished, by the reason's code.
+    /// Returns the number of unpublished GPUs by the code of the reason.
     pub fn unpublished_by_reason(&self) -> BTreeMap<&'static str, usize> {
         let mut counts = BTreeMap::new();
         for gpu in &self.unpublished {
@@ -191,7 +191,7 @@ impl Inventory {
     }
 }
 
-/// Why a GPU cannot be published, if it cannot.
+/// Returns the reason for which a GPU cannot be published, if there is one.
 fn not_publishable(gpu: &Gpu) -> Option<UnpublishedReason> {
     if gpu.mig_enabled {
         return Some(UnpublishedReason::MigEnabled);

@@ -12,20 +12,20 @@ pub struct Link {
     pub a: GpuUuid,
     /// The other end.
     pub b: GpuUuid,
-    /// What joins them.
+    /// Kind of the link.
     pub kind: LinkKind,
 }
 
-/// What joins two GPUs.
+/// Connection of two GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
 pub enum LinkKind {
     /// The closest PCIe ancestor that the two share. Farther levels are less.
     Pcie(PcieLevel),
-    /// That many NVLinks, directly or through switches.
+    /// NVLink, directly or through switches; number of links.
     NvLink(u32),
 }
 
-/// How close two GPUs are over PCIe, in the words of `nvidia-smi topo -m`; closer is greater.
+/// Distance of two GPUs over PCIe, in the terms of `nvidia-smi topo -m`; closer is greater.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
 pub enum PcieLevel {
     /// `SYS`: across the interconnect of NUMA nodes.

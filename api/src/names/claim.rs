@@ -7,8 +7,8 @@ use super::macros::{kept_if, name_type};
 use super::syntax::is_lowercase_uuid;
 
 name_type! {
-    /// A claim's UID. Kubernetes makes UUIDs, and calls them opaque; since ours become names of files and CDI devices, only
-    /// text that is harmless there is taken.
+    /// A claim's UID. Kubernetes makes UUIDs, and calls them opaque; since ours become names of
+    /// files and CDI devices, only text that is harmless there is taken.
     ClaimUid, "claim UID", at most 128,
     "letters, digits, `-`, `_` and `.`, beginning and ending with a letter or digit",
     kept_if!(is_harmless_uid)
@@ -29,7 +29,7 @@ fn is_harmless_uid(text: &str) -> bool {
         && bytes.iter().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
 }
 
-/// Which result of a claim's allocation is meant.
+/// Identifies one result of a claim's allocation.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ResultId {
     /// The share that the result carries.
@@ -84,7 +84,7 @@ impl ClaimDeviceName {
         &self.claim
     }
 
-    /// Which of its results.
+    /// Returns the result of the claim that it names.
     pub fn result(&self) -> &ResultId {
         &self.result
     }

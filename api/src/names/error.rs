@@ -1,12 +1,12 @@
-//! Why a name was refused.
+//! Error of a refused name.
 
-/// A text that is not a name of the wanted kind: which kind, the text, and the rule it breaks.
+/// Error returned for a text that is not a name of the kind: the kind, the text and the rule.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
     /// Nothing was given.
     #[error("the {kind} is empty; it must be {rule}")]
     Empty {
-        /// What was being named.
+        /// Kind of the name.
         kind: &'static str,
         /// The rule in words.
         rule: &'static str,
@@ -14,7 +14,7 @@ pub enum NameError {
     /// Too long.
     #[error("the {kind} `{value}` has {length} bytes, and at most {limit} are allowed")]
     TooLong {
-        /// What was being named.
+        /// Kind of the name.
         kind: &'static str,
         /// The refused text.
         value: String,
@@ -26,7 +26,7 @@ pub enum NameError {
     /// Breaks the syntax.
     #[error("the {kind} `{value}` is malformed; it must be {rule}")]
     Malformed {
-        /// What was being named.
+        /// Kind of the name.
         kind: &'static str,
         /// The refused text.
         value: String,

@@ -7,8 +7,8 @@ use super::syntax::is_uuid;
 use super::{DeviceName, NameError};
 
 name_type! {
-    /// A GPU's UUID as NVML prints it: `GPU-` and a UUID in lowercase. Hexadecimal digits are lowered when parsed, so equal
-    /// GPUs are equal text. A MIG instance (`MIG-…`) is not a GPU.
+    /// A GPU's UUID as NVML prints it: `GPU-` and a UUID in lowercase. Hexadecimal digits are
+    /// lowered when parsed, so equal GPUs are equal text. A MIG instance (`MIG-…`) is not a GPU.
     GpuUuid, "GPU UUID", at most 40,
     "`GPU-` followed by a UUID, such as `GPU-1f0c2d3e-9a41-7c3b-8e55-0d6f2b1a4c77`",
     |text| {
@@ -53,8 +53,9 @@ impl From<&GpuUuid> for DeviceName {
 }
 
 name_type! {
-    /// A PCI address `domain:bus:device.function` in the form that sysfs and the standard attribute use: lowercase, domain
-    /// of at least four digits. NVML's eight-digit domain is shortened when parsed.
+    /// A PCI address `domain:bus:device.function` in the form that sysfs and the standard attribute
+    /// use: lowercase, domain of at least four digits. NVML's eight-digit domain is shortened when
+    /// parsed.
     PciBusId, "PCI address", at most 16,
     "`domain:bus:device.function` in hexadecimal, such as `0000:19:00.0`",
     canonical_pci

@@ -19,8 +19,8 @@ impl DriverName {
 }
 
 name_type! {
-    /// A pool of devices: DNS subdomains joined by `/`, at most 253 bytes (`ResourceSlice.spec.pool.name`). Ours is named
-    /// as the node.
+    /// A pool of devices: DNS subdomains joined by `/`, at most 253 bytes
+    /// (`ResourceSlice.spec.pool.name`). Ours is named as the node.
     PoolName, "pool name", at most 253,
     "DNS subdomains joined by `/`",
     |text| text.split('/').all(is_dns_subdomain).then(|| std::sync::Arc::from(text))
@@ -77,8 +77,9 @@ name_type! {
 }
 
 name_type! {
-    /// A request of a claim, or `<request>/<subrequest>` for an alternative of a `firstAvailable` request; each part is a
-    /// DNS label (`ResourceClaim.spec.devices.requests[].name` and what allocation results refer to).
+    /// A request of a claim, or `<request>/<subrequest>` for an alternative of a `firstAvailable`
+    /// request; each part is a DNS label (`ResourceClaim.spec.devices.requests[].name` and what
+    /// allocation results refer to).
     RequestName, "request name", at most 127,
     "a DNS label, or two of them joined by `/` (request and subrequest)",
     |text| {
@@ -100,13 +101,13 @@ impl RequestName {
         self.as_str().split_once('/').map(|(_, sub)| sub)
     }
 
-    /// Whether an entry of a `requests` list (of a config or a constraint) means this request: it
-    /// names it exactly, or it names the parent and thereby every subrequest.
+    /// Returns true if an entry of a `requests` list (of a config or a constraint) selects this
+    /// request: it is the request's name, or the parent's, which selects every subrequest.
     pub fn is_named_by(&self, entry: &str) -> bool {
         self.as_str() == entry || self.parent() == entry
     }
 
-    /// Whether one of the entries means this request.
+    /// Returns true if one of the entries selects this request.
     pub fn is_named_by_any(&self, entries: &[String]) -> bool {
         entries.iter().any(|entry| self.is_named_by(entry))
     }

@@ -1,4 +1,4 @@
-//! How a quantity is printed: the canonical form of apimachinery's `CanonicalizeBytes`.
+//! Printing of quantities: the canonical form of apimachinery's `CanonicalizeBytes`.
 
 use std::fmt;
 

@@ -1,7 +1,7 @@
-//! How a quantity is read. The grammar, with the liberties that apimachinery's scanner takes:
+//! Parsing of quantities. The grammar, as permissive as apimachinery's scanner:
 //!
 //! ```text
-//! quantity = [sign] digits* ["." digits*] suffix      at least one digit is not required: "Mi" is zero
+//! quantity = [sign] digits* ["." digits*] suffix      no digit is required: "Mi" is zero
 //! suffix   = "" n u m k M G T P E | Ki Mi Gi Ti Pi Ei | ("e" | "E") [sign] digits+
 //! ```
 
@@ -11,7 +11,7 @@ use super::{NANO, Quantity};
 /// Decimal places of a billionth.
 const NANO_DIGITS: i64 = 9;
 
-/// Why a text is not a quantity that we can hold.
+/// Error returned for a text that is not a quantity, or exceeds the range.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum QuantityError {
     /// Not of the form number and suffix.
@@ -41,7 +41,7 @@ pub enum QuantityError {
     },
 }
 
-/// What the suffix multiplies by.
+/// Factor of a suffix.
 #[derive(Clone, Copy)]
 enum Scale {
     Ten { exponent: i32, format: Format },

@@ -134,7 +134,8 @@ proptest! {
 
     #[test]
     fn the_canonical_form_of_what_was_read_is_a_fixed_point(quantity in quantity()) {
-        // Not that of any amount: as in Kubernetes, a binary one of 1500000 is written without a suffix, which reads as decimal.
+        // Not that of any amount: as in Kubernetes, a binary one of 1500000 is written without a
+        // suffix, which reads as decimal.
         let read = q(&quantity.to_string()).to_string();
         prop_assert_eq!(q(&read).to_string(), read);
     }

@@ -1,4 +1,4 @@
-//! Whether what is published is what should be.
+//! Comparison of published slices with the desired ones.
 
 use std::collections::BTreeMap;
 
@@ -11,20 +11,20 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use crate::names::TOPOLOGY_ANNOTATION;
 use crate::quantity::Quantity;
 
-/// Whether a published slice says what the desired one says: the driver, node, devices in their
-/// order, and the topology.
+/// Returns true if a published slice equals the desired one in driver, node, devices and their
+/// order, and topology.
 ///
-/// What others set is not looked at: metadata beside our annotation, when a taint was added, how a
-/// quantity is spelled. Nor are generation and slice count: those follow from whether anything else
-/// differs.
+/// Fields that other programs set are not compared: metadata beside our annotation, when a taint
+/// was added, how a quantity is spelled. Nor are generation and slice count: those follow from
+/// whether anything else differs.
 pub fn same_content(desired: &ResourceSlice, published: &ResourceSlice) -> bool {
     annotation(desired) == annotation(published)
         && comparable(&desired.spec) == comparable(&published.spec)
 }
 
-/// Whether the published slices are the desired pool: each desired one is there by its name with
-/// the same content, none is there beside them, all have one generation, and each knows how many
-/// there are.
+/// Returns true if the published slices are the desired pool: each desired slice exists by its name
+/// with the same content, no other exists, all have one generation, and each has the right
+/// `resourceSliceCount`.
 pub fn same_pool(desired: &[ResourceSlice], published: &[ResourceSlice]) -> bool {
     let by_name: BTreeMap<Option<&str>, &ResourceSlice> =
         published.iter().map(|slice| (slice.metadata.name.as_deref(), slice)).collect();

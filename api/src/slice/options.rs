@@ -1,4 +1,4 @@
-//! What besides the hardware decides how slices look.
+//! Inputs of the slices other than the hardware.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,7 +6,7 @@ use super::DeviceOrder;
 use crate::gpu::Gpu;
 use crate::names::{GpuUuid, NodeName, PoolName};
 
-/// How the devices of a node are published.
+/// Options for publishing the devices of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SliceOptions {
     /// The node.
@@ -15,7 +15,7 @@ pub struct SliceOptions {
     pub owner: Option<NodeOwner>,
     /// The pool's generation.
     pub generation: i64,
-    /// Whether the devices are fenced for our controller.
+    /// Allocator of the devices.
     pub fence: Fence,
     /// The order of the devices: upstream's first fit takes them as they come.
     pub order: DeviceOrder,
@@ -25,10 +25,10 @@ pub struct SliceOptions {
     pub orphaned: BTreeSet<GpuUuid>,
     /// GPUs that were published without the fence a while ago.
     pub leaving_stock: BTreeSet<GpuUuid>,
-    /// How much memory is published of what is there.
+    /// Published memory in percent of the GPU's.
     pub memory_ratio: MemoryRatio,
-    /// GPUs of which somebody has a share that may not spill to the host: they are published with
-    /// what they have.
+    /// GPUs with a share that may not spill to the host: they are published with the memory that
+    /// they have.
     pub fixed: BTreeSet<GpuUuid>,
     /// The node runs MPS control daemons for claims that ask for them.
     pub mps: bool,
@@ -65,7 +65,7 @@ pub struct NodeOwner {
     pub uid: String,
 }
 
-/// Who may allocate the devices.
+/// Program that allocates the devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Fence {
     /// Our controller: every device carries the taint that keeps kube-scheduler away.
@@ -95,19 +95,19 @@ impl MemoryRatio {
         self.0
     }
 
-    /// Whether more is published than is there.
+    /// Returns true if more is published than the GPU has.
     pub const fn is_oversubscribed(self) -> bool {
         self.0 > 100
     }
 
-    /// What is published of so many MiB, rounded down.
+    /// Returns the published part of `mib` in MiB, rounded down.
     pub const fn of_mib(self, mib: u64) -> u64 {
         (mib as u128 * self.0 as u128 / 100) as u64
     }
 
-    /// MiB that are given out of a GPU: more than it has only where its memory can spill to the
-    /// host, and nobody has a share of it that may not. Not all memory of those who may spill
-    /// can be moved away for one who may not.
+    /// Returns the published memory of `gpu` in MiB: more than it has only if its memory can spill
+    /// to the host and no share forbids that (`is_fixed`). Memory of shares that may spill cannot
+    /// always be moved away for one that may not.
     pub fn of_gpu(self, gpu: &Gpu, is_fixed: bool) -> u64 {
         if gpu.memory_can_spill() && !is_fixed {
             self.of_mib(gpu.memory_mib())

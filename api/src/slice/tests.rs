@@ -179,7 +179,7 @@ fn a_gpu_whose_memory_cannot_spill_is_published_with_what_it_has() {
 }
 
 #[test]
-fn gpus_from_volta_on_say_that_they_can_be_shared_by_mps_where_driver_and_node_can() {
+fn gpus_since_volta_have_the_mps_attribute_if_driver_and_node_allow() {
     let says = |gpu: Gpu, mps| {
         let inventory = Inventory::new(vec![gpu], Vec::new(), Vec::new());
         let slice = one(inventory, &SliceOptions { mps, ..options() });
@@ -307,8 +307,8 @@ fn a_malformed_topology_is_refused_and_an_unknown_kind_of_link_is_skipped() {
     );
 }
 
-/// What an API server makes of a slice: times added to taints, quantities spelled its way, metadata
-/// of its own.
+/// Returns the slice as an API server stores it: with times of taints, canonical quantities and
+/// metadata.
 fn as_published(mut slice: ResourceSlice) -> ResourceSlice {
     slice.metadata.uid = Some("slice-uid".to_owned());
     slice.metadata.resource_version = Some("7".to_owned());

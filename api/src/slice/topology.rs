@@ -17,7 +17,7 @@ use crate::names::{DRIVER_NAME, DeviceName, GpuUuid, TOPOLOGY_ANNOTATION};
 /// together, keys included; the rest is left to others.
 pub const MAX_ANNOTATION_BYTES: usize = 240 * 1024;
 
-/// What the API allows for all annotations of an object together, bytes
+/// Bytes that the API allows for all annotations of an object together
 /// (`TotalAnnotationSizeLimitB`).
 const MAX_API_BYTES: usize = 256 * 1024;
 
@@ -30,7 +30,7 @@ pub struct Topology {
     links: Vec<Link>,
 }
 
-/// Why an annotation is not a link matrix.
+/// Error returned for an annotation that is not a link matrix.
 #[derive(Debug, thiserror::Error)]
 pub enum TopologyError {
     /// More than an API server accepts.
@@ -46,7 +46,7 @@ pub enum TopologyError {
         "annotation {TOPOLOGY_ANNOTATION} is not of the form {{\"links\": [[device, device, kind, count], …]}}"
     )]
     Malformed {
-        /// What the parser said.
+        /// Error of the parser.
         source: serde_json::Error,
     },
     /// A link between things that are no GPUs.
@@ -89,7 +89,7 @@ impl Topology {
         self.between(one, other).map(Link::nvlinks).max().unwrap_or(0)
     }
 
-    /// How close two GPUs are over PCIe.
+    /// Returns the distance of two GPUs over PCIe.
     pub fn pcie(&self, one: &GpuUuid, other: &GpuUuid) -> PcieLevel {
         let levels = self.between(one, other).filter_map(|link| match link.kind {
             LinkKind::Pcie(level) => Some(level),

@@ -1,0 +1,175 @@
+//! Reasons of the events that Tessera writes, in one list.
+//!
+//! A reason is part of the interface: alerts and scripts select events by it, so that it is not
+//! renamed after a release. Both programs write Warnings only; `docs/reference/events.md` is
+//! generated from [`ALL`].
+
+/// The program that writes an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reporter {
+    /// `tessera-controller`.
+    Controller,
+    /// `tessera-driver`.
+    Driver,
+}
+
+impl Reporter {
+    /// Returns `reportingController` of the event: a qualified name, as the API asks for.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Controller => "gpu.tessera.dev/controller",
+            Self::Driver => "gpu.tessera.dev/driver",
+        }
+    }
+}
+
+/// One reason, with the documentation of its events.
+///
+/// Only this module makes values of it: an event whose reason is not listed cannot be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EventReason {
+    name: &'static str,
+    reporter: Reporter,
+    regarding: &'static str,
+    meaning: &'static str,
+    action: &'static str,
+}
+
+impl EventReason {
+    /// Returns `reason` of the event: CamelCase, at most 128 bytes.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Returns the program that writes it.
+    #[must_use]
+    pub const fn reporter(&self) -> Reporter {
+        self.reporter
+    }
+
+    /// Returns the kind of the object that it is about.
+    #[must_use]
+    pub const fn regarding(&self) -> &'static str {
+        self.regarding
+    }
+
+    /// Returns one sentence: the state that the event reports.
+    #[must_use]
+    pub const fn meaning(&self) -> &'static str {
+        self.meaning
+    }
+
+    /// Returns one sentence: the next step of the user or operator.
+    #[must_use]
+    pub const fn action(&self) -> &'static str {
+        self.action
+    }
+}
+
+macro_rules! reasons {
+    ($($(#[doc = $meaning:literal])+ $constant:ident = $name:literal, $reporter:ident, $regarding:literal, $action:literal;)+) => {
+        $(
+            $(#[doc = $meaning])+
+            pub const $constant: EventReason = EventReason {
+                name: $name,
+                reporter: Reporter::$reporter,
+                regarding: $regarding,
+                meaning: concat!($($meaning),+),
+                action: $action,
+            };
+        )+
+
+        /// All reasons, with the names of their constants.
+        pub const ALL: &[(&str, EventReason)] = &[$((stringify!($constant), $constant)),+];
+    };
+}
+
+reasons! {
+    /// No node has enough free devices for the claim; the message counts the GPUs by what keeps
+    /// them out.
+    INSUFFICIENT_DEVICES = "InsufficientDevices", Controller, "Pod",
+        "Wait, free GPUs, add nodes, or ask for less; `kubectl tessera explain pod NAME` has the details.";
+    /// No ResourceSlice of Tessera has a device.
+    NO_DEVICES_PUBLISHED = "NoDevicesPublished", Controller, "Pod",
+        "Check that `tessera-driver` runs on the GPU nodes and that it publishes (events of the Nodes).";
+    /// The search for devices ended at its step budget, before an answer.
+    SEARCH_BUDGET_EXCEEDED = "SearchBudgetExceeded", Controller, "Pod",
+        "Ask for fewer devices, constraints or CEL selectors in one claim.";
+    /// The claim names a DeviceClass that does not exist.
+    UNKNOWN_DEVICE_CLASS = "UnknownDeviceClass", Controller, "Pod",
+        "Correct `deviceClassName`, or create the class.";
+    /// The claim uses a field or feature that this version does not have.
+    NOT_SUPPORTED = "NotSupported", Controller, "Pod", "Leave the field out; the message names it.";
+    /// A GpuConfig of the class or claim has a wrong field or value.
+    INVALID_CONFIG = "InvalidConfig", Controller, "Pod",
+        "Correct the field; the message names it and what is allowed there.";
+    /// One claim requests devices of Tessera and of another driver.
+    MIXED_DRIVERS = "MixedDrivers", Controller, "Pod", "Split the claim: one for each driver.";
+    /// kube-scheduler cannot place the pod where its devices are allocated, so the controller
+    /// allocates elsewhere.
+    RESCHEDULING = "Rescheduling", Controller, "Pod",
+        "None; if it repeats, read kube-scheduler's own event about the node.";
+    /// The API server dropped a field of the allocation.
+    ALLOCATION_FIELDS_DROPPED = "AllocationFieldsDropped", Controller, "Pod",
+        "Enable the feature gate that the message names.";
+    /// The pod is bound to a node, and its claim is allocated elsewhere or not at all.
+    CLAIM_NODE_MISMATCH = "ClaimNodeMismatch", Controller, "Pod",
+        "None while the controller moves the claim; otherwise free devices on the node or delete the pod.";
+    /// The claim has to move to another node, and a pod that runs still uses it.
+    CLAIM_IN_USE = "ClaimInUse", Controller, "Pod", "Delete the pod that uses the claim, or this one.";
+    /// The ResourceClaim was deleted while the pod uses its devices.
+    CLAIM_DELETED_IN_USE = "ClaimDeletedInUse", Controller, "Pod",
+        "Delete the pod: another pod may be given the same devices.";
+    /// For over a minute the pod's status has not listed a claim that was generated for it.
+    POD_STATUS_MISSING_CLAIM = "PodStatusMissingClaim", Controller, "Pod",
+        "Check kube-controller-manager; before Kubernetes 1.37 delete the pod.";
+    /// The API server has not answered a write of the claim for 30 seconds.
+    API_SERVER_TIMEOUT = "APIServerTimeout", Controller, "Pod", "Check the API server.";
+    /// More of a device is allocated than it has.
+    OVERCOMMITTED = "Overcommitted", Controller, "Pod",
+        "Delete pods until the device suffices, if the message does not say that a claim was deallocated.";
+    /// The driver cannot prepare the claim on the node, so the pod's containers do not start.
+    FAILED_PREPARE = "FailedPrepareDynamicResources", Driver, "Pod",
+        "Follow the message; the kubelet retries.";
+    /// GPUs of the node are not published.
+    GPU_NOT_PUBLISHED = "GpuNotPublished", Driver, "Node",
+        "Remove the cause that the message names, such as another device plugin or MIG mode.";
+    /// A GPU failed its health check or vanished; new claims do not get it.
+    GPU_UNHEALTHY = "GpuUnhealthy", Driver, "Node",
+        "Drain the node and reset or replace the GPU, as the message says.";
+    /// A process of a pod holds GPU memory that no ledger accounts for.
+    GPU_MEMORY_UNACCOUNTED = "GpuMemoryUnaccounted", Driver, "Node",
+        "Look at the pod: it may bypass the interceptor, see docs/operator/security-model.md.";
+    /// The MPS control daemon of a GPU ended while claims share the GPU by it.
+    MPS_DAEMON_FAILED = "GpuMpsDaemonFailed", Driver, "Node",
+        "Read the log of `tessera-mps` on the node; pods that used the GPU have lost their contexts.";
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_obey_the_api() {
+        let names: BTreeSet<&str> = ALL.iter().map(|(_, reason)| reason.name()).collect();
+        assert_eq!(names.len(), ALL.len());
+        for name in names {
+            // `validateV1Event`: at most 128 bytes; CamelCase by convention.
+            assert!(name.len() <= 128 && name.starts_with(|c: char| c.is_ascii_uppercase()));
+            assert!(name.chars().all(|c| c.is_ascii_alphanumeric()), "{name}");
+        }
+    }
+
+    #[test]
+    fn every_reason_is_documented_in_sentences() {
+        for (constant, reason) in ALL {
+            for text in [reason.meaning().trim(), reason.action()] {
+                assert!(text.len() > 10 && text.ends_with('.'), "{constant}: {text}");
+            }
+        }
+    }
+}

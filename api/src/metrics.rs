@@ -1,0 +1,235 @@
+//! Names and help texts of the Prometheus metrics, in one list.
+//!
+//! Prefixes: `tessera_controller_` and `tessera_driver_` for the state of that program,
+//! `tessera_gpu_`, `tessera_share_` and `tessera_mps_` for objects of a node, which its driver
+//! exports. Base units, and the unit last (`_seconds`, `_bytes`, `_percent`). A counter's name is
+//! listed without the `_total` that the exposition format appends.
+//! `docs/reference/metrics.md` is generated from [`ALL`].
+
+/// Type of a metric in the exposition format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MetricKind {
+    /// A sum that only grows.
+    Counter,
+    /// A value at the time of the scrape.
+    Gauge,
+    /// Observations in buckets.
+    Histogram,
+    /// Labels with the constant value 1.
+    Info,
+}
+
+impl MetricKind {
+    /// Returns the type's name in the exposition format.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Counter => "counter",
+            Self::Gauge => "gauge",
+            Self::Histogram => "histogram",
+            Self::Info => "info",
+        }
+    }
+
+    /// Returns the suffix that the exposition format appends to the name.
+    #[must_use]
+    pub const fn suffix(self) -> &'static str {
+        match self {
+            Self::Counter => "_total",
+            Self::Gauge | Self::Histogram => "",
+            Self::Info => "_info",
+        }
+    }
+}
+
+/// One metric. Only this module makes values of it: a metric that is not listed cannot be
+/// registered by its description.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MetricDescription {
+    name: &'static str,
+    kind: MetricKind,
+    labels: &'static [&'static str],
+    help: &'static str,
+}
+
+impl MetricDescription {
+    /// Returns the name, without the suffix of its kind.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Returns its type.
+    #[must_use]
+    pub const fn kind(&self) -> MetricKind {
+        self.kind
+    }
+
+    /// Returns the names of its labels.
+    #[must_use]
+    pub const fn labels(&self) -> &'static [&'static str] {
+        self.labels
+    }
+
+    /// Returns the help text: the quantity that is counted, without a full stop, which the
+    /// exposition appends.
+    #[must_use]
+    pub const fn help(&self) -> &'static str {
+        self.help
+    }
+}
+
+macro_rules! metrics {
+    ($($constant:ident = $kind:ident $name:literal [$($label:literal),*] $help:literal;)+) => {
+        $(
+            #[doc = concat!("`", $name, "`: ", $help, ".")]
+            pub const $constant: MetricDescription = MetricDescription {
+                name: $name,
+                kind: MetricKind::$kind,
+                labels: &[$($label),*],
+                help: $help,
+            };
+        )+
+
+        /// All metrics, with the names of their constants.
+        pub const ALL: &[(&str, MetricDescription)] = &[$((stringify!($constant), $constant)),+];
+    };
+}
+
+metrics! {
+    CONTROLLER_ALLOCATIONS = Counter "tessera_controller_allocations" []
+        "Claims allocated";
+    CONTROLLER_RELEASES = Counter "tessera_controller_releases" []
+        "Allocations cleared because the pod went away or could not run on the node";
+    CONTROLLER_REPAIRS = Counter "tessera_controller_repairs" []
+        "Writes that moved claims to the nodes of the pods bound with them";
+    CONTROLLER_CONFLICTS = Counter "tessera_controller_conflicts" []
+        "Writes refused because the claim was modified after planning";
+    CONTROLLER_WRITE_ERRORS = Counter "tessera_controller_write_errors" []
+        "Failed writes of claims, other than conflicts";
+    CONTROLLER_ALLOCATION_LATENCY = Histogram "tessera_controller_allocation_latency_seconds" []
+        "Seconds from the watch event to the persisted allocation";
+    CONTROLLER_PLAN = Histogram "tessera_controller_plan_seconds" []
+        "Seconds that one plan took";
+    CONTROLLER_PLANS_CUT = Counter "tessera_controller_plans_cut" []
+        "Plans that ended at their budget before all pods were planned, and were continued by the next";
+    CONTROLLER_SEARCH_BUDGETS_EXCEEDED = Counter "tessera_controller_search_budgets_exceeded" []
+        "Searches for the devices of a pod that ended at the step budget without a decision";
+    CONTROLLER_PENDING_CLAIMS = Gauge "tessera_controller_pending_claims" ["reason"]
+        "Claims that are not allocated, by the reason of the pod's event";
+    CONTROLLER_RESERVED_NODES = Gauge "tessera_controller_reserved_nodes" []
+        "Nodes reserved for starved pods (0 or 1)";
+    CONTROLLER_OVERCOMMITTED_DEVICES = Gauge "tessera_controller_overcommitted_devices" []
+        "Devices of which more is allocated than they have";
+    CONTROLLER_MISPLACED_CLAIMS = Gauge "tessera_controller_misplaced_claims" []
+        "Claims of bound pods that are not allocated on the pod's node";
+    CONTROLLER_ORPHANED_CLAIMS = Gauge "tessera_controller_orphaned_claims" []
+        "Claims deleted while a bound pod uses them";
+    CONTROLLER_UNANSWERED_WRITES = Gauge "tessera_controller_unanswered_writes" []
+        "Writes that the API server has not answered for 30 seconds or longer";
+    CONTROLLER_USAGE_DRIFT = Counter "tessera_controller_usage_drift" []
+        "Corrections of the cached sums of allocated capacity";
+    CONTROLLER_LEADING = Gauge "tessera_controller_leading" []
+        "1 while this process holds the Lease, 0 otherwise";
+
+    DRIVER_BUILD = Info "tessera_driver_build" ["version"]
+        "Build information";
+    DRIVER_CLAIM_OPERATIONS = Counter "tessera_driver_claim_operations" ["operation", "outcome"]
+        "Claims that the kubelet asked to prepare or unprepare";
+    DRIVER_CLAIM_OPERATION_SECONDS = Histogram "tessera_driver_claim_operation_seconds" ["operation"]
+        "Seconds from the kubelet's call to the answer for one claim";
+    DRIVER_PREPARE_RETRIES = Counter "tessera_driver_prepare_retries" []
+        "Attempts to prepare a claim after the first";
+    DRIVER_PREPARED_CLAIMS = Gauge "tessera_driver_prepared_claims" []
+        "Claims in the journal";
+    DRIVER_ORPHANED_CLAIMS = Gauge "tessera_driver_orphaned_claims" []
+        "Prepared claims whose ResourceClaim is gone or allocated otherwise";
+    DRIVER_PUBLISHED_GPUS = Gauge "tessera_driver_published_gpus" []
+        "GPUs in the ResourceSlices of the node";
+    DRIVER_UNHEALTHY_GPUS = Gauge "tessera_driver_unhealthy_gpus" []
+        "Published GPUs that are tainted as unhealthy";
+    DRIVER_UNPUBLISHED_GPUS = Gauge "tessera_driver_unpublished_gpus" ["reason"]
+        "GPUs of the node that are not published, by reason";
+    DRIVER_NVML_UP = Gauge "tessera_driver_nvml_up" []
+        "1 while NVML responds, 0 otherwise";
+    DRIVER_SLICE_WRITES = Counter "tessera_driver_slice_writes" ["verb"]
+        "Writes of ResourceSlices";
+    DRIVER_SLICE_FAILURES = Counter "tessera_driver_slice_failures" []
+        "Failed reconciliations of the ResourceSlices";
+    DRIVER_REGISTERED = Gauge "tessera_driver_registered" []
+        "1 while the driver is registered with the kubelet, 0 otherwise";
+
+    GPU_UNACCOUNTED_PROCESSES = Gauge "tessera_gpu_unaccounted_processes" ["uuid"]
+        "Processes of pods that hold memory of the GPU which no ledger accounts for";
+    GPU_UNACCOUNTED_MEMORY = Gauge "tessera_gpu_unaccounted_memory_bytes" ["uuid"]
+        "Bytes of GPU memory that processes of pods hold beyond their ledgers";
+    GPU_AUDITED = Gauge "tessera_gpu_audited" ["uuid"]
+        "1 if the GPU's processes were compared with ledgers in the last audit, 0 if that failed";
+
+    MPS_DAEMON_READY = Gauge "tessera_mps_daemon_ready" ["uuid"]
+        "1 while the MPS control daemon of the GPU answers, 0 otherwise";
+    MPS_DAEMON_STARTS = Counter "tessera_mps_daemon_starts" ["uuid"]
+        "Starts of the GPU's MPS control daemon; each after the first ended the contexts of its clients";
+
+    SHARE_MEMORY_LIMIT = Gauge "tessera_share_memory_limit_bytes" ["namespace", "resourceclaim", "request", "uuid", "share"]
+        "Bytes of GPU memory granted to the share";
+    SHARE_MEMORY_USED = Gauge "tessera_share_memory_used_bytes" ["namespace", "resourceclaim", "request", "uuid", "share"]
+        "Bytes of GPU memory held by living processes of the share";
+    SHARE_MEMORY_PEAK = Gauge "tessera_share_memory_peak_bytes" ["namespace", "resourceclaim", "request", "uuid", "share"]
+        "Largest number of bytes held at the same time";
+    SHARE_MEMORY_REFUSALS = Counter "tessera_share_memory_refusals" ["namespace", "resourceclaim", "request", "uuid", "share"]
+        "Requests for memory that the limit refused";
+    SHARE_CORES = Gauge "tessera_share_cores_percent" ["namespace", "resourceclaim", "request", "uuid", "share"]
+        "Percent of the GPU's compute granted to the share; 0 if it is best effort";
+    SHARE_LAUNCHES = Counter "tessera_share_kernel_launches" ["namespace", "resourceclaim", "request", "uuid", "share"]
+        "Kernel launches";
+    SHARE_UNKNOWN_FUNCTIONS = Counter "tessera_share_unknown_functions" ["namespace", "resourceclaim", "request", "uuid", "share"]
+        "Driver functions returned to programs that the interceptor does not know";
+    SHARE_GPU_SECONDS = Counter "tessera_share_gpu_seconds" ["namespace", "resourceclaim", "request", "uuid", "share"]
+        "GPU time of the share's processes in seconds";
+    SHARE_THROTTLED_SECONDS = Counter "tessera_share_throttled_seconds" ["namespace", "resourceclaim", "request", "uuid", "share"]
+        "Seconds for which launches were delayed";
+    SHARE_THROTTLED_LAUNCHES = Counter "tessera_share_throttled_launches" ["namespace", "resourceclaim", "request", "uuid", "share"]
+        "Launches that were delayed";
+    SHARE_PROCESSES = Gauge "tessera_share_processes" ["namespace", "resourceclaim", "request", "uuid", "share"]
+        "Living processes that have used the GPU";
+    SHARE_LEDGER_READABLE = Gauge "tessera_share_ledger_readable" ["namespace", "resourceclaim", "request", "uuid", "share"]
+        "1 if the share's ledger can be read, 0 if it is missing or corrupt";
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    const PREFIXES: [&str; 5] = [
+        "tessera_controller_",
+        "tessera_driver_",
+        "tessera_gpu_",
+        "tessera_share_",
+        "tessera_mps_",
+    ];
+
+    #[test]
+    fn names_are_unique_and_follow_prometheus() {
+        let names: BTreeSet<&str> = ALL.iter().map(|(_, metric)| metric.name()).collect();
+        assert_eq!(names.len(), ALL.len());
+        for name in names {
+            assert!(PREFIXES.iter().any(|prefix| name.starts_with(prefix)), "{name}");
+            assert!(name.chars().all(|c| c.is_ascii_lowercase() || c == '_'), "{name}");
+            assert!(!name.ends_with("_total") && !name.ends_with("_info"), "{name}");
+        }
+    }
+
+    #[test]
+    fn histograms_have_a_unit_and_help_is_a_phrase() {
+        for (constant, metric) in ALL {
+            if metric.kind() == MetricKind::Histogram {
+                assert!(metric.name().ends_with("_seconds"), "{constant}");
+            }
+            let help = metric.help();
+            assert!(help.len() > 5 && !help.ends_with('.'), "{constant}: {help}");
+        }
+    }
+}

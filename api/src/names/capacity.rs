@@ -1,0 +1,13 @@
+//! Names of the capacities that devices carry. They are published without a domain, because up to
+//! Kubernetes 1.37 a request must name them literally as the slice does.
+
+/// Device memory, whole MiB.
+pub const MEMORY: &str = "memory";
+/// Percent of the GPU's compute, 0 to 100.
+pub const CORES: &str = "cores";
+
+/// All capacities: name and meaning.
+pub const ALL: &[(&str, &str)] = &[
+    (MEMORY, "Device memory in whole MiB; requests are rounded up to 1 MiB."),
+    (CORES, "Percent of the GPU's compute, 0 to 100. `compute.policy` decides if it is enforced."),
+];
