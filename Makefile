@@ -39,7 +39,7 @@ trials_of = $(if $(filter trial/chaos trial/wrong-clock,$(TEST)),chaos,simcluste
 .PHONY: test-one
 test-one: build ## Run the tests with TEST=... in their names, of PACKAGE=... or of all: a function, scenario/... or trial/...
 	@test -n "$(TEST)" || { echo "make test-one TEST=part of a name" >&2; exit 2; }
-ifneq ($(filter scenario/% trial/%,$(TEST)),)
+ifneq ($(filter scenario/% trial/% example/%,$(TEST)),)
 	$(CARGO) test --locked --package tessera-e2e --test $(trials_of) -- $(TEST)
 else
 	set -o pipefail; $(CARGO) test --locked $(if $(PACKAGE),--package=$(PACKAGE),--workspace --exclude tessera-e2e) -- --show-output $(TEST) | \

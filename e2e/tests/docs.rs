@@ -139,6 +139,9 @@ fn check_object(object: &Value) -> Result<usize, String> {
         }
         "ResourceClaimTemplate" => strictly::<ResourceClaimTemplate>(object)
             .map(|()| object.pointer("/spec/spec/devices/config"))?,
+        "GpuConfig" => {
+            return GpuConfig::decode(object).map(|_| 1).map_err(|error| error.to_string());
+        }
         kind => return Err(format!("unknown kind `{kind}`")),
     };
     let configs = configs.and_then(Value::as_array).into_iter().flatten();
@@ -402,6 +405,43 @@ fn named_flags_exist() {
     }
     assert!(named > 30, "only {named} flags");
     report(&problems);
+}
+
+#[test]
+fn named_metrics_exist() {
+    let reference = read("docs/reference/metrics.md");
+    let (mut problems, mut named) = (Vec::new(), 0);
+    for page in pages().iter().filter(|page| !page.starts_with("docs/reference/")) {
+        let text = read(page);
+        for line in lines(&text).iter().filter(|line| line.code.is_none()) {
+            for span in spans(line.text) {
+                let name = span.split(' ').next().unwrap_or_default();
+                let kind = name.strip_prefix("tessera_").and_then(|rest| rest.split('_').next());
+                let is_metric =
+                    matches!(kind, Some("controller" | "driver" | "gpu" | "mps" | "share"));
+                if !is_metric || name.ends_with('*') {
+                    continue;
+                }
+                named += 1;
+                if !reference.contains(&format!("`{name}`")) {
+                    problems.push(format!("{page}:{}: no metric {name}", line.number));
+                }
+            }
+        }
+    }
+    assert!(named > 15, "only {named} metrics");
+    report(&problems);
+}
+
+#[test]
+fn event_reasons_of_pending_pods_exist() {
+    let (page, reference) = (read("docs/user/pending-pods.md"), read("docs/reference/events.md"));
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+    let reasons: Vec<&str> = rows.collect();
+    assert!(reasons.len() > 5, "{reasons:?}");
+    for reason in reasons {
+        assert!(reference.contains(&format!("| `{reason}` |")), "no event {reason}");
+    }
 }
 
 #[test]
